@@ -1,0 +1,105 @@
+"""Calibrate the sentence vectors of a frozen language model, without labels.
+
+The everyday names, each loaded when it is first used, so that importing bertflow costs nothing.
+
+Example:
+    >>> import numpy as np
+    >>> import bertflow
+    >>> x = np.random.default_rng(0).normal(size=(200, 16)) + 5.0
+    >>> z = bertflow.Whitening().fit_transform(x)
+    >>> z.shape
+    (200, 16)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bertflow.calibrators import (
+        AllButTheTop,
+        Calibrator,
+        Flow,
+        Standardization,
+        Whitening,
+        load_calibrator,
+        save_calibrator,
+    )
+    from bertflow.encoders import (
+        CalibratedSentenceTransformer,
+        attach,
+        calibrate,
+        load,
+        load_encoder,
+    )
+    from bertflow.errors import (
+        BertflowError,
+        InputError,
+        MissingDependencyError,
+        ModelError,
+        TrainingError,
+    )
+    from bertflow.evaluation import evaluate
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "bertflow.calibrators": [
+        "AllButTheTop",
+        "Calibrator",
+        "Flow",
+        "Standardization",
+        "Whitening",
+        "load_calibrator",
+        "save_calibrator",
+    ],
+    "bertflow.encoders": [
+        "CalibratedSentenceTransformer",
+        "attach",
+        "calibrate",
+        "load",
+        "load_encoder",
+    ],
+    "bertflow.errors": [
+        "BertflowError",
+        "InputError",
+        "MissingDependencyError",
+        "ModelError",
+        "TrainingError",
+    ],
+    "bertflow.evaluation": ["evaluate"],
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AllButTheTop",
+    "BertflowError",
+    "CalibratedSentenceTransformer",
+    "Calibrator",
+    "Flow",
+    "InputError",
+    "MissingDependencyError",
+    "ModelError",
+    "Standardization",
+    "TrainingError",
+    "Whitening",
+    "__version__",
+    "attach",
+    "calibrate",
+    "evaluate",
+    "load",
+    "load_calibrator",
+    "load_encoder",
+    "save_calibrator",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'bertflow' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

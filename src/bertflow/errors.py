@@ -1,0 +1,23 @@
+"""What a caller of bertflow may catch: one family, each member also the built-in it refines."""
+
+from __future__ import annotations
+
+
+class BertflowError(Exception):
+    """Base of every error bertflow raises on purpose; its message is one line."""
+
+
+class InputError(BertflowError, ValueError):
+    """A value, file or option is not what was expected; the message names it and the remedy."""
+
+
+class ModelError(BertflowError, RuntimeError):
+    """An encoder or a saved model cannot be had, read or written as asked."""
+
+
+class TrainingError(BertflowError, ArithmeticError):
+    """Training met a step that is not finite; the message names the step."""
+
+
+class MissingDependencyError(BertflowError, ImportError):
+    """An optional package is needed; the message is the line that installs it."""
