@@ -1,0 +1,423 @@
+"""The layers of a Glow without the images: normalisation, mixing and coupling."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bertflow.errors import InputError
+from bertflow.flows.bijection import Bijection
+
+WeightInit = Literal["orthogonal", "normal"]
+
+EPSILON = 1e-6
+DEAD_RATIO = 1e-4
+AFFINE_LOG_SCALE_BOUND = 2.0
+
+
+def bounded_deviation(deviation: Tensor, floor: Tensor | float = 0.0) -> Tensor:
+    """Replace the deviation of directions that do not vary by the typical one.
+
+    Dividing by the result is safe: real encoders have dimensions that never change in the corpus,
+    and a later row that differs there must not be blown up. Typical is the median over the
+    directions above the floor, so that one outlier does not make all the others look dead; a
+    direction is dead at or below the floor, or below 1e-4 of the typical.
+
+    Args:
+        deviation: Standard deviations, shape (D,).
+        floor: What rounding alone can produce, a number or shape (D,).
+
+    Returns:
+        Shape (D,), all positive; ones where nothing varies at all.
+
+    Example:
+        >>> import torch
+        >>> bounded_deviation(torch.tensor([2.0, 0.0, 4.0, 3.0]))
+        tensor([2., 3., 4., 3.])
+    """
+    varies = deviation > floor
+    if not bool(varies.any()):
+        return torch.ones_like(deviation)
+    typical = deviation[varies].median()
+    return torch.where(varies & (deviation > DEAD_RATIO * typical), deviation, typical)
+
+
+class ActNorm(Bijection):
+    r"""Shift and scale each dimension, starting at mean 0 and variance 1.
+
+    .. math:: z = (x + b) \odot e^{r s}, \qquad \log |\det| = r \sum_d s_d
+
+    `initialize` sets :math:`b` to minus the mean and :math:`e^{r s}` to
+    :math:`1 / (\sigma + 10^{-6})`, with the moments taken in float64. A dimension that does not
+    vary is scaled like a typical one, see `bounded_deviation`.
+
+    Args:
+        features: Width D.
+        scale_rate: The constant r. The released code stores a third of the log-scale (r = 3),
+            which makes it train three times as fast.
+
+    Source:
+        Kingma and Dhariwal (2018), section 3.1; paper section 3.2.
+
+    Example:
+        >>> import torch
+        >>> layer = ActNorm(2)
+        >>> z = layer.initialize(torch.tensor([[0.0, 10.0], [2.0, 30.0]]))
+        >>> z.round(decimals=3)
+        tensor([[-1., -1.],
+                [ 1.,  1.]])
+    """
+
+    def __init__(self, features: int, *, scale_rate: float = 3.0) -> None:
+        super().__init__()
+        self.scale_rate = scale_rate
+        self.bias = nn.Parameter(torch.zeros(features))
+        self.log_scale = nn.Parameter(torch.zeros(features))
+
+    def scale(self) -> Tensor:
+        """The factor e^{rs} of each dimension, shape (D,)."""
+        return torch.exp(self.scale_rate * self.log_scale)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Shift, then scale; the same log-determinant for every row."""
+        log_det = self.scale_rate * self.log_scale.sum()
+        return (x + self.bias) * self.scale(), log_det.expand(len(x))
+
+    def inverse(self, z: Tensor) -> Tensor:
+        """Undo the scale, then the shift."""
+        return z / self.scale() - self.bias
+
+    @torch.no_grad()
+    def initialize(self, x: Tensor) -> Tensor:
+        """Set shift and scale from the moments of the sample."""
+        wide = x.double()
+        self.bias.copy_(-wide.mean(dim=0))
+        deviation = (wide + self.bias.double()).square().mean(dim=0).sqrt()
+        self.log_scale.copy_(-torch.log(bounded_deviation(deviation) + EPSILON) / self.scale_rate)
+        return self.forward(x)[0]
+
+    def extra_repr(self) -> str:
+        """Width and rate, for `repr`."""
+        return f"{len(self.bias)}, scale_rate={self.scale_rate}"
+
+
+class Permutation(Bijection):
+    r"""Reorder the dimensions: :math:`z_d = x_{\pi(d)}`, with log-determinant exactly 0.
+
+    Build one with `Permutation.reverse` (the released code) or `Permutation.random` (the paper).
+
+    Args:
+        order: The index :math:`\pi`, shape (D,).
+
+    Raises:
+        InputError: order is not a permutation of 0 … D − 1.
+
+    Example:
+        >>> import torch
+        >>> Permutation.reverse(3)(torch.tensor([[1.0, 2.0, 3.0]]))[0]
+        tensor([[3., 2., 1.]])
+    """
+
+    order: Tensor
+
+    def __init__(self, order: Tensor) -> None:
+        super().__init__()
+        if not order.is_meta and not torch.equal(order.sort().values, torch.arange(len(order))):
+            raise InputError(f"order must hold each of 0 … {len(order) - 1} once, got {order}")
+        self.register_buffer("order", order)
+
+    @classmethod
+    def reverse(cls, features: int) -> Permutation:
+        """The last dimension first."""
+        return cls(torch.arange(features - 1, -1, -1))
+
+    @classmethod
+    def random(cls, features: int, generator: torch.Generator | None = None) -> Permutation:
+        """Drawn uniformly, then fixed; it is saved with the weights."""
+        return cls(torch.randperm(features, generator=generator))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Reorder."""
+        return x[:, self.order], x.new_zeros(len(x))
+
+    def inverse(self, z: Tensor) -> Tensor:
+        """Put back."""
+        return z[:, self.order.argsort()]
+
+    @torch.no_grad()
+    def initialize(self, x: Tensor) -> Tensor:
+        """Nothing depends on the data."""
+        return self.forward(x)[0]
+
+
+class InvertibleLinear(Bijection):
+    r"""A learned invertible matrix in PLU form, Glow's 1x1 convolution on plain vectors.
+
+    .. math:: z = P L (U + \mathrm{diag}(\pm e^{s}))\, x, \qquad \log |\det| = \sum_d s_d
+
+    P (a permutation) and the signs are fixed; L (unit lower triangular), U (strictly upper
+    triangular) and s are learned. It starts as a random rotation. The parameters hold
+    :math:`\sqrt D` times the entries of L and U, so that a step of Adam changes a row by its
+    learning rate whatever D is; without that a wide matrix soon cannot be inverted.
+
+    Args:
+        features: Width D.
+        generator: Source of the random rotation.
+
+    Source:
+        Kingma and Dhariwal (2018), section 3.2, LU decomposition.
+
+    Example:
+        >>> import torch
+        >>> layer = InvertibleLinear(3, generator=torch.Generator().manual_seed(0))
+        >>> x = torch.randn(5, 3)
+        >>> torch.allclose(layer.inverse(layer(x)[0]), x, atol=1e-5)
+        True
+    """
+
+    p: Tensor
+    sign: Tensor
+
+    def __init__(self, features: int, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        gaussian = torch.randn(features, features, dtype=torch.float64, generator=generator)
+        rotation = torch.linalg.qr(gaussian).Q
+        p, lower, upper = torch.linalg.lu(rotation)
+        diagonal = upper.diagonal()
+        dtype = torch.get_default_dtype()
+        self.register_buffer("p", p.to(dtype))
+        self.register_buffer("sign", diagonal.sign().to(dtype))
+        self.rate = features**-0.5
+        self.lower = nn.Parameter((lower.tril(-1) / self.rate).to(dtype))
+        self.upper = nn.Parameter((upper.triu(1) / self.rate).to(dtype))
+        self.log_diagonal = nn.Parameter(diagonal.abs().log().to(dtype))
+
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        identity = torch.eye(len(self.sign), dtype=self.lower.dtype, device=self.lower.device)
+        lower = self.rate * self.lower.tril(-1) + identity
+        diagonal = torch.diag(self.sign * self.log_diagonal.exp())
+        upper = self.rate * self.upper.triu(1) + diagonal
+        return lower, upper
+
+    def weight(self) -> Tensor:
+        """The matrix itself, shape (D, D)."""
+        lower, upper = self._factors()
+        return self.p @ lower @ upper
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Multiply each row by the matrix."""
+        return x @ self.weight().T, self.log_diagonal.sum().expand(len(x))
+
+    def inverse(self, z: Tensor) -> Tensor:
+        """Two triangular solves."""
+        lower, upper = self._factors()
+        y = torch.linalg.solve_triangular(lower, self.p.T @ z.T, upper=False, unitriangular=True)
+        x: Tensor = torch.linalg.solve_triangular(upper, y, upper=True).T
+        return x
+
+    @torch.no_grad()
+    def initialize(self, x: Tensor) -> Tensor:
+        """Nothing depends on the data."""
+        return self.forward(x)[0]
+
+
+class CouplingNet(nn.Module):
+    r"""The function inside a coupling: three linear layers, two of them normalised.
+
+    .. math::
+        h_1 &= \mathrm{relu}(N_1(W_1 x)), \qquad
+        h_2 = \mathrm{relu}(N_2(W_2 h_1)) \;[+\, h_1] \\
+        g(x) &= (W_3 h_2 + b) \odot e^{r s}
+
+    :math:`N_i` are ActNorms. :math:`W_1` and :math:`W_2` start orthogonal or, as in the released
+    code, :math:`\mathcal N(0, 0.05^2)`; :math:`W_3` and :math:`b` start at zero, so that a fresh
+    coupling is the identity.
+
+    Args:
+        in_features: Width of x.
+        out_features: Width of g(x).
+        width: Hidden width.
+        residual: Add :math:`h_1` to :math:`h_2`: Table 7's "with residual connection". The
+            released code has none.
+        scale_rate: The constant r, as in ActNorm.
+        weight_init: "orthogonal", with which results depend less on the seed, or "normal".
+        generator: Source of the weights.
+
+    Source:
+        Paper, Table 7.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        width: int,
+        residual: bool,
+        scale_rate: float,
+        weight_init: WeightInit,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.residual = residual
+        self.scale_rate = scale_rate
+        self.linear1 = nn.Linear(in_features, width, bias=False)
+        self.actnorm1 = ActNorm(width, scale_rate=scale_rate)
+        self.linear2 = nn.Linear(width, width, bias=False)
+        self.actnorm2 = ActNorm(width, scale_rate=scale_rate)
+        self.linear3 = nn.Linear(width, out_features)
+        self.log_scale = nn.Parameter(torch.zeros(out_features))
+        for linear in (self.linear1, self.linear2):
+            if weight_init == "orthogonal":
+                nn.init.orthogonal_(linear.weight, generator=generator)
+            else:
+                nn.init.normal_(linear.weight, std=0.05, generator=generator)
+        nn.init.zeros_(self.linear3.weight)
+        nn.init.zeros_(self.linear3.bias)
+
+    def output_scale(self) -> Tensor:
+        """The factor e^{rs} of each output, shape (out_features,)."""
+        return torch.exp(self.scale_rate * self.log_scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Evaluate g on rows, shape (N, in_features) to (N, out_features)."""
+        h1 = F.relu(self.actnorm1(self.linear1(x))[0])
+        h2 = F.relu(self.actnorm2(self.linear2(h1))[0])
+        hidden = h2 + h1 if self.residual else h2
+        value: Tensor = self.linear3(hidden) * self.output_scale()
+        return value
+
+    @torch.no_grad()
+    def initialize(self, x: Tensor) -> None:
+        """Initialise the two ActNorms on what reaches them."""
+        h1 = F.relu(self.actnorm1.initialize(self.linear1(x)))
+        self.actnorm2.initialize(self.linear2(h1))
+
+
+class _Coupling(Bijection):
+    """Keeps the first part of a row, the larger one if D is odd, and moves the rest by it."""
+
+    # How many numbers the net gives for each dimension that moves.
+    outputs: ClassVar[int]
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        width: int = 32,
+        residual: bool = False,
+        scale_rate: float = 3.0,
+        weight_init: WeightInit = "orthogonal",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if features < 2:
+            raise InputError(f"a coupling needs at least 2 dimensions, got {features}")
+        self.kept = features - features // 2
+        self.net = CouplingNet(
+            self.kept,
+            self.outputs * (features - self.kept),
+            width=width,
+            residual=residual,
+            scale_rate=scale_rate,
+            weight_init=weight_init,
+            generator=generator,
+        )
+
+    @torch.no_grad()
+    def initialize(self, x: Tensor) -> Tensor:
+        """Initialise the net on the kept half."""
+        self.net.initialize(x[:, : self.kept])
+        return self.forward(x)[0]
+
+
+class AdditiveCoupling(_Coupling):
+    r"""Keep the first half, move the second: :math:`z_2 = x_2 + g(x_1)`, log-determinant 0.
+
+    With odd D the kept part is the larger one.
+
+    Args:
+        features: Width D, at least 2.
+        width: Hidden width of the net.
+        residual: As in CouplingNet.
+        scale_rate: As in ActNorm.
+        weight_init: As in CouplingNet.
+        generator: Source of the net's weights.
+
+    Raises:
+        InputError: features is below 2.
+
+    Source:
+        Paper, appendix A, equations 5 to 8; Dinh et al. (2015).
+
+    Example:
+        >>> import torch
+        >>> z, log_det = AdditiveCoupling(5, width=4)(torch.ones(2, 5))
+        >>> log_det
+        tensor([0., 0.])
+    """
+
+    outputs = 1
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the net's value to the second half."""
+        kept, moved = x[:, : self.kept], x[:, self.kept :]
+        return torch.cat([kept, moved + self.net(kept)], dim=1), x.new_zeros(len(x))
+
+    def inverse(self, z: Tensor) -> Tensor:
+        """Subtract it again: the kept half has not changed."""
+        kept, moved = z[:, : self.kept], z[:, self.kept :]
+        return torch.cat([kept, moved - self.net(kept)], dim=1)
+
+
+class AffineCoupling(_Coupling):
+    r"""Keep the first half, scale and shift the second.
+
+    .. math::
+        z_2 = x_2 \odot e^{a(x_1)} + t(x_1), \qquad \log|\det| = \sum_d a_d(x_1),
+        \qquad a = 2 \tanh(\hat a / 2)
+
+    The log-scale is bounded by 2 on either side, so that the inverse stays stable; it starts at 0.
+
+    Args:
+        features: Width D, at least 2.
+        width: Hidden width of the net.
+        residual: As in CouplingNet.
+        scale_rate: As in ActNorm.
+        weight_init: As in CouplingNet.
+        generator: Source of the net's weights.
+
+    Raises:
+        InputError: features is below 2.
+
+    Source:
+        Kingma and Dhariwal (2018), section 3.3; the paper replaces it by the additive one.
+
+    Example:
+        >>> import torch
+        >>> z, log_det = AffineCoupling(4, width=4)(torch.ones(2, 4))
+        >>> log_det.tolist()
+        [0.0, 0.0]
+    """
+
+    outputs = 2
+
+    def _shift_and_log_scale(self, kept: Tensor) -> tuple[Tensor, Tensor]:
+        shift, raw = self.net(kept).chunk(2, dim=1)
+        bound = AFFINE_LOG_SCALE_BOUND
+        return shift, bound * torch.tanh(raw / bound)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Scale and shift the second half."""
+        kept, moved = x[:, : self.kept], x[:, self.kept :]
+        shift, log_scale = self._shift_and_log_scale(kept)
+        return torch.cat([kept, moved * log_scale.exp() + shift], dim=1), log_scale.sum(dim=1)
+
+    def inverse(self, z: Tensor) -> Tensor:
+        """Unshift and unscale: the kept half has not changed."""
+        kept, moved = z[:, : self.kept], z[:, self.kept :]
+        shift, log_scale = self._shift_and_log_scale(kept)
+        return torch.cat([kept, (moved - shift) * (-log_scale).exp()], dim=1)
