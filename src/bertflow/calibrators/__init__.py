@@ -1,0 +1,24 @@
+"""Calibrators: matrices in, matrices out; scikit-learn estimators that know no text."""
+
+from bertflow.calibrators.base import Calibrator
+from bertflow.calibrators.flow import Flow
+from bertflow.calibrators.linear import (
+    AllButTheTop,
+    LinearCalibrator,
+    Standardization,
+    Whitening,
+)
+from bertflow.calibrators.moments import Moments
+from bertflow.calibrators.storage import load_calibrator, save_calibrator
+
+__all__ = [
+    "AllButTheTop",
+    "Calibrator",
+    "Flow",
+    "LinearCalibrator",
+    "Moments",
+    "Standardization",
+    "Whitening",
+    "load_calibrator",
+    "save_calibrator",
+]

@@ -1,0 +1,288 @@
+"""What every calibrator shares: scikit-learn's protocol, checks made once, rows in chunks."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from numbers import Integral, Real
+from typing import Any, Self, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from bertflow.errors import InputError
+
+Array: TypeAlias = npt.NDArray[Any]
+Rows = TypeVar("Rows", Array, Tensor)
+
+CHUNK_ROWS = 4096
+
+
+class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, ABC):
+    r"""A map learned on unlabelled vectors, after which cosine similarity means something.
+
+    A scikit-learn estimator over matrices of shape (N, D) with N ≥ 2 and D ≥ 2. numpy in gives
+    numpy out; a torch tensor in gives a torch tensor out, on the same device. The output has the
+    input's type; float16 and bfloat16 are raised to float32 for the computation.
+
+    Row i of an output depends on row i of the input alone.
+    """
+
+    # Set by fit.
+    n_features_in_: int
+    # Set by whoever knows what the rows were: encoder, files, counts, versions.
+    provenance_: dict[str, Any]
+
+    def fit(self, X: Any, y: None = None) -> Self:  # noqa: N803
+        """Learn the map from rows.
+
+        Args:
+            X: Vectors, shape (N, D): an array, a memory-mapped file or a tensor.
+            y: Ignored, there for scikit-learn's sake.
+
+        Returns:
+            The calibrator itself.
+
+        Raises:
+            InputError: Fewer than 2 rows or dimensions, a NaN or infinite row (named), all rows
+                equal, or an argument of the constructor out of its range.
+        """
+        self._fitted = False
+        rows = self._checked(X, fitting=True)
+        self._fit(rows)
+        self._fitted = True
+        return self
+
+    def transform(self, X: Rows) -> Rows:  # noqa: N803
+        """Apply the learned map.
+
+        Args:
+            X: Vectors, shape (N, D).
+
+        Returns:
+            Calibrated vectors, shape (N, D) or, for `Whitening(dim=K)`, (N, K).
+
+        Raises:
+            sklearn.exceptions.NotFittedError: fit has not been called.
+            InputError: A NaN or infinite row (named), or another width than at fit.
+        """
+        check_is_fitted(self)
+        rows: Rows = self._checked(X, fitting=False)
+        return mapped(self._transform, rows, self._n_features_out)
+
+    def inverse_transform(self, X: Rows) -> Rows:  # noqa: N803
+        """Undo `transform`, as far as it can be undone.
+
+        Args:
+            X: Calibrated vectors, shape (N, D) or (N, K).
+
+        Returns:
+            Vectors, shape (N, D). What a calibrator has removed (AllButTheTop's directions,
+            dimensions beyond Whitening's dim) comes back as its mean.
+
+        Raises:
+            sklearn.exceptions.NotFittedError: fit has not been called.
+            InputError: A NaN or infinite row (named), or another width than transform gives.
+        """
+        check_is_fitted(self)
+        rows: Rows = finite(_matrix(X))
+        if len(rows) == 0:
+            raise InputError(_too_small(type(self).__name__, tuple(rows.shape), 1))
+        if rows.shape[1] != self._n_features_out:
+            raise InputError(
+                f"X has {rows.shape[1]} columns, but {type(self).__name__}.transform "
+                f"gives {self._n_features_out}"
+            )
+        return mapped(self._inverse_transform, rows, self.n_features_in_)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        # Not by the attributes that are there: a fit that failed half-way has set some.
+        return getattr(self, "_fitted", False)
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.n_features_in_
+
+    def _checked(self, X: Any, *, fitting: bool) -> Any:  # noqa: N803
+        """Validate once, for every calibrator: shape, type, width, finiteness."""
+        least = 2 if fitting else 1
+        if isinstance(X, Tensor):
+            X = _matrix(X)
+            if len(X) < least or X.shape[1] < 2:
+                raise InputError(_too_small(type(self).__name__, X.shape, least))
+            if fitting:
+                self.n_features_in_ = X.shape[1]
+            elif X.shape[1] != self.n_features_in_:
+                raise InputError(
+                    f"X has {X.shape[1]} features, but {type(self).__name__} is expecting "
+                    f"{self.n_features_in_} features as input"
+                )
+            return finite(X)
+        try:
+            X = validate_data(
+                self,
+                X,
+                reset=fitting,
+                dtype=[np.float64, np.float32, np.float16],
+                ensure_all_finite=False,
+                ensure_min_samples=0,
+            )
+        except ValueError as error:
+            raise InputError(" ".join(str(error).split())) from error
+        if len(X) < least or X.shape[1] < 2:
+            raise InputError(_too_small(type(self).__name__, X.shape, least))
+        return finite(X)
+
+    @abstractmethod
+    def _fit(self, rows: Array | Tensor) -> None:
+        """Learn from checked rows: set the attributes that end in an underscore."""
+
+    @abstractmethod
+    def _transform(self, x: Tensor) -> Tensor:
+        """Map a float32 or float64 chunk."""
+
+    @abstractmethod
+    def _inverse_transform(self, z: Tensor) -> Tensor:
+        """Undo `_transform` on a float32 or float64 chunk."""
+
+    @abstractmethod
+    def _learned(self) -> dict[str, Tensor]:
+        """What was learned, by the name it has in a file."""
+
+    @abstractmethod
+    def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """Names, shapes and types that belong to this calibrator, as tensors without memory.
+
+        n_features_in_ is set.
+
+        Args:
+            shapes: What a file holds. Only for sizes that the constructor's arguments leave open.
+        """
+
+    @abstractmethod
+    def _restore(self, learned: Mapping[str, Tensor]) -> None:
+        """Take back what `_learned` gave, names and shapes being checked."""
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """A tensor without memory: a shape and a type."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def check_number(
+    name: str,
+    value: Any,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    integer: bool = False,
+    above: bool = False,
+) -> None:
+    """Refuse an argument that is not a finite number from `low` (or above it) to `high`.
+
+    Raises:
+        InputError: The message names the argument, its value and what it may be.
+    """
+    kind = Integral if integer else Real
+    good = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(float(value))
+    if good and (low < value if above else low <= value) and value <= high:
+        return
+    what = "an integer" if integer else "a number"
+    if high < math.inf:
+        span = f" between {low} and {high}"
+    else:
+        span = "" if low == -math.inf else f" above {low}" if above else f" of at least {low}"
+    raise InputError(f"{name} must be {what}{span}, got {value!r}")
+
+
+def check_device(name: str) -> torch.device:
+    """The device of that name.
+
+    Raises:
+        InputError: There is none.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).split("\n")[0]
+        raise InputError(f"there is no device {name!r} here ({reason}); cpu always is") from None
+    return device
+
+
+def chunks(rows: Array | Tensor, size: int = CHUNK_ROWS) -> Iterator[Tensor]:
+    """The rows in order, in float32 or float64 tensors of at most `size` rows."""
+    for start in range(0, len(rows), size):
+        yield as_tensor(rows[start : start + size])
+
+
+def as_tensor(rows: Array | Tensor) -> Tensor:
+    """A tensor of float64 if the rows are, of float32 otherwise."""
+    if isinstance(rows, Tensor):
+        return rows if rows.dtype == torch.float64 else rows.float()
+    dtype = np.float64 if rows.dtype == np.float64 else np.float32
+    # Read-only arrays (memory-mapped files, views) are copied: torch has no read-only tensors.
+    return torch.from_numpy(np.require(rows, dtype=dtype, requirements=["C", "W"]))
+
+
+def like(array: Array, tensor: Tensor) -> Tensor:
+    """The array as a tensor of another one's type and device."""
+    return torch.from_numpy(array).to(dtype=tensor.dtype, device=tensor.device)
+
+
+def mapped(function: Callable[[Tensor], Tensor], rows: Rows, width: int) -> Rows:
+    """Apply a function to chunks of rows and write the result in the rows' own kind and type."""
+    with torch.no_grad():
+        if isinstance(rows, Tensor):
+            return torch.cat([function(chunk).to(rows.dtype) for chunk in chunks(rows)])
+        out = np.empty((len(rows), width), dtype=rows.dtype)
+        start = 0
+        for chunk in chunks(rows):
+            out[start : start + len(chunk)] = function(chunk).numpy()
+            start += len(chunk)
+        return out
+
+
+def _matrix(X: Any) -> Any:  # noqa: N803
+    if not isinstance(X, Tensor):
+        X = np.asarray(X)
+        if X.dtype not in (np.float64, np.float32, np.float16):
+            X = X.astype(np.float64)
+    elif not X.is_floating_point():
+        X = X.double()
+    if X.ndim != 2:
+        raise InputError(
+            f"expected a matrix of shape (rows, features), got shape {tuple(X.shape)}; "
+            "reshape a single row with X.reshape(1, -1)"
+        )
+    return X.detach() if isinstance(X, Tensor) else X
+
+
+def _too_small(name: str, shape: tuple[int, ...], least: int) -> str:
+    if shape[1] < 2:
+        return (
+            f"X has n_features = {shape[1]} (shape {tuple(shape)}), but {name} needs at least 2: "
+            "cosine similarity of single numbers is only their sign"
+        )
+    return f"X has n_samples = {shape[0]} (shape {tuple(shape)}), but {name} needs at least {least}"
+
+
+def finite(rows: Any) -> Any:
+    """The rows, unless one of them is not finite: that one is named."""
+    start = 0
+    for chunk in chunks(rows):
+        good = chunk.isfinite().all(dim=1)
+        if not bool(good.all()):
+            first = int((~good).int().argmax())
+            kind = "NaN" if bool(chunk[first].isnan().any()) else "infinity (inf)"
+            raise InputError(
+                f"X contains {kind} in row {start + first} (rows count from 0); "
+                "remove or mend that row"
+            )
+        start += len(chunk)
+    return rows

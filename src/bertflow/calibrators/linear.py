@@ -1,0 +1,243 @@
+"""The affine calibrators: standardization, all-but-the-top and whitening."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from bertflow.calibrators.base import Array, Calibrator, check_number, empty, like
+from bertflow.calibrators.moments import ROUNDING, Moments, moments_of
+from bertflow.flows import bounded_deviation
+
+
+class LinearCalibrator(Calibrator):
+    r"""A calibrator of the form :math:`z = A (x - \mu)`."""
+
+    mean_: Array
+
+    def affine(self) -> tuple[Tensor, Tensor]:
+        r"""The centre :math:`\mu`, shape (D,), and the matrix A, shape (K, D), in float64."""
+        centre = torch.from_numpy(self.mean_)
+        return centre, self._linear(torch.eye(self.n_features_in_, dtype=torch.float64)).T
+
+    def _transform(self, x: Tensor) -> Tensor:
+        return self._linear(x - like(self.mean_, x))
+
+    def _inverse_transform(self, z: Tensor) -> Tensor:
+        return self._inverse_linear(z) + like(self.mean_, z)
+
+    @abstractmethod
+    def _linear(self, centred: Tensor) -> Tensor:
+        """Apply A to rows."""
+
+    @abstractmethod
+    def _inverse_linear(self, z: Tensor) -> Tensor:
+        """Apply the (pseudo-)inverse of A to rows."""
+
+    def _learned(self) -> dict[str, Tensor]:
+        names = self._allocate({})
+        return {name: torch.from_numpy(getattr(self, f"{name}_")) for name in names}
+
+    def _restore(self, learned: Mapping[str, Tensor]) -> None:
+        for name, tensor in learned.items():
+            setattr(self, f"{name}_", tensor.numpy())
+
+
+class Standardization(LinearCalibrator):
+    r"""Give each dimension mean 0 and variance 1 (ddof 0): the paper's SN.
+
+    .. math:: z_d = (x_d - \mu_d) / \sigma_d
+
+    A dimension that does not vary in the corpus is divided by the typical deviation instead.
+
+    Attributes:
+        mean_: Shape (D,).
+        scale_: The deviations that are divided by, shape (D,).
+
+    Source:
+        Paper, section 4.3 and Table 5.
+
+    Example:
+        >>> import numpy as np
+        >>> Standardization().fit_transform(np.array([[0.0, 10.0], [2.0, 30.0]]))
+        array([[-1., -1.],
+               [ 1.,  1.]])
+    """
+
+    scale_: Array
+
+    def _fit(self, rows: Array | Tensor) -> None:
+        moments = moments_of(rows, covariance=False)
+        self.mean_ = moments.mean.numpy()
+        self.scale_ = _scale(moments).numpy()
+
+    def _linear(self, centred: Tensor) -> Tensor:
+        return centred / like(self.scale_, centred)
+
+    def _inverse_linear(self, z: Tensor) -> Tensor:
+        return z * like(self.scale_, z)
+
+    def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        return {"mean": empty(self.n_features_in_), "scale": empty(self.n_features_in_)}
+
+
+class AllButTheTop(LinearCalibrator):
+    r"""Remove the mean and the k leading principal directions: the paper's NATSV.
+
+    .. math:: z = (I - V_k V_k^\top)\, (x - \mu) \oslash \sigma
+
+    :math:`V_k` are the leading eigenvectors of the covariance; with `standardize`, of the
+    correlation matrix, otherwise :math:`\sigma = 1`.
+
+    Args:
+        n_components: The count k, 0 ≤ k < D. None takes D // 100 but at least 1, the rule of thumb
+            of the method's authors.
+        standardize: Standardize first: the paper's SN + NATSV.
+
+    Attributes:
+        mean_: Shape (D,).
+        scale_: Shape (D,); ones without standardize.
+        components_: The removed directions, shape (k, D), orthonormal, each with its largest
+            entry positive.
+
+    Raises:
+        InputError: By fit, if n_components is not within 0 … D − 1.
+
+    Source:
+        Mu and Viswanath (2018); paper, section 4.3 and Table 5.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.array([[9.0, 1.0, 0.0], [-9.0, 1.0, 0.0], [9.0, -1.0, 0.0], [-9.0, -1.0, 0.0]])
+        >>> AllButTheTop(n_components=1).fit_transform(x).std(axis=0).round(6)
+        array([0., 1., 0.])
+    """
+
+    scale_: Array
+    components_: Array
+
+    def __init__(self, n_components: int | None = None, *, standardize: bool = False) -> None:
+        self.n_components = n_components
+        self.standardize = standardize
+
+    def _count(self) -> int:
+        if self.n_components is None:
+            return max(1, self.n_features_in_ // 100)
+        return self.n_components
+
+    def _fit(self, rows: Array | Tensor) -> None:
+        width = self.n_features_in_
+        check_number("n_components", self._count(), 0, width - 1, integer=True)
+        moments = moments_of(rows)
+        self.mean_ = moments.mean.numpy()
+        scale = _scale(moments) if self.standardize else torch.ones(width, dtype=torch.float64)
+        self.scale_ = scale.numpy()
+        _, directions = _principal(moments.covariance() / torch.outer(scale, scale))
+        self.components_ = directions[: self._count()].contiguous().numpy()
+
+    def _linear(self, centred: Tensor) -> Tensor:
+        components = like(self.components_, centred)
+        scaled = centred / like(self.scale_, centred)
+        return scaled - (scaled @ components.T) @ components
+
+    def _inverse_linear(self, z: Tensor) -> Tensor:
+        return z * like(self.scale_, z)
+
+    def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        width = self.n_features_in_
+        removed = empty(self._count(), width)
+        return {"mean": empty(width), "scale": empty(width), "components": removed}
+
+
+class Whitening(LinearCalibrator):
+    r"""Rotate to the principal axes and give each the same variance.
+
+    .. math::
+        z = \Lambda^{-p/2} U^\top (x - \mu), \qquad
+        (1 - s)\, \Sigma + s\, \tfrac{\operatorname{tr} \Sigma}{D} I = U \Lambda U^\top
+
+    With the defaults the fitted rows come out with mean 0 and covariance I (ddof 0), the axes in
+    order of falling variance, so that the first columns are the ones to keep.
+
+    Args:
+        dim: Keep the first `dim` axes, 1 ≤ dim ≤ D; None keeps all.
+        power: The power p in 0 … 1: 1 whitens, 0 only rotates; 0.75 is a good soft whitening.
+        shrinkage: The share s in 0 … 1 of a multiple of I in the covariance.
+
+    Attributes:
+        mean_: Shape (D,).
+        components_: The axes, shape (K, D), orthonormal, each with its largest entry positive.
+        scale_: What each axis is divided by, shape (K,). Axes without variance are divided by the
+            typical value, so that later rows that differ there are not blown up.
+
+    Raises:
+        InputError: By fit, if an argument is out of its range.
+
+    Source:
+        Su et al. (2021), "Whitening Sentence Representations".
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.random.default_rng(0).normal(size=(500, 3)) @ np.diag([5.0, 1.0, 0.1]) + 7.0
+        >>> z = Whitening().fit_transform(x)
+        >>> np.allclose(np.cov(z.T, ddof=0), np.eye(3))
+        True
+    """
+
+    components_: Array
+    scale_: Array
+
+    def __init__(
+        self, dim: int | None = None, *, power: float = 1.0, shrinkage: float = 0.0
+    ) -> None:
+        self.dim = dim
+        self.power = power
+        self.shrinkage = shrinkage
+
+    def _fit(self, rows: Array | Tensor) -> None:
+        width = self.n_features_in_
+        if self.dim is not None:
+            check_number("dim", self.dim, 1, width, integer=True)
+        check_number("power", self.power, 0, 1)
+        check_number("shrinkage", self.shrinkage, 0, 1)
+        moments = moments_of(rows)
+        covariance = moments.covariance()
+        ridge = self.shrinkage * covariance.trace() / width
+        covariance = (1 - self.shrinkage) * covariance + ridge * torch.eye(width).double()
+        variances, directions = _principal(covariance)
+        # Below this, an eigenvalue is rounding: the tolerance of a numerical rank.
+        floor = (variances[0] * width * torch.finfo(torch.float64).eps).sqrt()
+        deviation = bounded_deviation(variances.clamp(min=0).sqrt(), float(floor))
+        kept = self._n_features_out
+        self.mean_ = moments.mean.numpy()
+        self.components_ = directions[:kept].contiguous().numpy()
+        self.scale_ = (deviation[:kept] ** self.power).numpy()
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.n_features_in_ if self.dim is None else self.dim
+
+    def _linear(self, centred: Tensor) -> Tensor:
+        return centred @ like(self.components_ / self.scale_[:, None], centred).T
+
+    def _inverse_linear(self, z: Tensor) -> Tensor:
+        return z @ like(self.components_ * self.scale_[:, None], z)
+
+    def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        kept, width = self._n_features_out, self.n_features_in_
+        return {"mean": empty(width), "components": empty(kept, width), "scale": empty(kept)}
+
+
+def _scale(moments: Moments) -> Tensor:
+    return bounded_deviation(moments.deviation(), ROUNDING * moments.mean.abs())
+
+
+def _principal(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues in falling order, and eigenvectors as rows with their largest entry positive."""
+    values, vectors = torch.linalg.eigh(covariance)
+    values, directions = values.flip(0), vectors.T.flip(0)
+    largest = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True))
+    return values, directions * largest.sign()

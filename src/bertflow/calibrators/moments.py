@@ -1,0 +1,105 @@
+"""Streaming mean and covariance in float64, mergeable across chunks and machines."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bertflow.calibrators.base import Array, chunks
+from bertflow.errors import InputError
+
+# What float64 rounding alone can leave as the deviation of a constant column, per unit of its mean.
+ROUNDING = 1e-12
+
+
+class Moments:
+    r"""Count, mean and centred second moments of the rows seen so far.
+
+    Chunks are centred on their own mean before they are squared, and merged by
+
+    .. math::
+        M = M_a + M_b + \frac{n_a n_b}{n_a + n_b}\, \delta \delta^\top,
+        \qquad \delta = \mu_b - \mu_a
+
+    so that a large mean costs no digits, and the order of chunks does not matter.
+
+    Args:
+        features: Width D.
+        covariance: Keep the full matrix (D, D); otherwise only its diagonal (D,).
+
+    Source:
+        Chan, Golub and LeVeque (1983), equations 2.1.
+
+    Example:
+        >>> import torch
+        >>> moments = Moments(2)
+        >>> moments.update(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
+        >>> moments.update(torch.tensor([[5.0, 10.0]]))
+        >>> moments.mean.tolist(), moments.covariance()[0].tolist()
+        ([3.0, 6.0], [2.6666666666666665, 5.333333333333333])
+    """
+
+    def __init__(self, features: int, *, covariance: bool = True) -> None:
+        self.count = 0
+        self.mean = torch.zeros(features, dtype=torch.float64)
+        shape = (features, features) if covariance else (features,)
+        self._second = torch.zeros(shape, dtype=torch.float64)
+
+    def update(self, rows: Tensor) -> None:
+        """Take in a chunk of rows, shape (n, D), of any floating type."""
+        if len(rows) == 0:
+            return
+        chunk = Moments.__new__(Moments)
+        wide = rows.to(device="cpu", dtype=torch.float64)
+        chunk.count = len(wide)
+        chunk.mean = wide.mean(dim=0)
+        centred = wide - chunk.mean
+        chunk._second = self._product(centred)
+        self.merge(chunk)
+
+    def merge(self, other: Moments) -> None:
+        """Take in what another Moments of the same kind has seen."""
+        total = self.count + other.count
+        if total == 0:
+            return
+        delta = other.mean - self.mean
+        weight = self.count * other.count / total
+        self._second += other._second + weight * self._product(delta[None, :])
+        self.mean = self.mean + delta * (other.count / total)
+        self.count = total
+
+    def _product(self, centred: Tensor) -> Tensor:
+        full = self._second.ndim == 2
+        return centred.T @ centred if full else centred.square().sum(dim=0)
+
+    def variance(self) -> Tensor:
+        """Variance of each dimension, shape (D,), with ddof 0: divided by the count."""
+        diagonal = self._second.diagonal() if self._second.ndim == 2 else self._second
+        return diagonal / self.count
+
+    def deviation(self) -> Tensor:
+        """Square root of the variance, shape (D,)."""
+        return self.variance().sqrt()
+
+    def covariance(self) -> Tensor:
+        """Covariance matrix, shape (D, D), with ddof 0: divided by the count.
+
+        Raises:
+            ValueError: Only the diagonal was kept.
+        """
+        if self._second.ndim != 2:
+            raise ValueError("only the diagonal was kept: build Moments with covariance=True")
+        return self._second / self.count
+
+
+def moments_of(rows: Array | Tensor, *, covariance: bool = True) -> Moments:
+    """Moments of checked rows; refuses what nothing can be learned from."""
+    moments = Moments(rows.shape[1], covariance=covariance)
+    for chunk in chunks(rows):
+        moments.update(chunk)
+    variance = moments.variance()
+    if not bool(variance.isfinite().all()):
+        raise InputError("X holds values too large to square in float64; scale it down")
+    if not bool((variance.sqrt() > ROUNDING * moments.mean.abs()).any()):
+        raise InputError(f"all {len(rows)} rows are equal: there is nothing to learn from them")
+    return moments

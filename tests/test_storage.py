@@ -1,0 +1,530 @@
+"""Calibrators on disk: the same bits back, and nothing else's files touched."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sklearn.exceptions import NotFittedError
+
+from bertflow.calibrators import (
+    AllButTheTop,
+    Calibrator,
+    Flow,
+    Standardization,
+    Whitening,
+    load_calibrator,
+    save_calibrator,
+    storage,
+)
+from bertflow.errors import InputError, ModelError
+
+CALIBRATORS = {
+    "standardization": Standardization,
+    "all-but-the-top": AllButTheTop,
+    "all-but-the-top-none": lambda: AllButTheTop(0),
+    "all-but-the-top-standardized": lambda: AllButTheTop(3, standardize=True),
+    "whitening": Whitening,
+    "whitening-3": lambda: Whitening(dim=3),
+    "whitening-soft": lambda: Whitening(power=0.75, shrinkage=0.1),
+    "flow": lambda: Flow(epochs=2),
+    "flow-released": Flow.released,
+    "flow-affine": lambda: Flow(coupling="affine", max_grad_norm=None),
+    "flow-linear": lambda: Flow(permutation="linear", random_state=7),
+}
+every_calibrator = pytest.mark.parametrize("name", CALIBRATORS)
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def data() -> np.ndarray:
+    return np.random.default_rng(0).normal(3, 2, size=(200, 8))
+
+
+@functools.cache
+def fitted(name: str) -> Calibrator:
+    """Fitted on `data()`; never fit it again."""
+    return CALIBRATORS[name]().fit(data())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A saved flow, to be damaged."""
+    save_calibrator(fitted("flow"), tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def visible(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def edit(folder: Path, change) -> None:
+    """Change config.json in place."""
+    config = json.loads((folder / CONFIG).read_text())
+    change(config)
+    (folder / CONFIG).write_text(json.dumps(config))
+
+
+def rewrite(folder: Path, change) -> None:
+    """Change the tensors in place."""
+    tensors = load_file(folder / WEIGHTS)
+    change(tensors)
+    save_file(tensors, folder / WEIGHTS)
+
+
+def assert_same(found: Calibrator, expected: Calibrator) -> None:
+    assert type(found) is type(expected)
+    assert found.get_params() == expected.get_params()
+    assert found.n_features_in_ == expected.n_features_in_
+    assert found.get_feature_names_out().tolist() == expected.get_feature_names_out().tolist()
+    for x in (data(), data() + 100, data().astype(np.float32)):
+        z = expected.transform(x)
+        np.testing.assert_array_equal(found.transform(x), z)
+        np.testing.assert_array_equal(found.inverse_transform(z), expected.inverse_transform(z))
+    if isinstance(expected, Flow):
+        np.testing.assert_array_equal(found.log_prob(data()), expected.log_prob(data()))
+        np.testing.assert_array_equal(found.loss_curve_, expected.loss_curve_)
+        assert found.loss_ == expected.loss_
+        np.testing.assert_array_equal(
+            found.sample(5, random_state=0), expected.sample(5, random_state=0)
+        )
+
+
+# Round trip
+
+
+@every_calibrator
+def test_loaded_gives_the_same_bits(name, tmp_path):
+    save_calibrator(fitted(name), tmp_path / "saved")
+    assert_same(load_calibrator(tmp_path / "saved"), fitted(name))
+
+
+@every_calibrator
+def test_saved_again_gives_the_same_files(name, tmp_path):
+    save_calibrator(fitted(name), tmp_path / "first")
+    save_calibrator(load_calibrator(tmp_path / "first"), tmp_path / "second")
+    assert contents(tmp_path / "second") == contents(tmp_path / "first")
+
+
+@every_calibrator
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_what_was_transformed_before_saving_does_not_matter(name, dtype, tmp_path):
+    save_calibrator(fitted(name), tmp_path / "before")
+    fitted(name).transform(data().astype(dtype))
+    save_calibrator(fitted(name), tmp_path / "after")
+    assert contents(tmp_path / "after") == contents(tmp_path / "before")
+    assert_same(load_calibrator(tmp_path / "after"), fitted(name))
+
+
+def test_new_process_under_another_seed_gives_the_same_bits_for_rows_far_off(tmp_path):
+    far = data() + 100
+    np.save(tmp_path / "far.npy", far)
+    for name in CALIBRATORS:
+        save_calibrator(fitted(name), tmp_path / name)
+    script = """
+import sys
+from pathlib import Path
+import numpy as np, torch
+from bertflow.calibrators import load_calibrator
+torch.set_num_threads(int(sys.argv[2]))
+folder = Path(sys.argv[1])
+far = np.load(folder / "far.npy")
+for place in sorted(folder.iterdir()):
+    if place.is_dir():
+        torch.manual_seed(987)
+        np.save(folder / f"{place.name}.z.npy", load_calibrator(place).transform(far))
+"""
+    threads = str(torch.get_num_threads())
+    subprocess.run([sys.executable, "-c", script, str(tmp_path), threads], check=True)
+    for name in CALIBRATORS:
+        z = np.load(tmp_path / f"{name}.z.npy")
+        np.testing.assert_array_equal(z, fitted(name).transform(far), err_msg=name)
+
+
+@every_calibrator
+def test_a_loaded_calibrator_can_be_fitted_again(name, tmp_path):
+    save_calibrator(fitted(name), tmp_path / "saved")
+    again = load_calibrator(tmp_path / "saved").fit(data())
+    np.testing.assert_array_equal(again.transform(data()), fitted(name).transform(data()))
+
+
+def test_flow_with_dead_dimensions_comes_back(tmp_path):
+    x = data()
+    x[:, [0, 5]] = 4.0
+    flow = Flow().fit(x)
+    save_calibrator(flow, tmp_path / "saved")
+    assert_same(load_calibrator(tmp_path / "saved"), flow)
+
+
+@every_calibrator
+def test_loading_does_not_depend_on_the_default_type(name, tmp_path):
+    save_calibrator(fitted(name), tmp_path / "saved")
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = load_calibrator(tmp_path / "saved")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert_same(found, fitted(name))
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_folder_is_a_string_or_a_path(kind, tmp_path):
+    save_calibrator(fitted("whitening"), kind(tmp_path / "deep" / "er"))
+    assert_same(load_calibrator(kind(tmp_path / "deep" / "er")), fitted("whitening"))
+
+
+def test_calibrator_in_a_saved_model_is_found(tmp_path):
+    save_calibrator(fitted("whitening"), tmp_path / "model" / "bertflow")
+    (tmp_path / "model" / "modules.json").write_text("[]")
+    (tmp_path / "model" / CONFIG).write_text('{"model_type": "bert"}')
+    assert_same(load_calibrator(tmp_path / "model"), fitted("whitening"))
+
+
+# config.json
+
+
+@every_calibrator
+def test_config_holds_every_argument_and_nothing_else(name, tmp_path):
+    save_calibrator(fitted(name), tmp_path / "saved")
+    config = json.loads((tmp_path / "saved" / CONFIG).read_text())
+    assert config["arguments"] == fitted(name).get_params()
+    names = inspect.signature(type(fitted(name))).parameters
+    assert list(config["arguments"]) == sorted(names)
+    assert config["n_features_in"] == 8
+    assert config["calibrator"] in ("standardization", "all-but-the-top", "whitening", "flow")
+    assert visible(tmp_path / "saved") == [CONFIG, WEIGHTS]
+
+
+def test_numpy_numbers_as_arguments_are_stored_as_numbers(tmp_path):
+    whitening = Whitening(np.int64(3), power=np.float64(0.5)).fit(data())
+    save_calibrator(whitening, tmp_path / "saved")
+    found = load_calibrator(tmp_path / "saved")
+    assert found.get_params() == {"dim": 3, "power": 0.5, "shrinkage": 0.0}
+    assert type(found.dim) is int
+
+
+def test_argument_that_is_no_number_or_word_is_refused_by_name(tmp_path):
+    flow = Flow(random_state=np.random.RandomState(0)).fit(data())
+    with pytest.raises(InputError, match="random_state=.* cannot be stored"):
+        save_calibrator(flow, tmp_path / "saved")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_provenance_is_kept_over_saving_and_loading(tmp_path):
+    about = {"encoder": "x", "rows": 200}
+    save_calibrator(fitted("whitening"), tmp_path / "first", provenance=about)
+    found = load_calibrator(tmp_path / "first")
+    assert found.provenance_ == about
+    save_calibrator(found, tmp_path / "second")
+    assert load_calibrator(tmp_path / "second").provenance_ == about
+
+
+# Damage
+
+
+def missing_tensor(folder):
+    rewrite(folder, lambda tensors: tensors.pop("flow.levels.0.steps.1.order"))
+
+
+def foreign_tensor(folder):
+    rewrite(folder, lambda tensors: tensors.update(surplus=torch.zeros(2)))
+
+
+def wrong_shape(folder):
+    rewrite(folder, lambda tensors: tensors.update(mean=torch.zeros(9, dtype=torch.float64)))
+
+
+def wrong_rank(folder):
+    rewrite(folder, lambda tensors: tensors.update(loss_curve=torch.zeros(2, 2).double()))
+
+
+def half_precision(folder):
+    rewrite(folder, lambda tensors: tensors.update(mean=tensors["mean"].half()))
+
+
+def single_precision(folder):
+    rewrite(folder, lambda tensors: tensors.update(mean=tensors["mean"].float()))
+
+
+def whole_numbers(folder):
+    rewrite(folder, lambda tensors: tensors.update(mean=tensors["mean"].long()))
+
+
+def order_in_floats(folder):
+    name = "flow.levels.0.steps.1.order"
+    rewrite(folder, lambda tensors: tensors.update({name: tensors[name].float()}))
+
+
+def live_in_floats(folder):
+    rewrite(folder, lambda tensors: tensors.update(live=tensors["live"].double()))
+
+
+def live_disagrees(folder):
+    rewrite(folder, lambda tensors: tensors["live"].__setitem__(0, False))
+
+
+def truncated(folder):
+    whole = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(whole[: len(whole) // 2])
+
+
+def truncated_in_the_header(folder):
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:20])
+
+
+def empty_weights(folder):
+    (folder / WEIGHTS).write_bytes(b"")
+
+
+def no_weights(folder):
+    (folder / WEIGHTS).unlink()
+
+
+DAMAGED_WEIGHTS = {
+    missing_tensor: "flow.levels.0.steps.1.order",
+    foreign_tensor: "surplus",
+    wrong_shape: r"mean.*\(9,\).*\(8,\)",
+    wrong_rank: "loss_curve",
+    half_precision: "mean.*F16",
+    single_precision: "mean.*F32",
+    whole_numbers: "mean.*I64",
+    order_in_floats: "order.*F32",
+    live_in_floats: "live.*F64",
+    live_disagrees: "live",
+    truncated: "cannot be read",
+    truncated_in_the_header: "cannot be read",
+    empty_weights: "cannot be read",
+    no_weights: "missing",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_WEIGHTS, ids=lambda damage: damage.__name__)
+def test_damaged_weights_are_refused_naming_the_file(damage, folder):
+    damage(folder)
+    with pytest.raises(ModelError, match=DAMAGED_WEIGHTS[damage]) as error:
+        load_calibrator(folder)
+    assert str(folder / WEIGHTS) in str(error.value)
+
+
+@every_calibrator
+def test_any_missing_tensor_is_named(name, tmp_path):
+    save_calibrator(fitted(name), tmp_path / "saved")
+    whole = load_file(tmp_path / "saved" / WEIGHTS)
+    for missing in sorted(whole)[:: max(1, len(whole) // 4)]:
+        rest = {key: value for key, value in whole.items() if key != missing}
+        save_file(rest, tmp_path / "saved" / WEIGHTS)
+        with pytest.raises(ModelError, match=missing):
+            load_calibrator(tmp_path / "saved")
+
+
+DAMAGED_CONFIG = {
+    "unknown-calibrator": (lambda c: c.update(calibrator="magic"), "'magic'"),
+    "newer-format": (lambda c: c.update(format=storage.FORMAT + 1), "format 2"),
+    "unknown-argument": (lambda c: c["arguments"].update(surplus=1), "surplus"),
+    "missing-argument": (lambda c: c["arguments"].pop("levels"), "levels"),
+    "no-arguments": (lambda c: c.pop("arguments"), "arguments"),
+    "arguments-a-list": (lambda c: c.update(arguments=[1]), CONFIG),
+    "bad-argument": (lambda c: c["arguments"].update(levels=0), "levels"),
+    "argument-of-a-wrong-kind": (lambda c: c["arguments"].update(levels="2"), "levels|str"),
+    "unknown-coupling": (lambda c: c["arguments"].update(coupling="x"), "coupling"),
+    "no-width": (lambda c: c.pop("n_features_in"), "n_features_in"),
+    "width-1": (lambda c: c.update(n_features_in=1), "n_features_in"),
+    "width-a-word": (lambda c: c.update(n_features_in="8"), "n_features_in"),
+    "no-provenance": (lambda c: c.pop("provenance"), "provenance"),
+    "provenance-a-list": (lambda c: c.update(provenance=[]), "provenance"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_CONFIG)
+def test_damaged_config_is_refused_naming_the_file(damage, folder):
+    change, named = DAMAGED_CONFIG[damage]
+    edit(folder, change)
+    with pytest.raises(ModelError, match=named) as error:
+        load_calibrator(folder)
+    assert str(folder / CONFIG) in str(error.value)
+
+
+@pytest.mark.parametrize("width", [7, 9])
+def test_width_that_disagrees_with_the_weights_is_refused(width, folder):
+    edit(folder, lambda config: config.update(n_features_in=width))
+    with pytest.raises(ModelError, match=rf"\b{width}\b") as error:
+        load_calibrator(folder)
+    assert str(folder / WEIGHTS) in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", "\x00\xff"])
+def test_config_that_is_not_one_is_refused_naming_the_file(text, folder):
+    (folder / CONFIG).write_text(text, encoding="latin-1")
+    with pytest.raises(ModelError, match=CONFIG) as error:
+        load_calibrator(folder)
+    assert str(folder) in str(error.value)
+
+
+def test_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ModelError, match="nowhere does not exist"):
+        load_calibrator(tmp_path / "nowhere")
+
+
+def test_folder_without_a_calibrator_is_named(tmp_path):
+    with pytest.raises(ModelError, match=f"{tmp_path.name} holds no calibrator"):
+        load_calibrator(tmp_path)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ModelError, match="file holds no calibrator"):
+        load_calibrator(tmp_path / "file")
+
+
+# Writing
+
+
+def test_unfitted_calibrator_is_not_saved(tmp_path):
+    for build in CALIBRATORS.values():
+        with pytest.raises(NotFittedError):
+            save_calibrator(build(), tmp_path / "saved")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_foreign_calibrator_is_refused_by_name(tmp_path):
+    class Homemade(Standardization):
+        pass
+
+    with pytest.raises(InputError, match="Homemade is none of"):
+        save_calibrator(Homemade().fit(data()), tmp_path / "saved")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_empty_folder_is_filled(tmp_path):
+    save_calibrator(fitted("whitening"), tmp_path)
+    assert_same(load_calibrator(tmp_path), fitted("whitening"))
+
+
+def test_saved_calibrator_is_replaced_and_nothing_is_left_over(folder):
+    save_calibrator(fitted("whitening"), folder)
+    assert_same(load_calibrator(folder), fitted("whitening"))
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert visible(folder) == [CONFIG, WEIGHTS]
+
+
+def notes(place):
+    place.mkdir()
+    (place / "notes.txt").write_text("mine")
+
+
+def transformer(place):
+    place.mkdir()
+    (place / CONFIG).write_text('{"model_type": "bert"}')
+    (place / WEIGHTS).write_bytes(b"weights of another")
+
+
+def foreign_weights(place):
+    place.mkdir()
+    (place / WEIGHTS).write_bytes(b"weights of another")
+
+
+def folder_inside(place):
+    (place / "inner").mkdir(parents=True)
+    (place / "inner" / "notes.txt").write_text("mine")
+
+
+def calibrator_and_notes(place):
+    save_calibrator(fitted("whitening"), place)
+    (place / "notes.txt").write_text("mine")
+
+
+def saved_model(place):
+    transformer(place)
+    (place / "modules.json").write_text("[]")
+    save_calibrator(fitted("whitening"), place / "bertflow")
+
+
+def plain_file(place):
+    place.write_text("mine")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        notes,
+        transformer,
+        foreign_weights,
+        folder_inside,
+        calibrator_and_notes,
+        saved_model,
+        plain_file,
+    ],
+)
+def test_what_holds_something_else_is_refused_and_untouched(make, tmp_path):
+    make(tmp_path / "place")
+    before = contents(tmp_path)
+    with pytest.raises(ModelError, match="place"):
+        save_calibrator(fitted("flow"), tmp_path / "place")
+    assert contents(tmp_path) == before
+
+
+def fail(*_, **__):
+    raise OSError(28, "No space left on device")
+
+
+def test_failure_while_writing_leaves_the_old_one_and_nothing_else(folder, monkeypatch):
+    before = contents(folder.parent)
+    monkeypatch.setattr(storage, "save_file", fail)
+    with pytest.raises(ModelError, match="saved.*No space left"):
+        save_calibrator(fitted("whitening"), folder)
+    assert contents(folder.parent) == before
+    assert_same(load_calibrator(folder), fitted("flow"))
+
+
+def test_failure_while_writing_a_new_one_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "save_file", fail)
+    with pytest.raises(ModelError, match="new.*No space left"):
+        save_calibrator(fitted("whitening"), tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, MemoryError])
+def test_interrupt_while_writing_leaves_the_old_one_and_nothing_else(folder, monkeypatch, failure):
+    def interrupt(*_, **__):
+        raise failure
+
+    before = contents(folder.parent)
+    monkeypatch.setattr(storage, "save_file", interrupt)
+    with pytest.raises(failure):
+        save_calibrator(fitted("whitening"), folder)
+    assert contents(folder.parent) == before
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_failure_while_moving_leaves_the_old_one_and_nothing_else(folder, monkeypatch, failing):
+    before = contents(folder.parent)
+    rename, calls = Path.rename, []
+
+    def rename_until(self, target):
+        calls.append(target)
+        if len(calls) == failing:
+            fail()
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename_until)
+    with pytest.raises(ModelError, match="saved.*No space left"):
+        save_calibrator(fitted("whitening"), folder)
+    assert len(calls) >= failing
+    assert contents(folder.parent) == before
+
+
+def test_no_pickle_is_read(folder):
+    torch.save({"mean": torch.zeros(8)}, folder / WEIGHTS)
+    with pytest.raises(ModelError, match="cannot be read"):
+        load_calibrator(folder)
