@@ -1,0 +1,486 @@
+"""Reading sentences: every kind of file gives the same rows, or an error that says where."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from bertflow.data import check_corpus, corpus, read_corpus
+from bertflow.errors import InputError, MissingDependencyError
+
+SENTENCES = [
+    "A plain sentence.",
+    'He said "no" and left.',
+    '"Who ran',
+    "Apples, pears and plums",
+    "Café, naïve, 日本語, 😀",
+    "it's the same again",
+    "it's the same again",
+]
+TEXT_KINDS = [".txt", ".csv", ".tsv", ".jsonl"]
+TABLES = [".csv", ".tsv", ".jsonl", ".parquet"]
+DELIMITED = [".csv", ".tsv"]
+KINDS = [*TEXT_KINDS, ".parquet"]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+every_text_kind = pytest.mark.parametrize("kind", TEXT_KINDS)
+every_table = pytest.mark.parametrize("kind", TABLES)
+every_delimited = pytest.mark.parametrize("kind", DELIMITED)
+packed_or_not = pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
+
+
+def content(kind: str, columns: dict[str, Sequence], newline: str = "\n") -> bytes:
+    """A file of that kind with these columns; plain text takes the first."""
+    rows = list(zip(*columns.values(), strict=True))
+    if kind == ".parquet":
+        sink = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow.table(columns), sink)
+        return sink.getvalue()
+    if kind == ".txt":
+        lines = [row[0] for row in rows]
+    elif kind == ".jsonl":
+        lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in rows]
+    elif kind == ".tsv":
+        lines = ["\t".join(map(str, row)) for row in [tuple(columns), *rows]]
+    else:
+        out = io.StringIO(newline="")
+        csv.writer(out, lineterminator=newline).writerows([tuple(columns), *rows])
+        return out.getvalue().encode()
+    return "".join(line + newline for line in lines).encode()
+
+
+def written(folder: Path, kind: str, data: bytes, *, packed: bool = False) -> Path:
+    path = folder / f"corpus{kind}{'.gz' if packed else ''}"
+    path.write_bytes(gzip.compress(data) if packed else data)
+    return path
+
+
+def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+
+
+@packed_or_not
+@every_kind
+def test_every_kind_gives_the_same_sentences(tmp_path, kind, packed):
+    path = written(tmp_path, kind, content(kind, {"text": SENTENCES}), packed=packed)
+    assert read_corpus([path]) == SENTENCES
+    assert read_corpus([str(path)]) == SENTENCES
+
+
+def test_standard_input_gives_the_same_sentences(monkeypatch):
+    stdin(monkeypatch, content(".txt", {"text": SENTENCES}))
+    assert read_corpus(["-"]) == SENTENCES
+
+
+@packed_or_not
+@every_text_kind
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path, kind, packed):
+    data = b"\xef\xbb\xbf" + content(kind, {"text": SENTENCES, "id": range(len(SENTENCES))})
+    column = None if kind == ".txt" else "text"
+    assert read_corpus([written(tmp_path, kind, data, packed=packed)], column=column) == SENTENCES
+
+
+def test_a_byte_order_mark_on_standard_input_is_no_part_of_the_text(monkeypatch):
+    stdin(monkeypatch, b"\xef\xbb\xbfA cat\nA dog\n")
+    assert read_corpus(["-"]) == ["A cat", "A dog"]
+
+
+@packed_or_not
+@every_text_kind
+def test_windows_line_ends_are_no_part_of_the_text(tmp_path, kind, packed):
+    data = content(kind, {"id": ["a"] * len(SENTENCES), "text": SENTENCES}, newline="\r\n")
+    expected = ["a"] * len(SENTENCES) if kind == ".txt" else SENTENCES
+    column = None if kind == ".txt" else "text"
+    assert read_corpus([written(tmp_path, kind, data, packed=packed)], column=column) == expected
+
+
+def test_windows_line_ends_on_standard_input_are_no_part_of_the_text(monkeypatch):
+    stdin(monkeypatch, b"A cat\r\n\r\nA dog\r\n")
+    assert read_corpus(["-"]) == ["A cat", "A dog"]
+
+
+@every_kind
+def test_space_around_a_sentence_is_cut_off(tmp_path, kind):
+    path = written(tmp_path, kind, content(kind, {"text": ["  A cat ", "A  dog\u00a0"]}))
+    assert read_corpus([path]) == ["A cat", "A  dog"]
+
+
+@every_kind
+def test_a_last_line_without_an_end_counts(tmp_path, kind):
+    data = content(kind, {"text": ["A cat", "A dog"]})
+    path = written(tmp_path, kind, data if kind == ".parquet" else data.rstrip(b"\n"))
+    assert read_corpus([path]) == ["A cat", "A dog"]
+
+
+def test_files_are_read_in_order_with_repeats(tmp_path, monkeypatch):
+    stdin(monkeypatch, b"from stdin\n")
+    (tmp_path / "b.txt").write_text("B\nboth\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "both"}\n"A"\n')
+    sources = [tmp_path / "b.txt", "-", tmp_path / "a.jsonl"]
+    assert read_corpus(sources) == ["B", "both", "from stdin", "both", "A"]
+
+
+@pytest.mark.parametrize("name", ["S.TXT", "my.corpus.v2.txt", "S.Txt.GZ"])
+def test_the_last_ending_counts_in_any_case(tmp_path, name):
+    data = b"A cat\n"
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("GZ") else data)
+    assert read_corpus([tmp_path / name]) == ["A cat"]
+
+
+# Columns.
+
+
+@packed_or_not
+@every_table
+def test_a_column_is_taken_by_name(tmp_path, kind, packed):
+    columns = {"id": ["x", "y"], "first": ["A cat", "A dog"], "second": ["B", "C"]}
+    path = written(tmp_path, kind, content(kind, columns), packed=packed)
+    assert read_corpus([path], column="first") == ["A cat", "A dog"]
+    assert read_corpus([path], column="second") == ["B", "C"]
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
+def test_the_only_text_column_among_numbers_needs_no_name(tmp_path, kind):
+    path = written(tmp_path, kind, content(kind, {"id": [1, 2], "text": ["A cat", "A dog"]}))
+    assert read_corpus([path]) == ["A cat", "A dog"]
+
+
+@every_delimited
+def test_a_column_by_number_counts_from_1_in_a_file_without_header(tmp_path, kind):
+    separator = "," if kind == ".csv" else "\t"
+    path = tmp_path / f"c{kind}"
+    path.write_text(f"A cat{separator}B cat\nA dog{separator}B dog\n")
+    assert read_corpus([path], column="1") == ["A cat", "A dog"]
+    assert read_corpus([path], column="2") == ["B cat", "B dog"]
+
+
+@every_delimited
+def test_a_number_says_that_there_is_no_header(tmp_path, kind):
+    path = written(tmp_path, kind, content(kind, {"2": ["3"], "A cat": ["A dog"]}))
+    assert read_corpus([path], column="2") == ["A cat", "A dog"]
+
+
+@every_delimited
+@pytest.mark.parametrize("column", ["0", "3"])
+def test_a_column_number_out_of_range_is_refused(tmp_path, kind, column):
+    path = written(tmp_path, kind, content(kind, {"a": ["A cat"], "b": ["A dog"]}))
+    with pytest.raises(InputError, match=column):
+        read_corpus([path], column=column)
+
+
+@every_table
+def test_an_unknown_column_is_refused_and_those_there_are_listed(tmp_path, kind):
+    path = written(tmp_path, kind, content(kind, {"first": ["A cat"], "second": ["A dog"]}))
+    with pytest.raises(InputError, match=r"corpus.*'text'.*'first', 'second'"):
+        read_corpus([path], column="text")
+
+
+@every_table
+def test_two_text_columns_without_a_name_are_refused_and_listed(tmp_path, kind):
+    path = written(tmp_path, kind, content(kind, {"first": ["A cat"], "second": ["A dog"]}))
+    with pytest.raises(InputError, match=r"2 text columns \('first', 'second'\).*column"):
+        read_corpus([path])
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
+def test_a_column_that_is_not_text_is_refused(tmp_path, kind):
+    path = written(tmp_path, kind, content(kind, {"id": [1, 2], "text": ["A cat", "A dog"]}))
+    with pytest.raises(InputError, match=r"corpus.*'id' is not text"):
+        read_corpus([path], column="id")
+
+
+def test_a_parquet_column_of_categories_is_text(tmp_path):
+    column = pyarrow.array(["A cat", "A dog", "A cat"]).dictionary_encode()
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "c.parquet")
+    assert read_corpus([tmp_path / "c.parquet"]) == ["A cat", "A dog", "A cat"]
+
+
+# Quotes and rows.
+
+
+def test_quotes_in_tsv_are_plain_characters(tmp_path):
+    path = tmp_path / "qnli.tsv"
+    path.write_text(
+        "index\tquestion\tsentence\tlabel\n"
+        '0\t"Who ran\tA ate\tentailment\n'
+        "1\tWho sat\tB ate\tnot_entailment\n"
+        '2\tWho ate\t"C ate\tentailment\n'
+        '3\t"Who"\tD "ate"\tentailment\n'
+    )
+    assert read_corpus([path], column="question") == ['"Who ran', "Who sat", "Who ate", '"Who"']
+    assert read_corpus([path], column="sentence") == ["A ate", "B ate", '"C ate', 'D "ate"']
+
+
+def test_a_quoted_csv_field_may_hold_commas_quotes_and_line_ends(tmp_path):
+    (tmp_path / "c.csv").write_bytes(b'id,text\r\n1,"A, ""b""\r\nand c"\r\n2,D\r\n')
+    assert read_corpus([tmp_path / "c.csv"], column="text") == ['A, "b"\r\nand c', "D"]
+
+
+def test_a_csv_quote_that_never_closes_is_named_by_the_line_where_it_opens(tmp_path):
+    (tmp_path / "c.csv").write_text('id,text\n1,A\n2,"B\n3,C\n4,D\n5,E\n')
+    with pytest.raises(InputError, match=r"c\.csv, line 3\b"):
+        read_corpus([tmp_path / "c.csv"], column="text")
+
+
+def test_text_after_a_closing_csv_quote_is_named_by_line(tmp_path):
+    (tmp_path / "c.csv").write_text('id,text\n1,A\n2,"B" or not\n3,C\n')
+    with pytest.raises(InputError, match=r"c\.csv, line 3\b"):
+        read_corpus([tmp_path / "c.csv"], column="text")
+
+
+@packed_or_not
+@every_delimited
+def test_a_row_too_short_is_named_by_file_and_line(tmp_path, kind, packed):
+    separator = "," if kind == ".csv" else "\t"
+    data = f"id{separator}text\n1{separator}A\n2\n3{separator}C\n".encode()
+    path = written(tmp_path, kind, data, packed=packed)
+    with pytest.raises(InputError, match=rf"{path.name}, line 3\b.*'text'"):
+        read_corpus([path], column="text")
+
+
+@every_delimited
+def test_more_columns_than_the_header_has_are_ignored(tmp_path, kind):
+    rows = [["id", "text"], ["1", "A", "x", "y"], ["2", "B"], ["3", "C", "z"]]
+    separator = "," if kind == ".csv" else "\t"
+    (tmp_path / f"c{kind}").write_text("".join(separator.join(row) + "\n" for row in rows))
+    assert read_corpus([tmp_path / f"c{kind}"], column="text") == ["A", "B", "C"]
+
+
+def test_a_jsonl_file_of_strings_needs_no_column(tmp_path):
+    (tmp_path / "c.jsonl").write_text('"A cat"\n"A \\"dog\\""\n')
+    assert read_corpus([tmp_path / "c.jsonl"]) == ["A cat", 'A "dog"']
+
+
+@packed_or_not
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("A dog", "not JSON"),
+        ('{"text": "A dog"', "not JSON"),
+        ("[1]", "object or a string"),
+        ("3", "object or a string"),
+        ('{"other": "A dog"}', "'text'.*'other'"),
+        ('{"text": 3}', "not text"),
+    ],
+)
+def test_a_bad_jsonl_line_is_named(tmp_path, packed, line, message):
+    data = f'{{"text": "A cat"}}\n\n{line}\n{{"text": "A cow"}}\n'.encode()
+    path = written(tmp_path, ".jsonl", data, packed=packed)
+    with pytest.raises(InputError, match=rf"{path.name}, line 3: .*{message}"):
+        read_corpus([path])
+
+
+# How many, and blank ones.
+
+
+@every_kind
+def test_limit_takes_the_first_and_reads_no_further(tmp_path, kind):
+    path = written(tmp_path, kind, content(kind, {"text": SENTENCES}))
+    assert read_corpus([path, tmp_path / "missing.txt"], limit=3) == SENTENCES[:3]
+
+
+@every_kind
+def test_a_limit_above_the_count_takes_all(tmp_path, kind):
+    path = written(tmp_path, kind, content(kind, {"text": SENTENCES}))
+    assert read_corpus([path], limit=100) == SENTENCES
+
+
+def test_limit_counts_over_files_and_on_standard_input(tmp_path, monkeypatch):
+    stdin(monkeypatch, b"A\nB\nC\n")
+    (tmp_path / "c.txt").write_text("D\n\nE\n")
+    assert read_corpus([tmp_path / "c.txt", "-"], limit=3) == ["D", "E", "A"]
+
+
+BLANKS = {"id": ["1", "2", "3", "4", "5"], "text": ["A cat", "", "A dog", "  ", "A cow"]}
+
+
+def with_blanks(folder: Path, kind: str) -> Path:
+    columns = {"text": BLANKS["text"]} if kind == ".txt" else BLANKS
+    return written(folder, kind, content(kind, columns))
+
+
+@every_kind
+def test_blank_sentences_are_skipped(tmp_path, kind):
+    column = None if kind == ".txt" else "text"
+    assert read_corpus([with_blanks(tmp_path, kind)], column=column) == ["A cat", "A dog", "A cow"]
+
+
+@every_kind
+def test_a_blank_sentence_is_refused_by_number_where_asked(tmp_path, kind):
+    column = None if kind == ".txt" else "text"
+    with pytest.raises(InputError, match=r"sentence 2 is blank"):
+        read_corpus([with_blanks(tmp_path, kind)], column=column, blank="refuse")
+
+
+def test_a_blank_line_of_standard_input_is_skipped_or_refused(monkeypatch):
+    stdin(monkeypatch, b"A cat\nA dog\n\nA cow\n")
+    assert read_corpus(["-"]) == ["A cat", "A dog", "A cow"]
+    stdin(monkeypatch, b"A cat\nA dog\n\nA cow\n")
+    with pytest.raises(InputError, match=r"sentence 3 is blank"):
+        read_corpus(["-"], blank="refuse")
+
+
+@every_table
+def test_a_blank_row_of_a_single_column_is_skipped_or_refused(tmp_path, kind):
+    path = written(tmp_path, kind, content(kind, {"text": ["A cat", "", "A dog"]}))
+    assert read_corpus([path]) == ["A cat", "A dog"]
+    with pytest.raises(InputError, match=r"sentence 2 is blank"):
+        read_corpus([path], blank="refuse")
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
+def test_null_is_a_blank_sentence(tmp_path, kind):
+    path = written(tmp_path, kind, content(kind, {"text": ["A cat", None, "A dog"]}))
+    assert read_corpus([path]) == ["A cat", "A dog"]
+    with pytest.raises(InputError, match=r"sentence 2 is blank"):
+        read_corpus([path], blank="refuse")
+
+
+@every_kind
+def test_no_blank_sentence_is_nothing_to_refuse(tmp_path, kind):
+    path = written(tmp_path, kind, content(kind, {"text": SENTENCES}))
+    assert read_corpus([path], blank="refuse") == SENTENCES
+
+
+# What cannot be read.
+
+
+@packed_or_not
+@every_text_kind
+@pytest.mark.parametrize("data", [b"", b"\n\n  \n"], ids=["empty", "blank-lines"])
+def test_a_file_without_a_sentence_is_refused(tmp_path, kind, packed, data):
+    path = written(tmp_path, kind, data, packed=packed)
+    with pytest.raises(InputError, match=rf"{path.name}.*") as caught:
+        read_corpus([path])
+    assert "\n" not in str(caught.value)
+
+
+@every_table
+@pytest.mark.parametrize("texts", [[], ["", "  "]], ids=["no-row", "blank-rows"])
+def test_a_table_without_a_sentence_is_refused(tmp_path, kind, texts):
+    column = pyarrow.array(texts, pyarrow.string()) if kind == ".parquet" else texts
+    path = written(tmp_path, kind, content(kind, {"text": column}))
+    with pytest.raises(InputError, match=rf"{path.name} holds no sentence"):
+        read_corpus([path], column="text")
+
+
+@pytest.mark.parametrize("data", [b"", b"\n \n"])
+def test_standard_input_without_a_sentence_is_refused(monkeypatch, data):
+    stdin(monkeypatch, data)
+    with pytest.raises(InputError, match="holds no sentence"):
+        read_corpus(["-"])
+
+
+def test_no_source_is_refused():
+    with pytest.raises(InputError, match="holds no sentence"):
+        read_corpus([])
+
+
+@pytest.mark.parametrize("read", [read_corpus, check_corpus], ids=["read", "check"])
+@pytest.mark.parametrize("ending", [f"{kind}{gz}" for kind in KINDS for gz in ("", ".gz")])
+def test_a_missing_file_is_named(tmp_path, read, ending):
+    with pytest.raises(InputError, match=rf"missing{ending} does not exist"):
+        read([tmp_path / f"missing{ending}"])
+
+
+@pytest.mark.parametrize("read", [read_corpus, check_corpus], ids=["read", "check"])
+@pytest.mark.parametrize("name", ["folder", "folder.txt"])
+def test_a_folder_is_refused(tmp_path, read, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match=rf"{name} is a folder"):
+        read([tmp_path / name])
+
+
+@pytest.mark.parametrize("read", [read_corpus, check_corpus], ids=["read", "check"])
+@pytest.mark.parametrize("name", ["corpus.doc", "corpus", "corpus.gz", "corpus.txt.zip"])
+def test_an_unknown_ending_is_refused_and_the_known_are_listed(tmp_path, read, name):
+    (tmp_path / name).write_text("A cat\n")
+    with pytest.raises(InputError, match=r"\.txt, \.csv, \.tsv, \.jsonl, \.parquet") as caught:
+        read([tmp_path / name])
+    assert name in str(caught.value)
+
+
+def test_check_refuses_any_bad_source_among_good_ones(tmp_path):
+    (tmp_path / "good.txt").write_text("A cat\n")
+    with pytest.raises(InputError, match=r"bad\.txt does not exist"):
+        check_corpus([tmp_path / "good.txt", "-", tmp_path / "bad.txt"])
+
+
+def test_check_reads_nothing(tmp_path, monkeypatch):
+    stdin(monkeypatch, b"A cat\n")
+    (tmp_path / "bad.jsonl").write_text("not json\n")
+    check_corpus(["-", tmp_path / "bad.jsonl"])
+    assert read_corpus(["-"]) == ["A cat"]
+
+
+@packed_or_not
+@every_text_kind
+def test_text_that_is_not_utf8_is_refused(tmp_path, kind, packed):
+    data = content(kind, {"text": ["A cat", "Caf__", "A dog"]}).replace(b"f__", b"f\xe9")
+    path = written(tmp_path, kind, data, packed=packed)
+    with pytest.raises(InputError, match=rf"{path.name} is not UTF-8"):
+        read_corpus([path])
+
+
+def test_standard_input_that_is_not_utf8_is_refused(monkeypatch):
+    stdin(monkeypatch, b"A cat\nCaf\xe9\n")
+    with pytest.raises(InputError, match="UTF-8"):
+        read_corpus(["-"])
+
+
+@every_kind
+def test_a_gzip_file_that_breaks_off_is_refused(tmp_path, kind):
+    sentences = [f"sentence {number} of {number**3}" for number in range(500)]
+    path = written(tmp_path, kind, content(kind, {"text": sentences}), packed=True)
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(InputError, match=rf"{path.name} is not a whole gzip file"):
+        read_corpus([path])
+
+
+@every_kind
+@pytest.mark.parametrize(
+    "damage",
+    [lambda packed: b"A cat\n", lambda packed: packed[:10] + b"\xff" * 40],
+    ids=["not-gzip", "bad-block"],
+)
+def test_a_gzip_file_that_is_none_is_refused(tmp_path, kind, damage):
+    path = written(tmp_path, kind, content(kind, {"text": SENTENCES}), packed=True)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(InputError, match=rf"{path.name} is not a whole gzip file"):
+        read_corpus([path])
+
+
+@packed_or_not
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: b"A cat\n",
+        lambda data: data[:100],
+        lambda data: data[:4] + b"\xff" * 40 + data[44:],
+        lambda data: data[:-60] + b"\xff" * 48 + data[-12:],
+    ],
+    ids=["empty", "text", "cut", "bad-page", "bad-footer"],
+)
+def test_a_damaged_parquet_file_is_refused(tmp_path, packed, damage):
+    data = damage(content(".parquet", {"text": SENTENCES}))
+    path = written(tmp_path, ".parquet", data, packed=packed)
+    with pytest.raises(InputError, match=rf"{path.name}") as caught:
+        read_corpus([path])
+    assert "parquet file" in str(caught.value)
+
+
+@packed_or_not
+def test_parquet_without_its_package_gives_the_line_that_installs_it(tmp_path, monkeypatch, packed):
+    path = written(tmp_path, ".parquet", content(".parquet", {"text": SENTENCES}), packed=packed)
+    monkeypatch.setattr(corpus, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'bertflow\[parquet\]'"):
+        read_corpus([path])
