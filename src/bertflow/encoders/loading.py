@@ -1,0 +1,352 @@
+"""Loading encoders: hub names, folders, sentence-transformers models and GGUF files."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+import torch
+from huggingface_hub import constants
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import (
+    Pooling,
+    Transformer,
+    WeightedLayerPooling,
+)
+from sentence_transformers.util import is_sentence_transformer_model
+from torch import nn
+
+from bertflow.calibrators.base import check_device
+from bertflow.encoders.cutting import cut_blocks
+from bertflow.errors import BertflowError, InputError, MissingDependencyError, ModelError
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_POOLING = "first-last-avg"
+DEFAULT_MAX_LENGTH = 64
+RECIPES = ("cls", "mean", "last2avg", "first-last-avg", "embed-last-avg", "layers:1,12")
+# Said outright, because an instruction-tuned model's sentences would else be wrapped in its chat
+# template: dozens of tokens that are the same for every sentence.
+TEXT_ONLY: Any = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def load_encoder(
+    name: str | Path,
+    *,
+    pooling: str | None = None,
+    max_length: int | None = None,
+    device: str | None = None,
+    dtype: str = "float32",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> SentenceTransformer:
+    """Load an encoder as a SentenceTransformer made of built-in modules only.
+
+    Blocks above the highest hidden state that the pooling needs are removed. Causal models get
+    right padding and, if they have none, a padding token.
+
+    Args:
+        name: A hub name, a folder (of transformers or sentence-transformers), a .gguf file, or a
+            folder that holds one.
+        pooling: How token states become a sentence vector, i counting hidden states from 0, the
+            embeddings, to L, the last block:
+
+            - "cls": state L of the first token; "mean": mean over the tokens of state L;
+            - "last2avg": of states L − 1 and L; "first-last-avg": of states 1 and L;
+              "embed-last-avg": of states 0 and L;
+            - "layers:1,12": of any states.
+
+            None keeps a sentence-transformers model as it is, and takes "first-last-avg" for
+            others.
+        max_length: Tokens a sentence is cut to. None takes a sentence-transformers model's own,
+            and 64 (the paper's) for others.
+        device: Where it runs, such as "cpu" or "cuda:0"; None takes a GPU if there is one.
+        dtype: "float32", "float16" or "bfloat16".
+        revision: Branch, tag or commit on the hub.
+        trust_remote_code: Whether code that comes with the encoder may run.
+
+    Returns:
+        The encoder, in evaluation mode.
+
+    Raises:
+        InputError: An unknown pooling, a layer the encoder does not have, or a max_length above
+            what it can take.
+        ModelError: The encoder cannot be had, or its architecture is not known.
+        MissingDependencyError: A .gguf without its packages; the message is the pip line.
+    """
+    if pooling is not None:
+        _parse(pooling)
+    if dtype not in DTYPES:
+        raise InputError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if max_length is not None and max_length < 1:
+        raise InputError(f"max_length must be at least 1, got {max_length}")
+    if device is not None:
+        check_device(device)
+    try:
+        source = _locate(name, revision=revision)
+    except OSError as error:  # Such as a name too long for the file system.
+        raise ModelError(f"{str(name)[:80]} is no encoder: {error.strerror}") from None
+    keywords: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if source.offline:
+        keywords["local_files_only"] = True
+    if revision is not None:
+        keywords["revision"] = revision
+    try:
+        if source.modules:
+            model = SentenceTransformer(
+                source.name,
+                device=device,
+                model_kwargs={"dtype": DTYPES[dtype]},
+                **keywords,
+            )
+            if pooling is None:
+                _limit(model[0], max_length, default=None)
+                return model.eval()
+            transformer = model[0]
+            if not isinstance(transformer, Transformer):
+                raise InputError(
+                    f"pooling={pooling!r} needs a transformer, but {name} begins with "
+                    f"{type(transformer).__name__}; leave pooling out"
+                )
+        else:
+            if source.gguf is not None:
+                keywords["gguf_file"] = source.gguf
+            transformer = Transformer(
+                source.name,
+                model_kwargs={"dtype": DTYPES[dtype], **keywords},
+                processor_kwargs=dict(keywords),
+                config_kwargs=dict(keywords),
+                modality_config=TEXT_ONLY,
+                module_output_name="token_embeddings",
+            )
+    except BertflowError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise _explained(name, error, source) from error
+    if source.gguf is not None:
+        _forget_gguf(transformer.model, source.gguf)
+    _pad_right(transformer, name)
+    _limit(transformer, max_length, default=None if source.modules else DEFAULT_MAX_LENGTH)
+    modules = [transformer, *_pooled(transformer, pooling or DEFAULT_POOLING)]
+    return SentenceTransformer(modules=modules, device=device).eval()
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What the libraries must be given."""
+
+    name: str
+    gguf: str | None = None
+    modules: bool = False
+    local: bool = True
+    offline: bool = False
+
+
+def _locate(name: str | Path, *, revision: str | None) -> _Source:
+    path = Path(name)
+    if path.suffix == ".gguf" or (path.is_file() and not path.is_dir()):
+        return _locate_gguf(path)
+    if path.is_dir():
+        if (path / "modules.json").is_file():
+            return _Source(str(path), modules=True)
+        if (path / "config.json").is_file():
+            if '"calibrator"' in (path / "config.json").read_text(encoding="utf-8")[:4096]:
+                raise ModelError(
+                    f"{path} is a calibrator alone, without an encoder; use it with "
+                    "`bertflow transform`, or attach it to its encoder"
+                )
+            return _Source(str(path))
+        found = sorted(path.glob("*.gguf"))
+        if len(found) == 1:
+            return _locate_gguf(found[0])
+        raise ModelError(
+            f"{path} is no encoder: it holds none of modules.json, config.json or one .gguf file"
+        )
+    text = str(name)
+    if text.startswith((".", "/", "~")) or text.count("/") > 1 or "\\" in text or not text:
+        raise ModelError(f"{text} does not exist; give a folder, a .gguf file or a hub name")
+    hub = _Source(text, local=False, offline=not _hub_answers())
+    for candidate in [text] if "/" in text else [text, f"sentence-transformers/{text}"]:
+        try:
+            if is_sentence_transformer_model(
+                candidate, revision=revision, local_files_only=hub.offline
+            ):
+                return replace(hub, name=candidate, modules=True)
+        except Exception as error:  # The hub client has many; all mean that it cannot be had.
+            raise _explained(name, error, hub) from error
+    return hub
+
+
+def _hub_answers() -> bool:
+    """Whether the hub can be reached: its client would try for minutes before it gives up."""
+    if constants.HF_HUB_OFFLINE:
+        return False
+    hub = urlsplit(constants.ENDPOINT)
+    if getproxies().get(hub.scheme):
+        return True  # The proxy's answer is for the client to get.
+    port = hub.port or (80 if hub.scheme == "http" else 443)
+    try:
+        socket.create_connection((hub.hostname or "", port), timeout=10).close()
+    except OSError:
+        return False
+    return True
+
+
+def _locate_gguf(path: Path) -> _Source:
+    if not path.is_file():
+        raise ModelError(f"{path} does not exist; give the path of a .gguf file")
+    if path.suffix != ".gguf":
+        raise ModelError(f"{path} is a file, but not a .gguf; give a folder or a .gguf file")
+    missing = [package for package in ["gguf", "accelerate"] if find_spec(package) is None]
+    if missing:
+        raise MissingDependencyError(
+            f"reading {path.name} needs {' and '.join(missing)}: pip install 'bertflow[gguf]'"
+        )
+    return _Source(str(path.parent), gguf=path.name)
+
+
+def _explained(name: str | Path, error: Exception, source: _Source) -> ModelError:
+    """One line about an encoder that cannot be had, from the many kinds the libraries raise."""
+    detail = str(error).strip().split("\n")[0] or type(error).__name__
+    if source.local:
+        return ModelError(f"{name} cannot be loaded: {detail}")
+    if source.offline:
+        detail = "no connection, and it is not in the cache"
+    return ModelError(
+        f"{name} is no folder here and cannot be had from the model hub ({detail}); check the "
+        "name and the network, or give a folder or a .gguf file"
+    )
+
+
+def _forget_gguf(model: nn.Module, name: str) -> None:
+    """The weights are de-quantised: saved again, they are an ordinary checkpoint."""
+    config: Any = model.config
+    config._name_or_path = name
+    for holder, attribute in [(config, "quantization_config"), (model, "hf_quantizer")]:
+        if hasattr(holder, attribute):
+            delattr(holder, attribute)
+    model.is_quantized = False  # type: ignore[assignment]
+
+
+def _pad_right(transformer: Transformer, name: str | Path) -> None:
+    tokenizer: Any = transformer.tokenizer
+    if tokenizer is None:
+        raise ModelError(f"{name} has no tokenizer")
+    tokenizer.padding_side = "right"
+    if tokenizer.pad_token is None:
+        spare = tokenizer.eos_token or tokenizer.unk_token or tokenizer.bos_token
+        if spare is None:
+            raise ModelError(f"the tokenizer of {name} has no token that could serve as padding")
+        tokenizer.pad_token = spare
+
+
+def _limit(module: nn.Module, max_length: int | None, default: int | None) -> None:
+    """Set the number of tokens a text is cut to: what was asked for, unless it is too much."""
+    if not isinstance(module, Transformer):
+        if max_length is not None:
+            module.max_seq_length = max_length  # type: ignore[assignment]
+        return
+    capacity = _capacity(module)
+    if max_length is None:
+        if default is None:
+            return
+        max_length = min(default, capacity)
+    if max_length > capacity:
+        raise InputError(f"max_length {max_length} is above the encoder's {capacity} tokens")
+    module.max_seq_length = max_length
+
+
+def _capacity(transformer: Transformer) -> int:
+    """How many tokens the model has positions for, and the tokenizer's limit if it has none."""
+    model: Any = transformer.model
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is None or positions <= 0:
+        tokenizer: Any = transformer.tokenizer
+        return int(tokenizer.model_max_length)
+    # RoBERTa's kind counts positions from after its padding index.
+    table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
+    padding = getattr(table, "padding_idx", None)
+    return int(positions) - (0 if padding is None else int(padding) + 1)
+
+
+def _parse(pooling: str) -> tuple[int, ...] | None:
+    """The layers that are spelled out, or None for a recipe by name."""
+    if pooling in RECIPES[:-1]:
+        return None
+    kind, _, numbers = pooling.partition(":")
+    try:
+        if kind != "layers":
+            raise ValueError
+        layers = tuple(int(number) for number in numbers.split(","))
+    except ValueError:
+        raise InputError(
+            f"unknown pooling {pooling!r}; expected one of {', '.join(RECIPES)}"
+        ) from None
+    if len(set(layers)) < len(layers) or min(layers) < 0:
+        raise InputError(f"pooling {pooling!r} must name different hidden states from 0 up")
+    return layers
+
+
+def hidden_states(pooling: str, blocks: int) -> tuple[int, ...]:
+    """The hidden states that a recipe averages, for an encoder with so many blocks.
+
+    Args:
+        pooling: As in `load_encoder`.
+        blocks: The number L of transformer blocks.
+
+    Returns:
+        Indices in rising order, 0 being the embeddings and L the last block.
+
+    Raises:
+        InputError: The recipe is unknown, or asks for a layer the encoder does not have.
+
+    Example:
+        >>> hidden_states("last2avg", 12), hidden_states("layers:0,6", 12)
+        ((11, 12), (0, 6))
+    """
+    layers = _parse(pooling)
+    if layers is None:
+        layers = {
+            "cls": (blocks,),
+            "mean": (blocks,),
+            "last2avg": (blocks - 1, blocks),
+            "first-last-avg": (1, blocks),
+            "embed-last-avg": (0, blocks),
+        }[pooling]
+    if max(layers) > blocks:
+        raise InputError(
+            f"pooling {pooling!r} asks for hidden state {max(layers)}, but the encoder has "
+            f"{blocks} blocks (hidden states 0 to {blocks})"
+        )
+    if pooling == "last2avg" and blocks < 2:
+        raise InputError(f"pooling 'last2avg' needs 2 blocks, but the encoder has {blocks}")
+    return tuple(sorted(set(layers)))
+
+
+def _pooled(transformer: Transformer, pooling: str) -> list[nn.Module]:
+    """Cut the transformer to what the recipe needs, and give the modules that pool it."""
+    model: Any = transformer.model
+    width = transformer.get_embedding_dimension()
+    layers = hidden_states(pooling, model.config.get_text_config().num_hidden_layers)
+    blocks = cut_blocks(model, transformer.tokenizer, layers[-1])
+    mode = "cls" if pooling == "cls" else "mean"
+    if layers == (blocks,):
+        model.config.output_hidden_states = False
+        return [Pooling(width, pooling_mode=mode)]
+    model.config.output_hidden_states = True
+    weights = torch.zeros(blocks + 1 - layers[0])
+    weights[[layer - layers[0] for layer in layers]] = 1.0
+    mix = WeightedLayerPooling(
+        width,
+        num_hidden_layers=blocks,
+        layer_start=layers[0],
+        layer_weights=nn.Parameter(weights, requires_grad=False),
+    )
+    return [mix, Pooling(width, pooling_mode=mode)]

@@ -1,0 +1,343 @@
+"""Calibrated models: an encoder and its calibrator as one SentenceTransformer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import import_from_string
+from sklearn.base import clone
+from sklearn.utils.validation import check_is_fitted
+
+from bertflow.calibrators import Calibrator, Flow, load_calibrator
+from bertflow.calibrators.base import Array, check_device
+from bertflow.calibrators.storage import SUBFOLDER, replaced_folder, write_calibrator
+from bertflow.encoders.corpus import embed
+from bertflow.encoders.fingerprint import describe_encoder, library_versions
+from bertflow.encoders.loading import load_encoder
+from bertflow.encoders.module import CalibratorModule
+from bertflow.encoders.portable import to_modules
+from bertflow.errors import InputError, ModelError
+
+Progress = Callable[[str, int, int], None]
+
+# The portable form must give what the calibrator gives, on real vectors, up to this.
+TOLERANCE = 1e-4
+CHECKED_ROWS = 512
+OWN_MODULE = f"{CalibratorModule.__module__}.{CalibratorModule.__name__}"
+
+
+class CalibratedSentenceTransformer(SentenceTransformer):
+    """A SentenceTransformer whose last modules calibrate, and that knows its calibrator.
+
+    Everything a SentenceTransformer does, it does. `save_pretrained` writes a model that plain
+    sentence-transformers loads, and beside it the calibrator itself, in `bertflow/`.
+
+    Attributes:
+        calibrator: The fitted calibrator: inverse, likelihood and sampling are there.
+    """
+
+    calibrator: Calibrator
+
+    def save(self, path: str, *args: Any, **kwargs: Any) -> None:
+        """Write the model, the calibrator and its provenance into a folder."""
+        super().save(path, *args, **kwargs)
+        _name_modules_for_every_version(Path(path) / "modules.json")
+        native = Path(path) / SUBFOLDER
+        native.mkdir(exist_ok=True)
+        write_calibrator(self.calibrator, native)
+
+    @classmethod
+    def _of(
+        cls, encoder: SentenceTransformer, modules: Sequence[Any], calibrator: Calibrator
+    ) -> Self:
+        model = cls(
+            modules=[*encoder, *modules],
+            device=str(encoder.device),
+            prompts={k: v for k, v in encoder.prompts.items() if v is not None},
+            default_prompt_name=encoder.default_prompt_name,
+            similarity_fn_name=encoder.similarity_fn_name,
+        )
+        model.calibrator = calibrator
+        return model.eval()
+
+
+def calibrate(
+    encoder: SentenceTransformer,
+    sentences: Sequence[str],
+    calibrator: Calibrator | None = None,
+    *,
+    portable: bool = True,
+    batch_size: int = 32,
+    provenance: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> CalibratedSentenceTransformer:
+    """Fit a calibrator on an encoder's vectors of unlabelled sentences, and append it.
+
+    Each distinct sentence is encoded once; repeats count as often as they occur. Neither the
+    encoder nor the calibrator that is passed is changed.
+
+    Args:
+        encoder: Any SentenceTransformer, such as `load_encoder` gives.
+        sentences: Unlabelled text, at least two distinct sentences.
+        calibrator: Not fitted, or fitted before (it is fitted anew); None takes `Flow()`.
+        portable: Write the calibrator as built-in modules, so that the saved model loads without
+            bertflow. False uses bertflow's own module.
+        batch_size: Sentences a forward pass.
+        provenance: More to be kept with the model, such as the names of files.
+        progress: Called with the name of the stage ("encode" or "fit"), the steps done and
+            their total.
+
+    Returns:
+        A SentenceTransformer that gives calibrated vectors; `.calibrator` is the fitted one.
+
+    Raises:
+        InputError: Too few sentences, or the encoder gives a vector that is not finite.
+        ModelError: The calibrator cannot be portable; the message says why and what to do.
+
+    Example:
+        ``calibrate(load_encoder("bert-base-uncased"), sentences, Flow()).save_pretrained("m")``
+    """
+    calibrator = clone(Flow() if calibrator is None else calibrator)
+    if portable:
+        _refuse_what_cannot_be_portable(calibrator)
+    if len(distinct := set(sentences)) < 2:
+        raise InputError(
+            f"got {len(sentences)} sentences, {len(distinct)} of them distinct, but calibrating "
+            "needs at least 2 (and is worth it from some hundreds)"
+        )
+    embedded = embed(
+        encoder,
+        sentences,
+        batch_size=batch_size,
+        progress=None if progress is None else lambda done, of: progress("encode", done, of),
+    )
+    rows = embedded.rows()
+    if isinstance(calibrator, Flow) and progress is not None:
+        calibrator.fit(rows, progress=lambda done, of, loss: progress("fit", done, of))
+    else:
+        calibrator.fit(rows)
+    calibrator.provenance_ = {
+        "encoder": describe_encoder(encoder),
+        "sentences": len(sentences),
+        "distinct": len(embedded.vectors),
+        "cut_to_max_length": embedded.cut,
+        "versions": library_versions(),
+        **(provenance or {}),
+    }
+    return attach(encoder, calibrator, portable=portable, sample=embedded.vectors[:CHECKED_ROWS])
+
+
+def attach(
+    encoder: SentenceTransformer,
+    calibrator: Calibrator,
+    *,
+    portable: bool = True,
+    sample: Array | None = None,
+) -> CalibratedSentenceTransformer:
+    """Append a fitted calibrator to the encoder it belongs to.
+
+    Args:
+        encoder: The encoder. Its modules are shared with the result, not copied.
+        calibrator: Fitted, here or in another session (`load_calibrator`). If it was fitted on an
+            encoder's vectors, this must be that encoder, with the same pooling, length and type.
+        portable: As in `calibrate`.
+        sample: Vectors of the encoder, shape (n, D), to compare the portable form on; None
+            draws them around the calibrator's centre.
+
+    Returns:
+        The calibrated model.
+
+    Raises:
+        sklearn.exceptions.NotFittedError: The calibrator has not been fitted.
+        ModelError: The calibrator belongs to another encoder (the message names what differs),
+            or cannot be portable.
+        InputError: The widths differ.
+    """
+    check_is_fitted(calibrator)
+    fitted = getattr(calibrator, "provenance_", {}).get("encoder")
+    if fitted is not None:
+        _compare_encoders(fitted, describe_encoder(encoder))
+    with encoder.truncate_embeddings(None):
+        width = int(encoder.get_embedding_dimension() or 0)
+    expected = calibrator.n_features_in_
+    if min(width, encoder.truncate_dim or width) != expected:
+        raise InputError(
+            f"the encoder gives vectors of {width} dimensions, but the calibrator was fitted on "
+            f"{expected}"
+        )
+    if not portable:
+        return CalibratedSentenceTransformer._of(
+            encoder, [CalibratorModule(calibrator)], calibrator
+        )
+    modules = to_modules(calibrator, width)
+    _check_portable(calibrator, modules, width, sample)
+    return CalibratedSentenceTransformer._of(encoder, modules, calibrator)
+
+
+def load(
+    path: str | Path, *, device: str | None = None, trust_remote_code: bool = False
+) -> CalibratedSentenceTransformer:
+    """Load a saved calibrated model together with its calibrator.
+
+    Args:
+        path: What `save_pretrained` or `bertflow fit --encoder` wrote.
+        device: Where it runs; None takes a GPU if there is one.
+        trust_remote_code: Whether code that came with the encoder may run.
+
+    Returns:
+        The model; `.calibrator` gives inverse, likelihood and sampling.
+
+    Raises:
+        ModelError: The folder is not such a model; the message says what is missing.
+    """
+    path = Path(path)
+    if device is not None:
+        check_device(device)
+    if not (path / "modules.json").is_file():
+        raise ModelError(f"{path} is no calibrated model: it holds no modules.json")
+    calibrator = load_calibrator(path / SUBFOLDER)
+    kinds = [entry["type"] for entry in json.loads((path / "modules.json").read_text())]
+    try:
+        if OWN_MODULE in kinds:
+            return _load_with_own_module(path, calibrator, device, trust_remote_code)
+        model = CalibratedSentenceTransformer(
+            str(path), device=device, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from error
+    model.calibrator = calibrator
+    return model.eval()
+
+
+def _load_with_own_module(
+    path: Path, calibrator: Calibrator, device: str | None, trust_remote_code: bool
+) -> CalibratedSentenceTransformer:
+    """Load module by module: sentence-transformers would ask for trust in ours."""
+    modules = []
+    for entry in json.loads((path / "modules.json").read_text(encoding="utf-8")):
+        kind: Any = CalibratorModule
+        if entry["type"] != OWN_MODULE:
+            if not entry["type"].startswith("sentence_transformers."):
+                raise ModelError(f"{path} asks for {entry['type']}, which is not built in")
+            kind = import_from_string(entry["type"])
+        modules.append(
+            kind.load(str(path), subfolder=entry["path"], trust_remote_code=trust_remote_code)
+        )
+    config = json.loads((path / "config_sentence_transformers.json").read_text(encoding="utf-8"))
+    model = CalibratedSentenceTransformer(
+        modules=modules,
+        device=device,
+        prompts=config.get("prompts"),
+        default_prompt_name=config.get("default_prompt_name"),
+        similarity_fn_name=config.get("similarity_fn_name"),
+    )
+    model.calibrator = calibrator
+    return model.eval()
+
+
+def open_model(
+    name: str | Path,
+    *,
+    pooling: str | None = None,
+    max_length: int | None = None,
+    device: str | None = None,
+    trust_remote_code: bool = False,
+) -> SentenceTransformer:
+    """Open a saved calibrated model, or else an encoder as `load_encoder` does.
+
+    Raises:
+        InputError: A pooling or maximum length for a calibrated model, whose own are fixed.
+        ModelError: It cannot be had.
+    """
+    if not (Path(name) / SUBFOLDER / "config.json").is_file():
+        return load_encoder(
+            name,
+            pooling=pooling,
+            max_length=max_length,
+            device=device,
+            trust_remote_code=trust_remote_code,
+        )
+    if pooling is not None or max_length is not None:
+        raise InputError(
+            f"{name} is a calibrated model: its pooling and maximum length are those it was "
+            "fitted with; leave them out"
+        )
+    return load(name, device=device, trust_remote_code=trust_remote_code)
+
+
+def save_model(model: CalibratedSentenceTransformer, folder: str | Path) -> None:
+    """Save a model to a folder that is then the new one whole, or still the old one.
+
+    Raises:
+        ModelError: The folder holds something that bertflow did not write, or cannot be written.
+    """
+    with replaced_folder(folder) as staging:
+        model.save_pretrained(str(staging))
+
+
+def _refuse_what_cannot_be_portable(calibrator: Calibrator) -> None:
+    """Say so before an hour of encoding, by fitting the same design on a handful of numbers."""
+    if isinstance(calibrator, Flow) and calibrator.coupling != "additive":
+        tiny = clone(calibrator).set_params(epochs=1, device="cpu")
+        to_modules(tiny.fit(np.random.default_rng(0).normal(size=(8, 4))), 4)
+
+
+def _check_portable(
+    calibrator: Calibrator, modules: Sequence[Any], width: int, sample: Array | None
+) -> None:
+    """Compare the built-in modules with the calibrator itself on real vectors."""
+    if sample is None:
+        if not isinstance(calibrator, Flow):
+            return
+        sample = calibrator.sample(CHECKED_ROWS, random_state=0)
+    expected = calibrator.transform(sample.astype(np.float64))
+    padded = np.zeros((len(sample), width), dtype=np.float32)
+    padded[:, : sample.shape[1]] = sample
+    features = {"sentence_embedding": torch.from_numpy(padded)}
+    with torch.no_grad():
+        for module in modules:
+            features = module(features)
+    got = features["sentence_embedding"].double().numpy()
+    norms = np.linalg.norm(expected, axis=1)
+    difference = float((np.linalg.norm(got - expected, axis=1) / norms.clip(1e-12)).max())
+    if not difference <= TOLERANCE:
+        raise ModelError(
+            f"the built-in modules differ from the calibrator by {difference:.1e} (allowed "
+            f"{TOLERANCE:.0e}): its map is too ill-conditioned for float32; train it less, or "
+            "save with bertflow's own module (portable=False, on the command line --no-portable)"
+        )
+
+
+def _compare_encoders(fitted: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    differing = [
+        f"{name} {fitted[name]!r}, not {given.get(name)!r}"
+        for name in fitted
+        if name != "name" and fitted[name] != given.get(name)
+    ]
+    if differing:
+        raise ModelError(
+            f"the calibrator was fitted on another encoder than this one: {'; '.join(differing)}"
+        )
+
+
+def _name_modules_for_every_version(path: Path) -> None:
+    """Give built-in modules the names that every version of sentence-transformers resolves."""
+    entries = json.loads(path.read_text(encoding="utf-8"))
+    for entry in entries:
+        kind, _, name = entry["type"].rpartition(".")
+        if not kind.startswith("sentence_transformers."):
+            continue
+        classic = f"sentence_transformers.models.{name}"
+        try:
+            same = import_from_string(classic)
+        except ImportError:
+            continue
+        if same is import_from_string(entry["type"]):
+            entry["type"] = classic
+    path.write_text(json.dumps(entries, indent=2), encoding="utf-8")

@@ -1,0 +1,50 @@
+"""bertflow's own sentence-transformers module, for calibrators without a portable form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from sentence_transformers.sentence_transformer.modules import Module
+from torch import Tensor
+
+from bertflow.calibrators import Calibrator, load_calibrator
+from bertflow.calibrators.storage import write_calibrator
+
+
+class CalibratorModule(Module):
+    """Apply a calibrator to the sentence vector, in float32 whatever the encoder computes in.
+
+    A model with this module loads with `bertflow.load`, or with sentence-transformers where
+    bertflow is installed and `trust_remote_code=True` is given.
+
+    Args:
+        calibrator: Fitted.
+    """
+
+    def __init__(self, calibrator: Calibrator) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calibrator = calibrator
+
+    def forward(self, features: dict[str, Tensor], **kwargs: Any) -> dict[str, Tensor]:
+        """Replace features["sentence_embedding"]."""
+        x = features["sentence_embedding"][:, : self.calibrator.n_features_in_]
+        with torch.no_grad():
+            features["sentence_embedding"] = self.calibrator._transform(x.float()).to(x.dtype)
+        return features
+
+    def get_embedding_dimension(self) -> int:
+        """Width of the calibrated vectors."""
+        return self.calibrator._n_features_out
+
+    def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
+        """Write the calibrator's two files."""
+        write_calibrator(self.calibrator, Path(output_path))
+
+    @classmethod
+    def load(  # type: ignore[override]
+        cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any
+    ) -> Self:
+        """Read them back."""
+        return cls(load_calibrator(Path(model_name_or_path) / subfolder))

@@ -1,0 +1,88 @@
+"""What the tests share: where the data of others lies, and a tiny encoder made on the spot."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of data sets and fixtures: BERTFLOW_DATA, or ../shared/data."""
+    folder = Path(os.environ.get("BERTFLOW_DATA", REPOSITORY / "../shared/data")).resolve()
+    if not folder.is_dir():
+        reason = f"no data at {folder}: set BERTFLOW_DATA"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return folder
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+WORDS = (
+    "a the man woman dog cat is was are plays playing guitar piano on in at of and not runs "
+    "running eats eating food bread street house two three children red blue big small old new "
+    "train car bus bird flies water drinks reads writes book letter today yesterday . , ?"
+).split()
+
+
+def save_tiny_encoder(folder: Path, kind: str = "bert", blocks: int = 3, width: int = 16) -> Path:
+    """Write a randomly initialised transformers encoder with a word-level tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = {word: row for row, word in enumerate([*special, *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    names = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    if kind == "bert":
+        names |= {"pad_token": "[PAD]", "mask_token": "[MASK]"}
+    else:
+        names |= {"eos_token": "[SEP]", "bos_token": "[CLS]"}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=32, **names)
+    common = {
+        "vocab_size": len(vocabulary),
+        "hidden_size": width,
+        "num_hidden_layers": blocks,
+        "num_attention_heads": 2,
+        "intermediate_size": 2 * width,
+        "max_position_embeddings": 32,
+    }
+    torch.manual_seed(0)
+    if kind == "bert":
+        model = BertModel(BertConfig(**common, initializer_range=0.3))
+    else:
+        model = LlamaModel(LlamaConfig(**common, num_key_value_heads=2, initializer_range=0.3))
+    model.save_pretrained(folder)
+    fast.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a BERT with 3 blocks, 16 dimensions and at most 32 tokens."""
+    return save_tiny_encoder(tmp_path_factory.mktemp("tiny-bert"), "bert")
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a causal, pre-norm model with 3 blocks, without a padding token."""
+    return save_tiny_encoder(tmp_path_factory.mktemp("tiny-llama"), "llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_sentences() -> list[str]:
+    """300 sentences over the tiny encoders' vocabulary, some of them equal."""
+    random = np.random.default_rng(0)
+    return [" ".join(random.choice(WORDS, size=random.integers(3, 12))) for _ in range(300)]

@@ -1,0 +1,286 @@
+"""Calibrated models: fitted, saved, loaded anywhere, and refused where they do not belong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize
+
+from bertflow import attach, calibrate, load, load_calibrator, load_encoder, save_calibrator
+from bertflow.calibrators import AllButTheTop, Flow, Standardization, Whitening
+from bertflow.encoders import describe_encoder, embed, open_model, save_model
+from bertflow.errors import InputError, ModelError
+from conftest import save_tiny_encoder
+
+CALIBRATORS = {
+    "flow": Flow(),
+    "released": Flow.released(),
+    "whitening": Whitening(),
+    "whitening-4": Whitening(4),
+    "standardization": Standardization(),
+    "all-but-the-top": AllButTheTop(2),
+}
+FOREIGN = """
+import sys, json
+sys.modules["bertflow"] = None  # as where it is not installed
+import numpy as np, sentence_transformers
+model = sentence_transformers.SentenceTransformer(sys.argv[1], device="cpu")
+np.save(sys.argv[3], model.encode(json.loads(sys.argv[2])))
+print(sentence_transformers.__version__)
+"""
+
+
+@pytest.fixture(scope="module")
+def encoder(tiny_bert):
+    return load_encoder(tiny_bert, device="cpu")
+
+
+def relative(got, expected):
+    return (np.linalg.norm(got - expected, axis=1) / np.linalg.norm(expected, axis=1)).max()
+
+
+def in_foreign_process(folder: Path, sentences: list[str], tmp_path: Path, path: str = ""):
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    out = tmp_path / "foreign.npy"
+    ran = subprocess.run(
+        [sys.executable, "-c", FOREIGN, str(folder), json.dumps(sentences), str(out)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return np.load(out), ran.stdout.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", CALIBRATORS)
+def test_saved_model_equals_calibrator_on_encoder_and_reloads(
+    name, encoder, tiny_sentences, tmp_path
+):
+    model = calibrate(encoder, tiny_sentences, CALIBRATORS[name])
+    vectors = encoder.encode(tiny_sentences)
+    exact = model.calibrator.transform(vectors.astype(np.float64))
+    calibrated = model.encode(tiny_sentences)
+    assert relative(calibrated, exact) < 1e-5
+    model.save_pretrained(str(tmp_path / "model"))
+    again = load(tmp_path / "model", device="cpu")
+    np.testing.assert_array_equal(again.encode(tiny_sentences), calibrated)
+    np.testing.assert_array_equal(
+        again.calibrator.transform(vectors), model.calibrator.transform(vectors)
+    )
+    assert again.get_embedding_dimension() == exact.shape[1]
+
+
+def test_saved_model_loads_where_bertflow_is_not_installed(encoder, tiny_sentences, tmp_path):
+    model = calibrate(encoder, tiny_sentences, Flow())
+    model.save_pretrained(str(tmp_path / "model"))
+    (tmp_path / "model").rename(tmp_path / "moved")
+    vectors, _ = in_foreign_process(tmp_path / "moved", tiny_sentences[:20], tmp_path)
+    np.testing.assert_allclose(vectors, model.encode(tiny_sentences[:20]), atol=1e-6)
+
+
+def other_versions() -> list[str]:
+    folder = os.environ.get("BERTFLOW_OTHER_VERSIONS")
+    return sorted(str(path) for path in Path(folder).iterdir()) if folder else []
+
+
+@pytest.mark.skipif(not other_versions(), reason="BERTFLOW_OTHER_VERSIONS is not set: .ci/run does")
+@pytest.mark.parametrize("kind", ["raw", "ending in Normalize"])
+def test_saved_model_loads_with_other_versions(kind, encoder, tiny_sentences, tmp_path):
+    if kind != "raw":
+        encoder = SentenceTransformer(modules=[*encoder, Normalize()], device="cpu")
+    model = calibrate(encoder, tiny_sentences, Flow())
+    model.save_pretrained(str(tmp_path / "model"))
+    for path in other_versions():
+        vectors, version = in_foreign_process(
+            tmp_path / "model", tiny_sentences[:20], tmp_path, path
+        )
+        assert version == Path(path).name
+        assert relative(vectors, model.encode(tiny_sentences[:20])) < 1e-5
+
+
+def test_affine_flow_is_refused_at_once_or_saved_with_our_module(
+    encoder, tiny_sentences, tmp_path, monkeypatch
+):
+    flow = Flow(coupling="affine")
+    with monkeypatch.context() as patch:
+        patch.setattr("bertflow.encoders.model.embed", None)  # before anything is encoded
+        with pytest.raises(ModelError, match="portable=False"):
+            calibrate(encoder, tiny_sentences, flow)
+    model = calibrate(encoder, tiny_sentences, flow, portable=False)
+    model.save_pretrained(str(tmp_path / "model"))
+    again = load(tmp_path / "model", device="cpu")
+    np.testing.assert_array_equal(again.encode(tiny_sentences), model.encode(tiny_sentences))
+    trusted = SentenceTransformer(str(tmp_path / "model"), device="cpu", trust_remote_code=True)
+    np.testing.assert_array_equal(trusted.encode(tiny_sentences), model.encode(tiny_sentences))
+
+
+def test_encoder_and_calibrator_are_left_as_they_were(encoder, tiny_sentences):
+    before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+    modules, vectors = len(list(encoder)), encoder.encode(tiny_sentences)
+    whitening = Whitening()
+    calibrate(encoder, tiny_sentences, whitening)
+    assert not hasattr(whitening, "mean_")
+    assert len(list(encoder)) == modules
+    assert all(torch.equal(before[name], t) for name, t in encoder.state_dict().items())
+    np.testing.assert_array_equal(encoder.encode(tiny_sentences), vectors)
+
+
+def test_repeats_count_as_often_as_they_occur(encoder, tiny_sentences):
+    repeated = [*tiny_sentences[:50], *tiny_sentences[:10], *tiny_sentences[:10]]
+    model = calibrate(encoder, repeated, Standardization())
+    expected = Standardization().fit(encoder.encode(repeated))
+    np.testing.assert_allclose(model.calibrator.mean_, expected.mean_, atol=1e-6)
+
+
+def test_each_distinct_sentence_is_encoded_once(encoder, monkeypatch):
+    seen = []
+    encode = encoder.encode
+    monkeypatch.setattr(
+        encoder, "encode", lambda texts, **kw: (seen.extend(texts), encode(texts, **kw))[1]
+    )
+    embedded = embed(encoder, ["a dog", "the cat", "a dog", "a dog"])
+    assert sorted(seen) == ["a dog", "the cat"]
+    assert embedded.index.tolist() == [0, 1, 0, 0]
+    np.testing.assert_array_equal(embedded.rows()[0], embedded.rows()[2])
+
+
+def test_sentences_cut_are_counted(tiny_bert):
+    encoder = load_encoder(tiny_bert, max_length=5, device="cpu")
+    long, short = "the dog and the cat and the bird", "the dog"
+    assert embed(encoder, [long, short, long]).cut == 1
+
+
+def test_vectors_that_are_not_finite_are_named_by_sentence(encoder, monkeypatch):
+    encode = encoder.encode
+
+    def broken(texts, **keywords):
+        vectors = encode(texts, **keywords)
+        vectors[[text == "the cat" for text in texts]] = np.nan
+        return vectors
+
+    monkeypatch.setattr(encoder, "encode", broken)
+    with pytest.raises(InputError, match="sentence 1 is not finite: 'the cat'"):
+        embed(encoder, ["a dog", "the cat", "a bird"])
+
+
+@pytest.mark.parametrize("sentences", [[], ["the dog"], ["the dog"] * 5])
+def test_too_few_sentences_are_refused(encoder, sentences):
+    with pytest.raises(InputError, match="at least 2"):
+        calibrate(encoder, sentences, Whitening())
+
+
+def test_what_is_not_text_is_refused(encoder):
+    with pytest.raises(InputError, match="sentence 1 is int"):
+        calibrate(encoder, ["the dog", 7], Whitening())
+
+
+def test_truncated_encoders_are_calibrated_on_what_they_give(tiny_bert, tiny_sentences):
+    encoder = load_encoder(tiny_bert, device="cpu")
+    encoder.truncate_dim = 6
+    model = calibrate(encoder, tiny_sentences, Flow())
+    vectors = model.encode(tiny_sentences)
+    assert vectors.shape[1] == 6
+    exact = model.calibrator.transform(encoder.encode(tiny_sentences).astype(np.float64))
+    assert relative(vectors, exact) < 1e-5
+
+
+def test_prompts_are_kept(tiny_bert, tiny_sentences, tmp_path):
+    encoder = load_encoder(tiny_bert, device="cpu")
+    encoder.prompts = {"query": "the man reads "}
+    encoder.default_prompt_name = "query"
+    model = calibrate(encoder, tiny_sentences, Standardization())
+    model.save_pretrained(str(tmp_path / "model"))
+    again = load(tmp_path / "model", device="cpu")
+    assert again.prompts["query"] == "the man reads "
+    np.testing.assert_allclose(
+        again.encode(tiny_sentences[:5]),
+        model.calibrator.transform(encoder.encode(tiny_sentences[:5])),
+        atol=1e-5,
+    )
+
+
+def test_provenance_says_what_it_was_fitted_on(encoder, tiny_sentences, tmp_path):
+    model = calibrate(encoder, tiny_sentences, Whitening(), provenance={"corpus": ["a.txt"]})
+    model.save_pretrained(str(tmp_path / "model"))
+    told = json.loads((tmp_path / "model/bertflow/config.json").read_text())["provenance"]
+    assert told["sentences"] == len(tiny_sentences)
+    assert told["distinct"] == len(set(tiny_sentences))
+    assert told["corpus"] == ["a.txt"]
+    assert told["encoder"]["layers"] == [1, 3]
+    assert len(told["encoder"]["weights"]) == 64
+
+
+def test_calibrator_goes_back_to_its_own_encoder_only(encoder, tiny_bert, tiny_sentences, tmp_path):
+    model = calibrate(encoder, tiny_sentences, Whitening())
+    save_calibrator(model.calibrator, tmp_path / "whitening")
+    whitening = load_calibrator(tmp_path / "whitening")
+    again = attach(encoder, whitening)
+    np.testing.assert_array_equal(again.encode(tiny_sentences), model.encode(tiny_sentences))
+    for other, named in [
+        (load_encoder(tiny_bert, pooling="mean", device="cpu"), "layers"),
+        (load_encoder(tiny_bert, max_length=16, device="cpu"), "max_length"),
+        (load_encoder(save_tiny_encoder(tmp_path / "deep", blocks=4), device="cpu"), "weights"),
+    ]:
+        with pytest.raises(ModelError, match=named):
+            attach(other, whitening)
+
+
+def test_calibrator_of_bare_vectors_needs_the_width(encoder, rng):
+    with pytest.raises(InputError, match="16 dimensions, but the calibrator was fitted on 5"):
+        attach(encoder, Whitening().fit(rng.normal(size=(20, 5))))
+
+
+def test_description_tells_encoders_apart_and_knows_equal_ones(tiny_bert):
+    same = [describe_encoder(load_encoder(tiny_bert, device="cpu")) for _ in range(2)]
+    assert same[0] == same[1]
+    assert describe_encoder(load_encoder(tiny_bert, pooling="cls", device="cpu")) != same[0]
+
+
+def test_half_precision_model_agrees_and_keeps_its_statistics(encoder, tiny_sentences):
+    model = calibrate(encoder, tiny_sentences, Flow())
+    full, mean = model.encode(tiny_sentences), model.calibrator.mean_.copy()
+    half = attach(encoder, model.calibrator).half()
+    vectors = half.encode(tiny_sentences).astype(np.float32)
+    encoder.float()
+    cosine = (
+        (full * vectors).sum(1) / np.linalg.norm(full, axis=1) / np.linalg.norm(vectors, axis=1)
+    )
+    assert cosine.min() > 0.99
+    np.testing.assert_array_equal(model.calibrator.mean_, mean)
+
+
+def test_saving_replaces_ours_and_refuses_what_is_not(encoder, tiny_sentences, tmp_path):
+    model = calibrate(encoder, tiny_sentences, Standardization())
+    save_model(model, tmp_path / "model")
+    save_model(calibrate(encoder, tiny_sentences, Whitening(4)), tmp_path / "model")
+    assert load(tmp_path / "model", device="cpu").get_embedding_dimension() == 4
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/thesis.tex").write_text("years of work")
+    with pytest.raises(ModelError, match="did not write"):
+        save_model(model, tmp_path / "other")
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.tex"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "other"]
+
+
+def test_a_bare_encoder_is_no_calibrated_model(tiny_bert, tmp_path):
+    with pytest.raises(ModelError, match=r"no modules\.json"):
+        load(tiny_bert)
+    load_encoder(tiny_bert, device="cpu").save_pretrained(str(tmp_path / "bare"))
+    with pytest.raises(ModelError):
+        load(tmp_path / "bare")
+    assert isinstance(open_model(tmp_path / "bare"), SentenceTransformer)
+
+
+def test_pooling_of_a_calibrated_model_cannot_be_changed(encoder, tiny_sentences, tmp_path):
+    calibrate(encoder, tiny_sentences, Whitening()).save_pretrained(str(tmp_path / "model"))
+    with pytest.raises(InputError, match="leave them out"):
+        open_model(tmp_path / "model", pooling="mean")

@@ -1,0 +1,97 @@
+"""The portable form: built-in modules that give what the calibrator gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from bertflow.calibrators import AllButTheTop, Flow, Standardization, Whitening
+from bertflow.encoders import to_modules
+from bertflow.errors import ModelError
+
+CALIBRATORS = {
+    "standardization": Standardization(),
+    "all-but-the-top": AllButTheTop(3),
+    "standardized all-but-the-top": AllButTheTop(3, standardize=True),
+    "whitening": Whitening(),
+    "whitening to 20": Whitening(20),
+    "soft whitening": Whitening(power=0.5, shrinkage=0.1),
+    "flow": Flow(),
+    "released flow": Flow.released(),
+    "one level": Flow(levels=1, depth=1, width=5),
+    "five levels": Flow(levels=5, depth=2, residual=False),
+    "linear permutation": Flow(permutation="linear", epochs=0.2),
+}
+
+
+def applied(modules, rows):
+    features = {"sentence_embedding": torch.from_numpy(rows)}
+    with torch.no_grad():
+        for module in modules:
+            features = module(features)
+    return features["sentence_embedding"].numpy()
+
+
+def relative(got, expected):
+    return (np.linalg.norm(got - expected, axis=1) / np.linalg.norm(expected, axis=1)).max()
+
+
+@pytest.fixture(scope="module")
+def real_vectors(shared_data):
+    rows = np.load(shared_data / "embeddings/minilm-l6_mean_first2000.npy")
+    last = np.load(shared_data / "embeddings/smollm2-135m_last2avg.npy", mmap_mode="r")
+    return {"minilm": rows, "smollm2": np.array(last[:2000], dtype=np.float32)}
+
+
+@pytest.mark.parametrize("encoder", ["minilm", "smollm2"])
+@pytest.mark.parametrize("name", CALIBRATORS)
+def test_modules_give_what_the_calibrator_gives_on_real_vectors(name, encoder, real_vectors):
+    rows = real_vectors[encoder]
+    calibrator = CALIBRATORS[name].fit(rows)
+    modules = to_modules(calibrator, rows.shape[1])
+    exact = calibrator.transform(rows.astype(np.float64))
+    # A learned matrix is less well conditioned, in the calibrator's own float32 too.
+    assert relative(applied(modules, rows), exact) < (1e-4 if "linear" in name else 1e-5)
+    assert modules[-1].get_embedding_dimension() == exact.shape[1]
+
+
+@pytest.mark.parametrize("width", [2, 3, 5, 6, 7, 31])
+def test_every_width_has_a_portable_form(width, rng):
+    rows = (rng.normal(size=(200, width)) * 3 + 5).astype(np.float32)
+    flow = Flow(levels=3, epochs=3).fit(rows)
+    got = applied(to_modules(flow, width), rows)
+    assert relative(got, flow.transform(rows.astype(np.float64))) < 1e-5
+
+
+def test_far_outliers_pass_as_they_do_in_the_calibrator(rng):
+    rows = rng.normal(size=(300, 8)).astype(np.float32)
+    flow = Flow(epochs=3).fit(rows)
+    far = 1e4 * rng.normal(size=(20, 8)).astype(np.float32)
+    exact = flow.transform(far.astype(np.float64))
+    assert relative(applied(to_modules(flow, 8), far), exact) < 1e-5
+
+
+def test_dimensions_beyond_the_calibrators_are_cut(rng):
+    rows = rng.normal(size=(100, 12)).astype(np.float32)
+    whitening = Whitening().fit(rows[:, :8])
+    got = applied(to_modules(whitening, 12), rows)
+    np.testing.assert_allclose(got, whitening.transform(rows[:, :8]), atol=1e-5)
+
+
+def test_default_flow_at_768_dimensions_stays_below_80_megabytes(rng):
+    flow = Flow(epochs=0.1).fit(rng.normal(size=(200, 768)).astype(np.float32))
+    modules = to_modules(flow, 768)
+    assert sum(4 * p.numel() for module in modules for p in module.parameters()) < 80e6
+
+
+def test_only_activations_that_load_without_trust_are_used(rng):
+    flow = Flow(epochs=0.1).fit(rng.normal(size=(50, 8)))
+    names = {type(m.activation_function).__module__.split(".")[0] for m in to_modules(flow, 8)}
+    assert names == {"torch"}
+
+
+def test_affine_coupling_is_refused_with_the_reason(rng):
+    flow = Flow(coupling="affine").fit(rng.normal(size=(50, 8)))
+    with pytest.raises(ModelError, match="multiplies one half by a function of the other"):
+        to_modules(flow, 8)
