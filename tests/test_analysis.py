@@ -1,0 +1,143 @@
+"""Looking at clouds of vectors: equal to hand computation, numpy and scikit-learn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.neighbors import NearestNeighbors
+
+from bertflow.analysis import mean_cosine, nearest, singular_spectrum
+from bertflow.errors import InputError
+
+
+def test_mean_cosine_of_identical_rows_is_1(rng):
+    assert mean_cosine(np.tile(rng.normal(size=7), (50, 1))) == 1.0
+
+
+def test_mean_cosine_pairs_different_rows_only():
+    # Were a row ever its own partner, the mean would be above −1.
+    assert mean_cosine(np.array([[1.0, 0.0], [-2.0, 0.0]])) == -1.0
+
+
+def test_mean_cosine_by_hand():
+    # Cosines of the three pairs: 0, 0 and −1.
+    vectors = np.array([[3.0, 0.0], [0.0, 2.0], [-1.0, 0.0]])
+    assert mean_cosine(vectors, pairs=200000) == pytest.approx(-1 / 3, abs=0.005)
+
+
+def test_mean_cosine_is_near_the_mean_over_all_pairs(rng):
+    vectors = rng.normal(1.0, 1.0, size=(40, 5))
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    every = (unit @ unit.T)[np.triu_indices(40, k=1)].mean()
+    assert mean_cosine(vectors, pairs=200000) == pytest.approx(every, abs=0.005)
+
+
+def test_mean_cosine_of_an_isotropic_cloud_is_near_0_and_of_a_cone_near_1(rng):
+    cloud = rng.normal(size=(2000, 64))
+    assert abs(mean_cosine(cloud)) < 0.01
+    assert mean_cosine(cloud + 20.0) > 0.99
+
+
+def test_mean_cosine_leaves_zero_rows_out():
+    vectors = np.array([[1.0, 2.0], [2.0, 4.0], [0.0, 0.0]])
+    assert mean_cosine(vectors) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_mean_cosine_depends_on_its_seed_alone(rng):
+    vectors = rng.normal(size=(100, 5))
+    once = mean_cosine(vectors, pairs=50, random_state=3)
+    np.random.default_rng(9).normal()
+    assert mean_cosine(vectors, pairs=50, random_state=3) == once
+    assert mean_cosine(vectors, pairs=50, random_state=4) != once
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_mean_cosine_needs_two_rows(rows):
+    with pytest.raises(InputError, match=f"at least 2 rows, got {rows}"):
+        mean_cosine(np.ones((rows, 3)))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("shape", [(50, 6), (6, 50), (7, 7)])
+def test_spectrum_is_numpys_singular_values_over_the_first(rng, shape, dtype):
+    vectors = (rng.normal(size=shape) + 2.0).astype(dtype)
+    values = np.linalg.svd(vectors.astype(np.float64), compute_uv=False)
+    got = singular_spectrum(vectors)
+    assert got.dtype == np.float64
+    assert got.shape == (min(shape),)
+    assert_allclose(got, values / values[0], rtol=0, atol=1e-12)
+
+
+def test_spectrum_is_not_centred():
+    # Equal rows vary in no direction, but they have a length: one value, and rank 1.
+    assert_allclose(singular_spectrum(np.full((5, 3), 4.0)), [1.0, 0.0, 0.0], atol=1e-12)
+
+
+def test_spectrum_of_a_white_cloud_is_flat():
+    orthonormal = np.linalg.qr(np.random.default_rng(0).normal(size=(40, 8)))[0]
+    assert_allclose(singular_spectrum(3.0 * orthonormal), np.ones(8), atol=1e-12)
+
+
+def test_spectrum_of_zeros_is_zeros():
+    assert_array_equal(singular_spectrum(np.zeros((4, 3))), np.zeros(3))
+
+
+@pytest.mark.parametrize("k", [1, 5, 60])
+def test_nearest_is_that_of_scikit_learn(rng, k):
+    vectors, queries = rng.normal(size=(60, 8)), rng.normal(size=(9, 8))
+    distances, expected = (
+        NearestNeighbors(n_neighbors=k, metric="cosine").fit(vectors).kneighbors(queries)
+    )
+    rows, cosines = nearest(queries, vectors, k)
+    assert_array_equal(rows, expected)
+    assert_allclose(cosines, 1 - distances, rtol=0, atol=1e-12)
+
+
+def test_nearest_goes_by_direction_best_first():
+    vectors = np.array([[0.0, 1.0], [10.0, 0.0], [1.0, 1.0], [-1.0, 0.0]])
+    rows, cosines = nearest(np.array([[0.1, 0.0]]), vectors, 4)
+    assert rows.tolist() == [[1, 2, 0, 3]]
+    assert_allclose(cosines, [[1.0, np.sqrt(0.5), 0.0, -1.0]], atol=1e-15)
+
+
+def test_nearest_keeps_the_order_of_rows_that_tie():
+    rows, _ = nearest(np.array([[1.0, 0.0]]), np.array([[0.0, 1.0], [2.0, 0.0], [2.0, 0.0]]), 2)
+    assert rows.tolist() == [[1, 2]]
+
+
+def test_nearest_computes_half_precision_in_double():
+    vectors = np.array([[300.0, 400.0], [400.0, 300.0]], dtype=np.float16)
+    rows, cosines = nearest(np.array([[300.0, 400.0]], dtype=np.float16), vectors, 2)
+    assert rows.tolist() == [[0, 1]]
+    assert_allclose(cosines, [[1.0, 0.96]], atol=1e-15)
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_nearest_does_not_depend_on_magnitude(rng, scale):
+    vectors, queries = rng.normal(size=(30, 4)), rng.normal(size=(3, 4))
+    expected, cosines = nearest(queries, vectors, 3)
+    rows, scaled = nearest(scale * queries, scale * vectors, 3)
+    assert_array_equal(rows, expected)
+    assert_allclose(scaled, cosines, atol=1e-12)
+
+
+def test_a_zero_row_is_near_nothing():
+    rows, cosines = nearest(np.array([[1.0, 0.0]]), np.array([[0.0, 0.0], [1.0, 1.0]]), 2)
+    assert rows.tolist() == [[1, 0]]
+    assert cosines[0, 1] == 0.0
+
+
+@pytest.mark.parametrize("k", [0, -1, 4])
+def test_nearest_refuses_a_count_out_of_range(k):
+    with pytest.raises(InputError, match=f"between 1 and 3, got {k}"):
+        nearest(np.ones((1, 2)), np.ones((3, 2)), k)
+
+
+@pytest.mark.parametrize("function", [mean_cosine, singular_spectrum, lambda x: nearest(x, x, 2)])
+def test_the_callers_array_is_untouched(rng, function):
+    vectors = rng.normal(size=(20, 4))
+    kept = vectors.copy()
+    vectors.flags.writeable = False
+    function(vectors)
+    assert_array_equal(vectors, kept)
