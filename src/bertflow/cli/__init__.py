@@ -1,0 +1,3 @@
+"""The command line: `bertflow --help`."""
+
+__all__: list[str] = []

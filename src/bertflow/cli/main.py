@@ -1,0 +1,70 @@
+"""Where the command line starts and where its errors end: in one line and an exit code.
+
+Exit codes: 0 done; 1 an error in input, model or files; 2 wrong usage; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: Without the program's name.
+
+    Returns:
+        The exit code.
+    """
+    from bertflow.cli.app import app, settings
+
+    # What other libraries print while they load is not ours to show; the user's own wish wins.
+    for name, value in {
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }.items():
+        os.environ.setdefault(name, value)
+    try:
+        code = app(arguments, prog_name="bertflow", standalone_mode=False)
+        sys.stdout.flush()
+        if code == 130:  # The parser has caught Ctrl-C.
+            return _fail("interrupted", 130)
+        return code if isinstance(code, int) else 0
+    except (KeyboardInterrupt, EOFError):
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if settings.debug:
+            raise
+        return _explain(error)
+
+
+def _explain(error: Exception) -> int:
+    from bertflow.errors import BertflowError
+
+    if type(error).__name__ == "Abort":
+        return _fail("interrupted", 130)
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+        if not error.format_message():  # Help was shown instead.
+            return int(error.exit_code)
+        return _fail(f"{error.format_message()} (see bertflow --help)", int(error.exit_code))
+    if isinstance(error, BertflowError):
+        return _fail(str(error), 1)
+    return _fail(f"unexpected {type(error).__name__}: {error} (--debug shows where)", 1)
+
+
+def _fail(message: str, code: int) -> int:
+    line = " ".join(message.split())
+    sys.stderr.write(f"error: {line}\n")
+    return code

@@ -1,0 +1,108 @@
+"""Options that several commands share, and the values they are parsed to."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from bertflow.calibrators import Calibrator
+
+POOLING_HELP = (
+    "How token states become a sentence vector: cls, mean, last2avg, first-last-avg, "
+    "embed-last-avg or layers:1,12 (hidden states, 0 = embeddings). Default: the model's own if "
+    "it is a sentence-transformers model, first-last-avg otherwise."
+)
+
+Pooling = Annotated[str | None, typer.Option(metavar="R", help=POOLING_HELP)]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Tokens a sentence is cut to. Default: a sentence-transformers model's own, "
+        "64 otherwise.",
+    ),
+]
+Device = Annotated[
+    str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, mps: where to compute.")
+]
+BatchSize = Annotated[int, typer.Option(metavar="N", min=1, help="Sentences a forward pass.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Let code that comes with the encoder run.")
+]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A saved model, a sentence-transformers folder, a hub name or a .gguf file.",
+    ),
+]
+
+
+def device_or_none(device: str) -> str | None:
+    """What the libraries take: None where it is theirs to choose."""
+    return None if device == "auto" else device
+
+
+def build_calibrator(name: str, settings: list[str], random_state: int, device: str) -> Calibrator:
+    """Construct a calibrator from --calibrator, --set, --random-state and --device.
+
+    Raises:
+        InputError: An unknown calibrator or argument, or a value it cannot take.
+    """
+    from bertflow.calibrators.storage import CALIBRATORS
+    from bertflow.errors import InputError
+
+    if name not in CALIBRATORS:
+        raise InputError(f"unknown calibrator {name!r}; expected one of {', '.join(CALIBRATORS)}")
+    calibrator = CALIBRATORS[name]()
+    known = calibrator.get_params(deep=False)
+    given: dict[str, Any] = {"random_state": random_state, "device": device}
+    given = {key: value for key, value in given.items() if key in known}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals:
+            raise InputError(f"--set takes KEY=VALUE, got {setting!r}")
+        if key not in known:
+            raise InputError(f"{name} has no {key!r}; it has {', '.join(sorted(known))}")
+        given[key] = _value(key, value, known[key])
+    calibrator.set_params(**given)
+    return calibrator
+
+
+def _value(key: str, text: str, default: Any) -> Any:
+    from bertflow.errors import InputError
+
+    text = text.strip()
+    if text.lower() in _WORDS:
+        return _word(key, text, default)
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = text
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = isinstance(value, str) if isinstance(default, str) else number
+    if isinstance(default, int) or default is None:
+        fits = fits and isinstance(value, int)
+    if isinstance(default, bool):
+        fits = False  # true and false are words
+    if not fits:
+        kind = "a number" if default is None else type(default).__name__
+        raise InputError(f"--set {key} takes {kind} such as {default}, got {text!r}")
+    return value
+
+
+def _word(key: str, text: str, default: Any) -> Any:
+    from bertflow.errors import InputError
+
+    value = _WORDS[text.lower()]
+    optional = default is None or key in ("max_grad_norm", "random_state")
+    if isinstance(value, bool) != isinstance(default, bool) or (value is None and not optional):
+        raise InputError(f"--set {key} takes a value such as {default}, got {text!r}")
+    return value
+
+
+_WORDS = {"true": True, "false": False, "null": None, "none": None}

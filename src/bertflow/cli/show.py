@@ -1,0 +1,98 @@
+"""What results look like on a terminal."""
+
+from __future__ import annotations
+
+import numpy as np
+from rich.table import Table
+
+from bertflow.calibrators.base import Array
+from bertflow.cli.terminal import console
+from bertflow.demo import QUERIES, Demonstration
+from bertflow.evaluation import Score
+
+BARS = "▁▂▃▄▅▆▇█"
+SPARK_WIDTH = 32
+
+
+def score_table(model: str, score: Score) -> Table:
+    """The score as a table for the terminal, one line a figure."""
+    numbers = [
+        "undefined" if value is None else f"{100 * value:.2f}"
+        for value in [score.spearman, score.pearson]
+    ]
+    skipped = [f"{count:,} ({reason})" for reason, count in score.skipped.items() if count]
+    fitted = (score.fitted_on or {}).get("sentences")
+    rows = {
+        "model": model,
+        "task": f"{score.task}, {score.split}",
+        "calibrator": score.calibrator["name"] if score.calibrator else "none",
+        "fitted on": f"{fitted:,} sentences" if fitted else "",
+        "Spearman × 100": numbers[0],
+        "Pearson × 100": numbers[1],
+        "undefined": score.undefined or "",
+        "aggregation": f"{score.aggregation} pairs together",
+        "pairs scored": f"{score.scored:,} of {score.pairs:,}",
+        "skipped": ", ".join(skipped),
+    }
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, value)
+    return table
+
+
+def sparkline(spectrum: Array) -> str:
+    """Singular values on a logarithmic scale, four decades high, averaged into columns."""
+    logs = np.log10(np.maximum(spectrum, 1e-4)) / 4 + 1
+    columns = [part.mean() for part in np.array_split(logs, min(SPARK_WIDTH, len(logs)))]
+    return "".join(BARS[round(float(column) * (len(BARS) - 1))] for column in columns)
+
+
+def show_demo(result: Demonstration) -> None:
+    """Print both sides, and how to load the model."""
+    out = console()
+    before, after = result.before, result.after
+    out.print(
+        f"\n{result.calibrator} fitted on {result.sentences:,} unlabelled sentences\n", style="bold"
+    )
+    table = Table(box=None, pad_edge=False)
+    for name in ["", "before", "after"]:
+        table.add_column(name, justify="left" if not name else "right")
+    table.add_row(
+        "mean cosine of random pairs (0 is best)",
+        f"{before.mean_cosine:.3f}",
+        f"{after.mean_cosine:.3f}",
+    )
+    table.add_row(
+        f"Spearman × 100 on {before.score.scored} graded pairs",
+        *[_hundred(side.score.spearman) for side in (before, after)],
+    )
+    table.add_row(
+        "second singular value / first (1 is flat)",
+        *[f"{side.spectrum[1]:.3f}" for side in (before, after)],
+    )
+    out.print(table)
+    low, high = (100 * bound for bound in result.difference)
+    verdict = (
+        "more than chance" if low > 0 or high < 0 else "these few pairs cannot tell them apart"
+    )
+    out.print(f"\ndifference in Spearman × 100: {low:+.1f} to {high:+.1f} (95 %): {verdict}")
+    out.print(
+        f"\nsingular spectrum   before {sparkline(before.spectrum)}   "
+        f"after {sparkline(after.spectrum)}"
+    )
+    for query, *sides in zip(QUERIES, before.neighbours, after.neighbours, strict=True):
+        out.print(f"\nnearest to: {query}", style="bold")
+        for label, neighbours in zip(["before", "after"], sides, strict=True):
+            for position, (sentence, cosine) in enumerate(neighbours):
+                out.print(f"  {label if position == 0 else '':<7}{cosine:6.3f}  {sentence}")
+    out.print(f"\nsaved to {result.output}; anywhere, with sentence-transformers alone:")
+    out.print("  from sentence_transformers import SentenceTransformer")
+    out.print(f"  model = SentenceTransformer({str(result.output)!r})")
+    out.print('  vectors = model.encode(["Any sentence."])')
+
+
+def _hundred(value: float | None) -> str:
+    return "undefined" if value is None else f"{100 * value:.1f}"

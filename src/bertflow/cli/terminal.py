@@ -1,0 +1,68 @@
+"""The terminal: text on standard output, progress on standard error where someone sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+LABELS = {"encode": "encode sentences", "fit": "fit steps", "transform": "transform rows"}
+
+
+def console() -> Console:
+    """Standard output; long lines are the terminal's to wrap, so that paths can be copied."""
+    return Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+
+class Report(Protocol):
+    """Called with a stage, the steps done and their total."""
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Show it."""
+
+
+@contextmanager
+def busy(text: str) -> Iterator[None]:
+    """Show on standard error that something takes its time, if that is a terminal."""
+    terminal = Console(stderr=True)
+    if not terminal.is_terminal:
+        yield
+        return
+    with terminal.status(text):
+        yield
+
+
+@contextmanager
+def progress_bars() -> Iterator[Report]:
+    """Give a function that draws a bar a stage on standard error, if that is a terminal."""
+    terminal = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description:<17}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("elapsed,"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=terminal,
+        disable=not terminal.is_terminal,
+    ) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(LABELS.get(stage, stage), total=total)
+            progress.update(tasks[stage], completed=done, total=total)
+
+        yield report

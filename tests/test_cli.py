@@ -1,0 +1,895 @@
+"""The command line: what it writes, and one line with an exit code for what it cannot do."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub.constants
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sentence_transformers import SentenceTransformer
+from transformers.utils import logging as transformers_logging
+
+import bertflow
+from bertflow.calibrators import (
+    AllButTheTop,
+    Flow,
+    Standardization,
+    Whitening,
+    load_calibrator,
+    save_calibrator,
+)
+from bertflow.cli import app
+from bertflow.cli.main import run
+from bertflow.cli.options import build_calibrator
+from bertflow.encoders import calibrate, load_encoder, loading, save_model
+from bertflow.errors import InputError, ModelError
+from bertflow.evaluation import evaluate
+
+WIDTH = 16
+CALIBRATORS = {
+    "flow": Flow,
+    "whitening": Whitening,
+    "standardization": Standardization,
+    "all-but-the-top": AllButTheTop,
+}
+COMMANDS = ["fit", "transform", "encode", "evaluate", "demo"]
+every_calibrator = pytest.mark.parametrize("name", CALIBRATORS)
+QUIET = [
+    "HF_HUB_DISABLE_PROGRESS_BARS",
+    "TOKENIZERS_PARALLELISM",
+    "TQDM_DISABLE",
+    "TRANSFORMERS_VERBOSITY",
+]
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_process_of_its_own(monkeypatch):
+    """What a run sets ends with the test; libraries that are loaded already hush now."""
+    for name in QUIET:
+        monkeypatch.setenv(name, "false" if name == "TOKENIZERS_PARALLELISM" else "1")
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")
+    monkeypatch.delenv("BERTFLOW_DATA", raising=False)
+    monkeypatch.setattr(app.settings, "debug", False)
+    transformers_logging.disable_progress_bar()
+    yield
+    transformers_logging.enable_progress_bar()
+
+
+@pytest.fixture
+def cli(capsys):
+    """Run the command line: exit code, standard output, standard error."""
+
+    def call(*arguments):
+        capsys.readouterr()
+        code = run([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def done(cli):
+    """Run the command line, which must succeed without a word on standard error."""
+
+    def call(*arguments):
+        code, out, err = cli(*arguments)
+        assert (code, err) == (0, "")
+        return out
+
+    return call
+
+
+@pytest.fixture
+def work(tmp_path, tiny_sentences, monkeypatch):
+    """A folder to work in, with sentences, vectors and graded pairs."""
+    (tmp_path / "corpus.txt").write_text("\n".join(tiny_sentences) + "\n")
+    rows = np.random.default_rng(0).normal(2, 1, size=(120, WIDTH)).astype(np.float32)
+    np.save(tmp_path / "vectors.npy", rows)
+    place = tmp_path / "data" / "STSBenchmark"
+    place.mkdir(parents=True)
+    gold = np.random.default_rng(1).integers(0, 11, size=30) / 2
+    lines = [
+        f"genre\tfile\tyear\tid\t{'' if i == 4 else score}\t{a}\t{b}\n"
+        for i, (score, a, b) in enumerate(
+            zip(gold, tiny_sentences[:30], tiny_sentences[30:60], strict=True)
+        )
+    ]
+    (place / "sts-test.csv").write_text("".join(lines))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def tiny_fitted(tmp_path_factory) -> Path:
+    """A saved calibrator of 16 dimensions."""
+    folder = tmp_path_factory.mktemp("saved") / "calibrator"
+    rows = np.random.default_rng(0).normal(2, 1, size=(120, WIDTH)).astype(np.float32)
+    save_calibrator(Whitening().fit(rows), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny_calibrated(tmp_path_factory, tiny_bert, tiny_sentences) -> Path:
+    """A saved calibrated model."""
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    encoder = load_encoder(tiny_bert, device="cpu")
+    save_model(calibrate(encoder, tiny_sentences, Whitening()), folder)
+    return folder
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+# Vectors.
+
+
+@every_calibrator
+def test_fit_transform_and_inverse_on_vectors(work, done, name):
+    said = done("fit", "--vectors", "vectors.npy", "--calibrator", name, "--output", "c")
+    assert "120 vectors of 16 dimensions" in said
+    assert "saved to c" in said
+    x = np.load("vectors.npy")
+    calibrator = load_calibrator("c")
+    assert type(calibrator) is CALIBRATORS[name]
+    expected = CALIBRATORS[name]().fit(x)
+    assert_array_equal(calibrator.transform(x), expected.transform(x))
+    assert calibrator.provenance_ == {"vectors": "vectors.npy", "rows": 120, "limit": None}
+
+    said = done("transform", "c", "--vectors", "vectors.npy", "--output", "z.npy")
+    assert said == "wrote 120 vectors of 16 dimensions to z.npy\n"
+    assert_allclose(np.load("z.npy"), expected.transform(x), rtol=0, atol=1e-5)
+
+    done("transform", "c", "--vectors", "z.npy", "--output", "x.npy", "--inverse")
+    back = np.load("x.npy")
+    assert_allclose(back, expected.inverse_transform(np.load("z.npy")), rtol=0, atol=1e-5)
+    if name != "all-but-the-top":
+        assert_allclose(back, x, rtol=0, atol=1e-3)
+
+
+def test_settings_seed_and_limit_reach_the_calibrator(work, done):
+    done(
+        *["fit", "--vectors", "vectors.npy", "--output", "c", "--random-state", 7, "--limit", 50],
+        *["--set", "epochs=2", "--set", "max_grad_norm=null", "--set", "residual=false"],
+        *["--set", "permutation=reverse", "--device", "cpu"],
+    )
+    x = np.load("vectors.npy")
+    same = Flow(
+        epochs=2,
+        max_grad_norm=None,
+        residual=False,
+        permutation="reverse",
+        random_state=7,
+        device="cpu",
+    )
+    calibrator = load_calibrator("c")
+    assert calibrator.get_params() == same.get_params()
+    assert_array_equal(calibrator.transform(x), same.fit(x[:50]).transform(x))
+    assert calibrator.provenance_["rows"] == calibrator.provenance_["limit"] == 50
+
+
+def test_a_kept_dimension_is_the_width_of_what_is_written(work, done):
+    done(
+        *["fit", "--vectors", "vectors.npy", "--output", "c", "--calibrator", "whitening"],
+        *["--set", "dim=5"],
+    )
+    said = done("transform", "c", "--vectors", "vectors.npy", "--output", "z.npy")
+    assert "120 vectors of 5 dimensions" in said
+    assert np.load("z.npy").shape == (120, 5)
+
+
+# Encoders.
+
+
+@every_calibrator
+def test_fit_encode_and_evaluate_with_an_encoder(work, done, tiny_bert, name):
+    said = done(
+        *["fit", "--encoder", tiny_bert, "--corpus", "corpus.txt", "--output", "m"],
+        *["--calibrator", name, "--pooling", "last2avg", "--max-length", 20],
+    )
+    sentences = Path("corpus.txt").read_text().splitlines()
+    assert f"{name} fitted on 300 sentences ({len(set(sentences)):,} distinct" in said
+    assert "saved to m" in said
+
+    done("encode", "m", "--input", "corpus.txt", "--output", "z.npy")
+    encoder = load_encoder(tiny_bert, pooling="last2avg", max_length=20, device="cpu")
+    model = bertflow.load("m", device="cpu")
+    assert type(model.calibrator) is CALIBRATORS[name]
+    assert model.calibrator.provenance_["corpus"] == ["corpus.txt"]
+    raw = encoder.encode(sentences)
+    written = np.load("z.npy")
+    assert_allclose(written, model.calibrator.transform(raw), rtol=0, atol=1e-3)
+    assert_allclose(written, SentenceTransformer("m").encode(sentences), rtol=0, atol=1e-5)
+
+    said = done("evaluate", "m", "--task", "stsb", "--data", "data", "--json", "new/score.json")
+    score = json.loads(Path("new/score.json").read_text())
+    expected = evaluate(model, data="data")
+    assert score["model"] == "m"
+    assert score["calibrator"] == json.loads(json.dumps(expected.calibrator))
+    assert score["fitted_on"]["distinct"] == len(set(sentences))
+    assert score["spearman"] == pytest.approx(expected.spearman, abs=1e-6)
+    assert f"{100 * score['spearman']:.2f}" in said
+    assert name in said
+
+
+def test_json_holds_all_that_the_library_gives(work, done, tiny_bert):
+    done("evaluate", tiny_bert, "--task", "stsb", "--data", "data", "--json", "score.json")
+    got = json.loads(Path("score.json").read_text(), parse_constant=pytest.fail)
+    expected = evaluate(load_encoder(tiny_bert), data="data").to_dict()
+    assert set(got) == {"model", *expected}
+    assert got["scored"] == 29
+    assert got["skipped"] == {"no gold score": 1, "zero vector": 0}
+    assert got["calibrator"] is None
+    for key in set(expected) - {"time"}:
+        assert got[key] == expected[key], key
+
+
+def test_evaluate_finds_the_data_by_the_environment(work, done, tiny_bert, monkeypatch):
+    monkeypatch.setenv("BERTFLOW_DATA", "data")
+    assert "stsb, test" in done("evaluate", tiny_bert, "--task", "stsb")
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last2avg", "embed-last-avg", "layers:0,2"])
+def test_encode_writes_row_i_for_sentence_i(work, done, tiny_bert, pooling):
+    Path("s.txt").write_text("the cat runs\na dog\nthe cat runs\n")
+    said = done("encode", tiny_bert, "--input", "s.txt", "--output", "e.npy", "--pooling", pooling)
+    assert said.startswith("wrote 3 vectors of 16 dimensions to e.npy")
+    encoder = load_encoder(tiny_bert, pooling=pooling)
+    expected = encoder.encode(["the cat runs", "a dog", "the cat runs"])
+    assert_allclose(np.load("e.npy"), expected, rtol=0, atol=1e-5)
+
+
+def test_encode_counts_what_is_cut(work, done, tiny_bert):
+    Path("s.txt").write_text("the cat runs in the street today\na dog\n")
+    said = done("encode", tiny_bert, "--input", "s.txt", "--output", "e.npy", "--max-length", 5)
+    assert "(1 distinct sentences cut to 5 tokens)" in said
+
+
+def test_sentences_come_from_standard_input(work, done, tiny_bert, monkeypatch):
+    data = Path("corpus.txt").read_bytes()
+    fit = ["fit", "--encoder", tiny_bert, "--calibrator", "whitening", "--corpus"]
+    done(*fit, "corpus.txt", "--output", "file")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+    done(*fit, "-", "--output", "stdin")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+    done("encode", "stdin", "--input", "-", "--output", "stdin.npy")
+    done("encode", "file", "--input", "corpus.txt", "--output", "file.npy")
+    assert_array_equal(np.load("stdin.npy"), np.load("file.npy"))
+
+
+def test_several_files_a_column_and_a_limit(work, done, tiny_bert):
+    Path("a.csv").write_text("id,text\n1,the cat\n2,a dog\n3,the bird\n")
+    Path("b.jsonl").write_text('{"id": "4", "text": "two men"}\n{"id": "5", "text": "a red car"}\n')
+    said = done(
+        *["fit", "--encoder", tiny_bert, "--corpus", "a.csv", "--corpus", "b.jsonl"],
+        *["--column", "text", "--limit", 4, "--calibrator", "standardization", "--output", "m"],
+    )
+    assert "fitted on 4 sentences (4 distinct" in said
+    provenance = load_calibrator("m").provenance_
+    assert provenance["corpus"] == ["a.csv", "b.jsonl"]
+    assert (provenance["column"], provenance["limit"]) == ("text", 4)
+
+
+def test_affine_couplings_work_with_bertflows_own_module(work, done, tiny_bert):
+    done(
+        *["fit", "--encoder", tiny_bert, "--corpus", "corpus.txt", "--output", "m"],
+        *["--set", "coupling=affine", "--no-portable"],
+    )
+    assert bertflow.load("m").calibrator.coupling == "affine"
+    done("evaluate", "m", "--task", "stsb", "--data", "data", "--json", "score.json")
+    score = json.loads(Path("score.json").read_text())
+    assert score["spearman"] == pytest.approx(evaluate(bertflow.load("m"), data="data").spearman)
+
+
+def test_fitting_again_replaces_vectors_calibrator(work, done):
+    for name in CALIBRATORS:
+        done("fit", "--vectors", "vectors.npy", "--calibrator", name, "--output", "c")
+        assert type(load_calibrator("c")) is CALIBRATORS[name]
+    assert sorted(path.name for path in Path("c").iterdir()) == [
+        ".bertflow-files.json",
+        "config.json",
+        "model.safetensors",
+    ]
+    assert [path.name for path in work.iterdir() if path.name.startswith(".")] == []
+
+
+def test_fitting_again_replaces_an_encoders_model(work, done, tiny_bert):
+    for name in ["standardization", "whitening"]:
+        done(
+            *["fit", "--encoder", tiny_bert, "--corpus", "corpus.txt"],
+            *["--calibrator", name, "--output", "m"],
+        )
+        assert type(bertflow.load("m").calibrator) is CALIBRATORS[name]
+    assert [path.name for path in work.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("form", ["vectors", "encoder"])
+def test_an_empty_folder_may_be_the_output(work, done, tiny_bert, form):
+    Path("out").mkdir()
+    done(*fitting(form, tiny_bert), "--output", "out")
+    assert load_calibrator("out").n_features_in_ == WIDTH
+
+
+def fitting(form: str, encoder: Path) -> list:
+    """fit in either form, without the output."""
+    given = {"vectors": ["--vectors", "vectors.npy"], "encoder": ["--encoder", encoder]}
+    corpus = ["--corpus", "corpus.txt"] if form == "encoder" else []
+    return ["fit", *given[form], *corpus, "--calibrator", "whitening"]
+
+
+@pytest.mark.parametrize("name", ["out[red]put", "out[/red]put", "out:smile:put", "a b"])
+@pytest.mark.parametrize("form", ["vectors", "encoder"])
+def test_a_path_is_shown_as_it_is(work, done, tiny_bert, form, name):
+    # An unbalanced tag would be an error of the terminal's markup, after the work is done.
+    target = Path(name) / "model"
+    assert f"saved to {target}:" in done(*fitting(form, tiny_bert), "--output", target)
+    assert load_calibrator(target).n_features_in_ == WIDTH
+
+
+# Settings of the calibrator.
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "key", "value"),
+    [
+        ("flow", "epochs=2", "epochs", 2),
+        ("flow", "epochs=0.25", "epochs", 0.25),
+        ("flow", "learning_rate=1e-2", "learning_rate", 0.01),
+        ("flow", "levels=3", "levels", 3),
+        ("flow", " batch-size = 64 ", "batch_size", 64),
+        ("flow", "max_grad_norm=null", "max_grad_norm", None),
+        ("flow", "max_grad_norm=None", "max_grad_norm", None),
+        ("flow", "residual=false", "residual", False),
+        ("flow", "residual=True", "residual", True),
+        ("flow", "coupling=affine", "coupling", "affine"),
+        ("flow", 'coupling="affine"', "coupling", "affine"),
+        ("flow", "random_state=5", "random_state", 5),
+        ("whitening", "dim=256", "dim", 256),
+        ("whitening", "dim=null", "dim", None),
+        ("whitening", "power=0.75", "power", 0.75),
+        ("whitening", "power=1", "power", 1),
+        ("all-but-the-top", "n_components=3", "n_components", 3),
+        ("all-but-the-top", "standardize=TRUE", "standardize", True),
+    ],
+)
+def test_a_setting_is_read_as_what_it_is(name, setting, key, value):
+    got = build_calibrator(name, [setting], 0, "auto").get_params()[key]
+    assert got == value
+    assert type(got) is type(value)
+
+
+def test_seed_and_device_go_to_who_takes_them():
+    flow = build_calibrator("flow", [], 3, "cpu")
+    assert (flow.random_state, flow.device) == (3, "cpu")
+    for name in ["whitening", "standardization", "all-but-the-top"]:
+        default = CALIBRATORS[name]().get_params()
+        assert build_calibrator(name, [], 3, "cpu").get_params() == default
+
+
+def test_the_last_of_two_settings_counts():
+    assert build_calibrator("flow", ["epochs=1", "epochs=3"], 0, "auto").epochs == 3
+
+
+@every_calibrator
+def test_an_unknown_setting_is_refused_and_the_known_are_listed(name):
+    with pytest.raises(InputError, match=f"{name} has no 'colour'") as caught:
+        build_calibrator(name, ["colour=1"], 0, "auto")
+    for known in CALIBRATORS[name]().get_params():
+        assert known in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("flow", "epochs=many"),
+        ("flow", "epochs=true"),
+        ("flow", "epochs=[1]"),
+        ("flow", "levels=2.5"),
+        ("flow", "levels=null"),
+        ("flow", "levels=true"),
+        ("flow", "residual=1"),
+        ("flow", "residual=yes"),
+        ("flow", "coupling=3"),
+        ("flow", "max_grad_norm=off"),
+        ("whitening", "dim=all"),
+        ("whitening", "dim=true"),
+        ("whitening", "shrinkage={}"),
+        ("all-but-the-top", "standardize=0"),
+        ("all-but-the-top", "n_components="),
+    ],
+)
+def test_a_setting_of_another_type_is_refused_by_name(name, setting):
+    key = setting.partition("=")[0]
+    with pytest.raises(InputError, match=rf"--set {key} takes"):
+        build_calibrator(name, [setting], 0, "auto")
+
+
+@pytest.mark.parametrize("setting", ["epochs", "", "epochs:2"])
+def test_a_setting_without_a_value_is_refused(setting):
+    with pytest.raises(InputError, match="KEY=VALUE"):
+        build_calibrator("flow", [setting], 0, "auto")
+
+
+# What cannot be done: exit code 1, one line, nothing written.
+
+
+@pytest.fixture
+def refused(cli, work):
+    """Run the command line, which must refuse: give its one line, less the "error: "."""
+
+    def call(*arguments):
+        before = tree(work)
+        code, out, err = cli(*arguments)
+        assert code == 1
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        assert err.endswith("\n")
+        assert "Traceback" not in err + out
+        # Only what nobody thought of is called unexpected.
+        assert "unexpected" not in err
+        assert tree(work) == before
+        return err.removeprefix("error: ").strip()
+
+    return call
+
+
+def test_a_missing_corpus_is_refused(refused, tiny_bert):
+    for source in ["nope.txt", "nope.parquet"]:
+        fit = ["fit", "--encoder", tiny_bert, "--output", "out", "--corpus"]
+        assert f"{source} does not exist" in refused(*fit, source)
+        assert f"{source} does not exist" in refused(*fit, "corpus.txt", "--corpus", source)
+        encode = ["encode", tiny_bert, "--output", "e.npy", "--input"]
+        assert f"{source} does not exist" in refused(*encode, source)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no sentence"),
+        ("\n  \n", "holds no sentence"),
+        ("the cat\n", "at least 2"),
+        ("the cat\nthe cat\nthe cat\n", "at least 2"),
+    ],
+)
+def test_too_small_a_corpus_is_refused(refused, work, tiny_bert, text, message):
+    Path("small.txt").write_text(text)
+    fit = ["fit", "--encoder", tiny_bert, "--output", "out", "--corpus", "small.txt"]
+    for name in CALIBRATORS:
+        assert message in refused(*fit, "--calibrator", name)
+
+
+def test_text_that_no_tokenizer_takes_is_refused(refused, work, tiny_bert):
+    # Half of a surrogate pair is valid JSON, but no text.
+    Path("s.jsonl").write_text('{"text": "the cat"}\n{"text": "a \\ud83d dog"}\n')
+    refused("encode", tiny_bert, "--input", "s.jsonl", "--output", "e.npy")
+    refused("fit", "--encoder", tiny_bert, "--corpus", "s.jsonl", "--output", "out")
+
+
+def test_a_blank_line_to_encode_is_refused_by_number(refused, work, tiny_bert):
+    Path("s.txt").write_text("the cat\n\na dog\n")
+    said = refused("encode", tiny_bert, "--input", "s.txt", "--output", "e.npy")
+    assert "sentence 2 is blank" in said
+
+
+def loading_commands(encoder: str | Path, *options) -> list[list]:
+    """Each command that loads an encoder."""
+    return [
+        ["fit", "--encoder", encoder, "--corpus", "corpus.txt", "--output", "out", *options],
+        ["encode", encoder, "--input", "corpus.txt", "--output", "e.npy", *options],
+        ["evaluate", encoder, "--task", "stsb", "--data", "data", "--json", "s.json", *options],
+        ["demo", "--encoder", encoder, "--output", "out", *options],
+    ]
+
+
+every_loading_command = pytest.mark.parametrize(
+    "index", range(4), ids=["fit", "encode", "evaluate", "demo"]
+)
+
+
+@every_loading_command
+@pytest.mark.parametrize("encoder", ["./nope", "/no/such/folder", "a/b/c"])
+def test_a_missing_encoder_is_refused(refused, encoder, index):
+    assert f"{encoder} does not exist" in refused(*loading_commands(encoder)[index])
+
+
+@every_loading_command
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--pooling", "max"], "unknown pooling 'max'; expected one of cls, mean, last2avg"),
+        (["--pooling", "layers:x"], "unknown pooling 'layers:x'"),
+        (["--pooling", "layers:9"], "hidden state 9, but the encoder has 3 blocks"),
+        (["--pooling", "layers:1,1"], "different hidden states"),
+        (["--max-length", 33], "max_length 33 is above the encoder's 32"),
+        (["--max-length", 0], "max_length must be at least 1"),
+        (["--device", "nonsense"], "nonsense"),
+        (["--device", "cuda:99"], "cuda"),
+    ],
+    ids=lambda value: "=".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_what_the_encoder_cannot_do_is_refused(refused, tiny_bert, options, message, index):
+    assert message in refused(*loading_commands(tiny_bert, *options)[index])
+
+
+@every_loading_command
+def test_a_model_that_cannot_be_had_is_refused(refused, monkeypatch, index):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    said = refused(*loading_commands("no-such-org/no-such-model")[index])
+    assert said.startswith("no-such-org/no-such-model is no folder here and cannot be had")
+
+
+@every_loading_command
+def test_a_missing_gguf_is_refused(refused, index):
+    assert "nope.gguf does not exist" in refused(*loading_commands("nope.gguf")[index])
+
+
+@every_loading_command
+@pytest.mark.parametrize("missing", [["gguf"], ["accelerate"], ["gguf", "accelerate"]])
+def test_a_gguf_without_its_packages_is_refused_with_the_pip_line(
+    refused, work, monkeypatch, index, missing
+):
+    Path("model.gguf").write_bytes(b"GGUF")
+    spec = loading.find_spec
+    monkeypatch.setattr(loading, "find_spec", lambda name: None if name in missing else spec(name))
+    said = refused(*loading_commands("model.gguf")[index])
+    assert "pip install 'bertflow[gguf]'" in said
+    assert f"model.gguf needs {' and '.join(missing)}:" in said
+
+
+@every_loading_command
+def test_a_gguf_that_is_none_is_refused(refused, work, index):
+    Path("model.gguf").write_bytes(b"no such format")
+    assert "model.gguf" in refused(*loading_commands("model.gguf")[index])
+
+
+@every_loading_command
+def test_a_calibrator_alone_is_no_encoder(refused, tiny_fitted, index):
+    said = refused(*loading_commands(tiny_fitted)[index])
+    assert "a calibrator alone, without an encoder" in said
+
+
+@every_loading_command
+def test_a_file_or_folder_that_is_no_encoder_is_refused(refused, work, index):
+    Path("notes.txt").write_text("notes")
+    assert "notes.txt is a file, but not a .gguf" in refused(*loading_commands("notes.txt")[index])
+    assert "data is no encoder" in refused(*loading_commands("./data")[index])
+
+
+@pytest.mark.parametrize("command", ["fit", "demo"])
+@pytest.mark.parametrize("name", ["whiten", "Flow", ""])
+def test_an_unknown_calibrator_is_refused_and_the_known_are_listed(
+    refused, tiny_bert, command, name
+):
+    given = ["--corpus", "corpus.txt"] if command == "fit" else []
+    said = refused(command, "--encoder", tiny_bert, *given, "--calibrator", name, "--output", "out")
+    assert said == f"unknown calibrator {name!r}; expected one of {', '.join(CALIBRATORS)}"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--task", "sick"], "unknown task 'sick'; expected one of stsb"),
+        (["--task", "stsb", "--split", "all"], "unknown split 'all'"),
+        (["--task", "stsb", "--split", "dev"], "sts-dev.csv"),
+        (["--task", "stsb", "--data", "nope"], "nope/STSBenchmark/sts-test.csv"),
+    ],
+)
+def test_an_evaluation_that_cannot_be_is_refused(refused, tiny_bert, options, message):
+    data = [] if "--data" in options else ["--data", "data"]
+    assert message in refused("evaluate", tiny_bert, *data, *options, "--json", "score.json")
+
+
+def test_no_data_says_how_to_give_them(refused, tiny_bert):
+    said = refused("evaluate", tiny_bert, "--task", "stsb")
+    assert "--data" in said
+    assert "BERTFLOW_DATA" in said
+
+
+def test_a_bad_row_of_the_data_is_named(refused, work, tiny_bert):
+    file = Path("data/STSBenchmark/sts-test.csv")
+    file.write_text(file.read_text() + "genre\tfile\tyear\tid\t5\n")
+    said = refused("evaluate", tiny_bert, "--task", "stsb", "--data", "data")
+    assert "sts-test.csv, line 31: 5 columns" in said
+
+
+@pytest.mark.parametrize("command", ["encode", "evaluate"])
+@pytest.mark.parametrize("option", [["--pooling", "mean"], ["--max-length", "16"]])
+def test_a_calibrated_model_keeps_what_it_was_fitted_with(
+    refused, tiny_calibrated, command, option
+):
+    commands = {"encode": 1, "evaluate": 2}
+    said = refused(*loading_commands(tiny_calibrated, *option)[commands[command]])
+    assert "is a calibrated model" in said
+
+
+def test_vectors_and_encoder_do_not_go_together(refused, tiny_bert):
+    fit = ["fit", "--vectors", "vectors.npy", "--output", "out"]
+    for option in [
+        ["--encoder", tiny_bert],
+        ["--corpus", "corpus.txt"],
+        ["--pooling", "mean"],
+        ["--column", "text"],
+        ["--max-length", 16],
+    ]:
+        assert option[0] in refused(*fit, *option)
+
+
+def test_neither_vectors_nor_an_encoder_with_a_corpus_is_refused(refused, tiny_bert):
+    for given in [[], ["--encoder", tiny_bert], ["--corpus", "corpus.txt"]]:
+        assert "--vectors" in refused("fit", "--output", "out", *given)
+
+
+def test_affine_couplings_are_not_portable_and_say_what_to_do(refused, tiny_bert):
+    said = refused(
+        *["fit", "--encoder", tiny_bert, "--corpus", "corpus.txt", "--output", "out"],
+        *["--set", "coupling=affine"],
+    )
+    assert "--no-portable" in said
+
+
+@every_calibrator
+@pytest.mark.parametrize(("value", "said"), [(np.nan, "NaN"), (np.inf, "inf")])
+def test_a_vector_that_is_not_finite_is_refused_by_row(refused, work, name, value, said):
+    rows = np.load("vectors.npy")
+    rows[71, 3] = value
+    np.save("bad.npy", rows)
+    line = refused("fit", "--vectors", "bad.npy", "--calibrator", name, "--output", "out")
+    assert said in line
+    assert "row 71 " in line
+
+
+@pytest.mark.parametrize("inverse", [[], ["--inverse"]])
+def test_a_vector_that_is_not_finite_is_not_transformed(refused, work, tiny_fitted, inverse):
+    rows = np.load("vectors.npy")
+    rows[71, 3] = np.nan
+    np.save("bad.npy", rows)
+    line = refused("transform", tiny_fitted, "--vectors", "bad.npy", "--output", "z.npy", *inverse)
+    assert "NaN in row 71 " in line
+
+
+@every_calibrator
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (np.arange(9.0).reshape(9, 1), "n_features = 1"),
+        (np.ones((1, 4)), "at least 2"),
+        (np.empty((0, 4)), "sample"),
+        (np.ones((9, 4)), "equal"),
+        (np.ones(4), "shape (4,)"),
+    ],
+    ids=["one-dimension", "one-row", "no-row", "equal-rows", "no-matrix"],
+)
+def test_vectors_that_cannot_be_calibrated_are_refused(refused, work, name, rows, message):
+    np.save("bad.npy", rows)
+    line = refused("fit", "--vectors", "bad.npy", "--calibrator", name, "--output", "out")
+    assert message in line
+
+
+@pytest.mark.parametrize("command", ["fit", "transform"])
+def test_a_file_that_is_no_vectors_is_refused(refused, work, tiny_fitted, command):
+    Path("text.npy").write_text("0.1 0.2\n")
+    for source in ["nope.npy", "text.npy", "data"]:
+        given = {"fit": ["fit"], "transform": ["transform", tiny_fitted]}[command]
+        assert source in refused(*given, "--vectors", source, "--output", "out")
+
+
+@pytest.mark.parametrize("inverse", [[], ["--inverse"]])
+def test_vectors_of_another_width_are_refused(refused, work, tiny_fitted, inverse):
+    np.save("narrow.npy", np.ones((3, 5)))
+    line = refused(
+        *["transform", tiny_fitted, "--vectors", "narrow.npy", "--output", "z.npy"], *inverse
+    )
+    assert "5 " in line
+    assert "16" in line
+
+
+@pytest.mark.parametrize("folder", ["nope", "data", "corpus.txt"])
+def test_a_folder_without_a_calibrator_is_refused(refused, folder):
+    line = refused("transform", folder, "--vectors", "vectors.npy", "--output", "z.npy")
+    assert folder in line
+
+
+@pytest.mark.parametrize("form", ["vectors", "encoder", "demo"])
+@pytest.mark.parametrize("output", ["mine", "mine/notes.txt"])
+def test_an_output_that_holds_something_else_is_untouched(refused, work, tiny_bert, form, output):
+    Path("mine").mkdir()
+    Path("mine/notes.txt").write_text("do not lose")
+    command = ["demo", "--encoder", tiny_bert] if form == "demo" else fitting(form, tiny_bert)
+    assert output in refused(*command, "--output", output)
+    assert Path("mine/notes.txt").read_text() == "do not lose"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["fit", "--vectors", "nope.npy"],
+        ["fit", "--encoder", "./nope", "--corpus", "corpus.txt"],
+        ["demo", "--encoder", "./nope"],
+    ],
+    ids=["vectors", "encoder", "demo"],
+)
+def test_an_output_that_holds_something_else_is_refused_before_any_work(refused, command):
+    assert refused(*command, "--output", "data").startswith("data holds ")
+
+
+@pytest.mark.parametrize("command", ["transform", "encode"])
+@pytest.mark.parametrize("output", ["data", "corpus.txt/z.npy"])
+def test_an_output_file_that_cannot_be_is_refused(
+    refused, work, tiny_bert, tiny_fitted, command, output
+):
+    given = {
+        "transform": ["transform", tiny_fitted, "--vectors", "vectors.npy"],
+        "encode": ["encode", tiny_bert, "--input", "corpus.txt"],
+    }
+    assert f"cannot write {output}" in refused(*given[command], "--output", output)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("flow", "epochs=null"),
+        ("flow", "epochs=0"),
+        ("flow", "epochs=-1"),
+        ("flow", "epochs=Infinity"),
+        ("flow", "learning_rate=null"),
+        ("flow", "learning_rate=NaN"),
+        ("flow", "learning_rate=1e30"),
+        ("flow", "adam_epsilon=null"),
+        ("flow", "weight_decay=null"),
+        ("flow", "weight_decay=-1"),
+        ("flow", "weight_decay=NaN"),
+        ("flow", "scale_rate=null"),
+        ("flow", "levels=0"),
+        ("flow", "depth=0"),
+        ("flow", "width=0"),
+        ("flow", "batch_size=0"),
+        ("flow", "coupling=Affine"),
+        ("flow", "permutation=none"),
+        ("flow", "schedule=cosine"),
+        ("flow", "device=nonsense"),
+        ("flow", "device=cuda:99"),
+        ("flow", "random_state=-1"),
+        ("whitening", "dim=0"),
+        ("whitening", "dim=17"),
+        ("whitening", "dim=2.5"),
+        ("whitening", "power=null"),
+        ("whitening", "power=2"),
+        ("whitening", "shrinkage=null"),
+        ("whitening", "shrinkage=-0.1"),
+        ("all-but-the-top", "n_components=-1"),
+        ("all-but-the-top", "n_components=16"),
+        ("all-but-the-top", "n_components=1.5"),
+    ],
+)
+def test_a_setting_out_of_its_range_is_refused_by_name(refused, name, setting):
+    line = refused(
+        *["fit", "--vectors", "vectors.npy", "--output", "out"],
+        *["--calibrator", name, "--set", setting],
+    )
+    assert setting.partition("=")[0].replace("_", " ") in line.replace("_", " ")
+
+
+def test_debug_raises_what_otherwise_is_one_line(work, tiny_bert, capsys):
+    fit = ["fit", "--encoder", str(tiny_bert), "--corpus", "nope.txt", "--output", "out"]
+    with pytest.raises(InputError, match=r"nope\.txt"):
+        run(["--debug", *fit])
+    with pytest.raises(ModelError, match="nope"):
+        run(["--debug", "transform", "nope", "--vectors", "vectors.npy", "--output", "z.npy"])
+    # And only where it was asked for.
+    assert run(fit) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_an_error_nobody_thought_of_is_one_line_too(cli, work, tiny_fitted, monkeypatch):
+    def broken(*args, **kwargs):
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr("bertflow.calibrators.vectors.transform_file", broken)
+    code, _, err = cli("transform", tiny_fitted, "--vectors", "vectors.npy", "--output", "z.npy")
+    assert code == 1
+    assert err == ("error: unexpected RuntimeError: first line second line (--debug shows where)\n")
+
+
+def test_an_interruption_is_130(cli, work, tiny_bert, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bertflow.data.read_corpus", interrupted)
+    before = tree(work)
+    code, _, err = cli("fit", "--encoder", tiny_bert, "--corpus", "corpus.txt", "--output", "out")
+    assert (code, err) == (130, "error: interrupted\n")
+    assert tree(work) == before
+
+
+# Usage.
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nope"],
+        ["fit"],
+        ["fit", "--nope"],
+        ["fit", "--output", "out", "--limit", "0"],
+        ["fit", "--output", "out", "--limit", "many"],
+        ["fit", "--output", "out", "--random-state", "x"],
+        ["fit", "--output"],
+        ["transform"],
+        ["transform", "folder", "--vectors", "x.npy"],
+        ["transform", "folder", "another", "--vectors", "x.npy", "--output", "z.npy"],
+        ["encode", "model", "--output", "z.npy"],
+        ["encode", "model", "--input", "s.txt", "--output", "z.npy", "--batch-size", "0"],
+        ["evaluate", "model"],
+        ["demo", "something"],
+        ["--nope"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_2_and_one_line(cli, work, arguments):
+    before = tree(work)
+    code, out, err = cli(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert "bertflow --help" in err
+    assert tree(work) == before
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_help_is_there_for_every_command(cli, command, flag):
+    code, out, err = cli(*([command] if command else []), flag)
+    assert (code, err) == (0, "")
+    assert "Usage: bertflow" in out
+    expected = COMMANDS if command is None else ["--output" if command != "evaluate" else "--task"]
+    for word in expected:
+        assert word in out
+
+
+def test_no_argument_shows_the_help_and_no_error(cli):
+    _, out, err = cli()
+    assert "Usage: bertflow" in out
+    assert "error" not in err
+
+
+def test_version_is_that_of_the_package(cli):
+    assert cli("--version") == (0, f"{bertflow.__version__}\n", "")
+
+
+# In a process of its own.
+
+
+def process(*arguments, **keywords) -> subprocess.CompletedProcess:
+    environment = {k: v for k, v in os.environ.items() if k not in QUIET}
+    return subprocess.run(
+        [sys.executable, "-c", "from bertflow.cli.main import main; main()", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        **keywords,
+    )
+
+
+def test_a_process_evaluates_without_a_word_on_standard_error(work, tiny_calibrated):
+    done = process("evaluate", tiny_calibrated, "--task", "stsb", "--data", "data")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "whitening" in done.stdout
+
+
+def test_a_process_ends_with_the_code_of_its_error(work):
+    done = process("encode", "model", "--input", "nope.txt", "--output", "e.npy")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: nope.txt does not exist\n"
+    assert process("nope").returncode == 2
