@@ -1,0 +1,1 @@
+"""Benchmarks: each prints the table that the documentation quotes."""
