@@ -178,7 +178,9 @@ def fit(
         f"in {time.perf_counter() - began:.0f} s"
     )
     _show_loss(model.calibrator)
-    show(f"saved to {output}: SentenceTransformer({str(output)!r}) loads it anywhere")
+    plainly = "SentenceTransformer({!r}) loads it anywhere"
+    how = plainly if portable else "bertflow.load({!r}) loads it"
+    show(f"saved to {output}: {how.format(str(output))}")
 
 
 def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int | None) -> None:

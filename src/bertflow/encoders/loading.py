@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -25,8 +24,6 @@ from torch import nn
 from bertflow.calibrators.base import check_device
 from bertflow.encoders.cutting import cut_blocks
 from bertflow.errors import BertflowError, InputError, MissingDependencyError, ModelError
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_POOLING = "first-last-avg"
 DEFAULT_MAX_LENGTH = 64
