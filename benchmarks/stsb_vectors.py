@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bertflow.calibrators import AllButTheTop, Calibrator, Flow, Standardization, Whitening
-from bertflow.data import read_stsb
+from bertflow.data import read_task
 from bertflow.encoders import library_versions
 from bertflow.evaluation import correlate, paired_cosine
 
@@ -34,7 +34,7 @@ def main() -> None:
     data = Path(os.environ.get("BERTFLOW_DATA", "../shared/data"))
     sentences = json.loads((data / "embeddings/stsb_sentences.json").read_text(encoding="utf-8"))
     row_of = {sentence: row for row, sentence in enumerate(sentences)}
-    splits = {split: read_stsb(data, split) for split in ("train", "dev", "test")}
+    splits = {split: read_task("stsb", data, split) for split in ("train", "dev", "test")}
     fitted = [row_of[s] for p in splits.values() for s in (*p.first, *p.second)]
     test = splits["test"]
     first = [row_of[s] for s in test.first]

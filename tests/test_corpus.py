@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from bertflow.data import check_corpus, corpus, read_corpus
+from bertflow.data import check_corpus, read_corpus, tables
 from bertflow.errors import InputError, MissingDependencyError
 
 SENTENCES = [
@@ -481,6 +481,6 @@ def test_a_damaged_parquet_file_is_refused(tmp_path, packed, damage):
 @packed_or_not
 def test_parquet_without_its_package_gives_the_line_that_installs_it(tmp_path, monkeypatch, packed):
     path = written(tmp_path, ".parquet", content(".parquet", {"text": SENTENCES}), packed=packed)
-    monkeypatch.setattr(corpus, "find_spec", lambda name: None)
+    monkeypatch.setattr(tables, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'bertflow\[parquet\]'"):
         read_corpus([path])

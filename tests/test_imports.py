@@ -16,9 +16,10 @@ SOURCE = Path(bertflow.__file__).parent
 ALLOWED = {
     "errors": set(),
     "flows": set(),
-    "data": set(),
+    "network": set(),
+    "data": {"network"},
     "calibrators": {"flows"},
-    "encoders": {"flows", "calibrators"},
+    "encoders": {"flows", "calibrators", "network"},
     "evaluation": {"flows", "calibrators", "encoders", "data"},
     "analysis": {"flows", "calibrators", "encoders", "data", "evaluation"},
     "demo": {"flows", "calibrators", "encoders", "data", "evaluation", "analysis"},

@@ -1,147 +1,391 @@
-"""Graded pairs: rows stay aligned, ungraded ones stay ungraded, and errors name the line."""
+"""Graded pairs: users' own files, rows aligned, errors with their line; and the samples."""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
+import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
-from bertflow.data import DATA_VARIABLE, pairs, read_stsb, sample_pairs, sample_sentences
-from bertflow.errors import InputError
+from bertflow.data import Pairs, read_pairs, sample_pairs, sample_sentences, tables
+from bertflow.errors import InputError, MissingDependencyError
 
-PLACES = ["senteval/STS/STSBenchmark", "STS/STSBenchmark", "STSBenchmark", "stsbenchmark", "."]
-
-
-def row(score: str, first: str, second: str, *more: str) -> str:
-    return "\t".join(["main-news", "headlines", "2016", "0001", score, first, second, *more]) + "\n"
-
-
-def stsb(folder: Path, text: str | bytes, split: str = "test") -> Path:
-    """Write a split into a folder and give the folder."""
-    data = text.encode() if isinstance(text, str) else text
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"sts-{split}.csv").write_bytes(data)
-    return folder
+KINDS = [".csv", ".tsv", ".jsonl", ".parquet"]
+DELIMITED = [".csv", ".tsv"]
+NAMES = ("sentence1", "sentence2", "score")
+every_kind = pytest.mark.parametrize("kind", KINDS)
+every_text_kind = pytest.mark.parametrize("kind", KINDS[:3])
+every_delimited = pytest.mark.parametrize("kind", DELIMITED)
+packed_or_not = pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
 
 
-def test_rows_of_seven_or_more_columns_are_pairs(tmp_path):
-    text = row("5.0", "a", "b") + row("2.5", "c", "d", "licence", "source") + row("0", "e", "f")
-    read = read_stsb(stsb(tmp_path, text))
-    assert len(read) == 3
-    assert list(read.first) == ["a", "c", "e"]
-    assert list(read.second) == ["b", "d", "f"]
-    assert list(read.gold) == [5.0, 2.5, 0.0]
-    assert (read.task, read.split) == ("stsb", "test")
-    assert read.source == str(tmp_path / "sts-test.csv")
+def content(kind: str, columns: dict[str, Sequence]) -> bytes:
+    """A file of that kind with these columns; typed where the kind has types."""
+    rows = list(zip(*columns.values(), strict=True))
+    if kind == ".parquet":
+        sink = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow.table(columns), sink)
+        return sink.getvalue()
+    if kind == ".jsonl":
+        made = [json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows]
+        return "".join(made).encode()
+    out = io.StringIO(newline="")
+    cells = [["" if cell is None else cell for cell in row] for row in [tuple(columns), *rows]]
+    if kind == ".tsv":
+        out.writelines("\t".join(map(str, row)) + "\n" for row in cells)
+    else:
+        csv.writer(out, lineterminator="\n").writerows(cells)
+    return out.getvalue().encode()
 
 
-def test_a_row_too_short_is_named_by_file_and_line(tmp_path):
-    text = (
-        row("5", "a", "b") + row("4", "c", "d", "x", "y") + row("3", "e", "f") + "1\t2\t3\t4\t5\n"
-    )
-    with pytest.raises(InputError, match=r"sts-test\.csv, line 4: 5 columns, expected 7"):
-        read_stsb(stsb(tmp_path, text))
+def written(folder: Path, kind: str, columns: dict[str, Sequence], *, packed: bool = False) -> Path:
+    path = folder / f"mine{kind}{'.gz' if packed else ''}"
+    data = content(kind, columns)
+    path.write_bytes(gzip.compress(data) if packed else data)
+    return path
 
 
-def test_quotes_are_plain_characters(tmp_path):
-    text = row("5", '"Who ran', "b") + row("4", 'he said "no"', '"') + row("3", '"e"', "f")
-    read = read_stsb(stsb(tmp_path, text))
-    assert list(read.first) == ['"Who ran', 'he said "no"', '"e"']
-    assert list(read.second) == ["b", '"', "f"]
+def table(
+    first: Sequence = ("A cat", '"Who ran', "Café 😀"),
+    second: Sequence = ("A dog", "it's", 'he said "no"'),
+    gold: Sequence = (4.5, 0.0, 2.0),
+    names: Sequence[str] = NAMES,
+) -> dict[str, Sequence]:
+    return dict(zip(names, (list(first), list(second), list(gold)), strict=True))
 
 
-@pytest.mark.parametrize("blank", ["", " "])
-def test_a_blank_score_is_no_score_and_the_rest_stays_aligned(tmp_path, blank):
-    text = row("5", "a", "b") + row(blank, "c", "d") + row("1", "e", "f") + row(blank, "g", "h")
-    read = read_stsb(stsb(tmp_path, text))
-    assert list(read.gold) == [5.0, None, 1.0, None]
-    assert list(read.first) == ["a", "c", "e", "g"]
+def at(path: Path, row: int, kind: str) -> str:
+    """Where a row stands: parquet counts rows, .jsonl lines, the others their header too."""
+    place = {".parquet": f"row {row}", ".jsonl": f"line {row}"}.get(kind, f"line {row + 1}")
+    return re.escape(f"{path}, {place}:")
 
 
-@pytest.mark.parametrize("score", ["x", "5,0", "3.2.1", "nan", "inf", "-inf"])
-def test_a_score_that_is_not_a_number_is_named_by_line(tmp_path, score):
-    text = row("5", "a", "b") + row(score, "c", "d")
-    with pytest.raises(InputError, match=rf"sts-test\.csv, line 2: .*'{re.escape(score)}'"):
-        read_stsb(stsb(tmp_path, text))
+# Reading.
 
 
-def test_windows_line_ends_are_no_part_of_the_text(tmp_path):
-    text = (row("5", "a", "b") + row("4", "c", "d")).replace("\n", "\r\n")
-    assert list(read_stsb(stsb(tmp_path, text)).second) == ["b", "d"]
+@packed_or_not
+@every_kind
+def test_every_kind_gives_the_same_pairs(tmp_path, kind, packed):
+    path = written(tmp_path, kind, table(), packed=packed)
+    read = read_pairs(path)
+    assert list(read.first) == ["A cat", '"Who ran', "Café 😀"]
+    assert list(read.second) == ["A dog", "it's", 'he said "no"']
+    assert list(read.gold) == [4.5, 0.0, 2.0]
+    assert (read.task, read.split, read.source) == ("pairs", "mine", str(path))
+    assert (read.binary, list(read.subset), dict(read.skipped)) == (False, [], {})
+    assert read_pairs(str(path)) == read
 
 
-def test_blank_lines_are_no_rows(tmp_path):
-    assert (
-        len(read_stsb(stsb(tmp_path, row("5", "a", "b") + "\n" + row("4", "c", "d") + "\n"))) == 2
-    )
+@pytest.mark.parametrize(
+    ("name", "split"), [("my.v2.tsv", "my.v2"), ("My.TSV", "My"), ("my.v2.tsv.gz", "my.v2")]
+)
+def test_the_split_is_the_files_name(tmp_path, name, split):
+    data = content(".tsv", table())
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    assert read_pairs(tmp_path / name).split == split
 
 
-def test_text_that_is_not_utf8_is_refused(tmp_path):
-    data = row("5", "a", "b").encode() + row("4", "caf__", "d").encode().replace(b"f__", b"f\xe9")
-    with pytest.raises(InputError, match=r"sts-test\.csv.*UTF-8"):
-        read_stsb(stsb(tmp_path, data))
+KNOWN_TEXTS = [
+    ("sentence1", "sentence2"),
+    ("sentence_1", "sentence_2"),
+    ("sentence_a", "sentence_b"),
+    ("Sentence_A", "sentence_B"),
+    ("Sentence 1", "Sentence 2"),
+    ("text1", "text2"),
+    ("text_a", "text_b"),
+    ("first", "second"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("query", "document"),
+    ("query", "passage"),
+]
+KNOWN_GOLD = ["score", "label", "similarity", "gold", "relatedness_score", "is_duplicate", "SCORE"]
 
 
-@pytest.mark.parametrize("text", ["", "\n\n"])
-def test_a_file_without_a_pair_is_refused(tmp_path, text):
-    with pytest.raises(InputError, match=r"sts-test\.csv holds no pair"):
-        read_stsb(stsb(tmp_path, text))
+@every_kind
+@pytest.mark.parametrize("texts", KNOWN_TEXTS, ids=" ".join)
+def test_texts_are_recognised_by_name(tmp_path, kind, texts):
+    read = read_pairs(written(tmp_path, kind, {"id": ["x"] * 3, **table(names=(*texts, "score"))}))
+    assert (read.first[0], read.second[0], read.gold[0]) == ("A cat", "A dog", 4.5)
 
 
-@pytest.mark.parametrize("split", ["train", "dev", "test"])
-@pytest.mark.parametrize("place", PLACES)
-def test_every_place_and_split_is_found(tmp_path, place, split):
-    stsb(tmp_path / place, row("5", "a", "b"), split)
-    for data in [tmp_path, str(tmp_path)]:
-        read = read_stsb(data, split)
-        assert (len(read), read.split) == (1, split)
+@every_kind
+@pytest.mark.parametrize("gold", KNOWN_GOLD)
+def test_scores_are_recognised_by_name_in_any_place(tmp_path, kind, gold):
+    columns = table(names=("text1", "text2", gold))
+    read = read_pairs(written(tmp_path, kind, dict(reversed(columns.items()))))
+    assert (read.first[0], read.second[0], read.gold[0]) == ("A cat", "A dog", 4.5)
 
 
-def test_the_places_tried_are_listed(tmp_path):
-    assert list(pairs.STSB_PLACES) == PLACES
-    with pytest.raises(InputError) as caught:
-        read_stsb(tmp_path, "dev")
-    for place in PLACES:
-        assert str(tmp_path / place / "sts-dev.csv") in str(caught.value)
+@every_kind
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("left", "right", "score"),
+        ("sentence1", "sentence2", "grade"),
+        ("sentence1", "text2", "score"),
+        ("sentence1", "sentence_1", "score"),
+    ],
+    ids=" ".join,
+)
+def test_unknown_names_are_refused_and_those_there_are_listed(tmp_path, kind, names):
+    path = written(tmp_path, kind, table(names=names))
+    with pytest.raises(InputError, match=r"cannot tell which columns.*by columns") as caught:
+        read_pairs(path)
+    assert ", ".join(map(repr, names)) in str(caught.value)
+    assert str(path) in str(caught.value)
 
 
-def test_another_split_of_the_same_folder_is_not_taken(tmp_path):
-    stsb(tmp_path, row("5", "a", "b"), "train")
-    with pytest.raises(InputError, match=r"sts-test\.csv"):
-        read_stsb(tmp_path, "test")
+@every_kind
+@pytest.mark.parametrize("more", ["label", "Score", "text1 text2", "sentence_1"])
+def test_names_that_could_be_read_in_two_ways_are_refused(tmp_path, kind, more):
+    extra = {name: ["x"] * 3 for name in more.split()}
+    with pytest.raises(InputError, match="cannot tell which columns"):
+        read_pairs(written(tmp_path, kind, {**table(), **extra}))
 
 
-def test_the_environment_says_where_the_data_are(tmp_path, monkeypatch):
-    monkeypatch.setenv(DATA_VARIABLE, str(stsb(tmp_path / "env", row("5", "a", "b"))))
-    assert list(read_stsb(None).first) == ["a"]
+@every_kind
+def test_columns_may_be_named(tmp_path, kind):
+    columns = table(names=("left", "right", "grade"))
+    path = written(tmp_path, kind, {"id": [1, 2, 3], "score": [9, 9, 9], **columns})
+    read = read_pairs(path, columns=("right", "left", "grade"))
+    assert (read.first[0], read.second[0], read.gold[0]) == ("A dog", "A cat", 4.5)
 
 
-def test_a_folder_that_is_given_beats_the_environment(tmp_path, monkeypatch):
-    monkeypatch.setenv("BERTFLOW_DATA", str(stsb(tmp_path / "env", row("5", "a", "b"))))
-    given = stsb(tmp_path / "given", row("5", "c", "d"))
-    assert list(read_stsb(given).first) == ["c"]
+@every_kind
+def test_a_named_column_that_is_not_there_is_refused(tmp_path, kind):
+    path = written(tmp_path, kind, table())
+    with pytest.raises(InputError, match=r"mine.*'grade'.*'sentence1', 'sentence2', 'score'"):
+        read_pairs(path, columns=("sentence1", "sentence2", "grade"))
 
 
-def test_no_folder_and_no_environment_says_what_to_do(monkeypatch):
-    monkeypatch.delenv("BERTFLOW_DATA", raising=False)
-    with pytest.raises(InputError, match=r"--data.*BERTFLOW_DATA"):
-        read_stsb(None)
+@every_delimited
+def test_numbers_from_1_say_that_there_is_no_header(tmp_path, kind):
+    separator = "," if kind == ".csv" else "\t"
+    path = tmp_path / f"mine{kind}"
+    path.write_text("".join(separator.join(r) + "\n" for r in [("5", "a", "b"), ("1", "c", "d")]))
+    read = read_pairs(path, columns=("2", "3", "1"))
+    assert (list(read.first), list(read.second)) == (["a", "c"], ["b", "d"])
+    assert list(read.gold) == [5.0, 1.0]
 
 
-@pytest.mark.parametrize(("split", "count"), [("train", 5749), ("dev", 1500), ("test", 1379)])
-def test_the_real_benchmark_has_its_published_counts(shared_data, split, count):
-    read = read_stsb(shared_data, split)
-    assert len(read) == len(read.second) == len(read.gold) == count
-    assert all(score is not None and 0 <= score <= 5 for score in read.gold)
-    assert all(text.strip() for text in [*read.first, *read.second])
+@every_delimited
+@pytest.mark.parametrize("columns", [("0", "1", "2"), ("1", "2", "4"), ("1", "2", "score")])
+def test_numbers_out_of_range_or_among_names_are_refused(tmp_path, kind, columns):
+    with pytest.raises(InputError, match=r"0|4|score"):
+        read_pairs(written(tmp_path, kind, table()), columns=columns)
 
 
-def test_the_real_benchmark_keeps_its_first_row(shared_data):
-    read = read_stsb(shared_data, "test")
-    assert read.first[0] == "A girl is styling her hair."
-    assert read.second[0] == "A girl is brushing her hair."
-    assert read.gold[0] == 2.5
+@pytest.mark.parametrize("columns", [("a", "b"), ("a", "a", "b"), ("a", "b", "c", "d"), ()])
+def test_columns_must_be_three_different_ones(tmp_path, columns):
+    with pytest.raises(InputError, match="three different"):
+        read_pairs(written(tmp_path, ".csv", table()), columns=columns)
+
+
+# Scores.
+
+
+@every_kind
+@pytest.mark.parametrize("gold", [(1, 0, 1), (True, False, True), (1.0, 0.0, 1.0), ("1", "0", "1")])
+def test_ones_and_zeros_are_binary(tmp_path, kind, gold):
+    read = read_pairs(written(tmp_path, kind, table(gold=gold)))
+    assert (list(read.gold), read.binary) == ([1.0, 0.0, 1.0], True)
+
+
+@every_kind
+@pytest.mark.parametrize("gold", [("true", "false", "true"), ("TRUE", "False", " true ")])
+def test_true_and_false_are_binary(tmp_path, kind, gold):
+    read = read_pairs(written(tmp_path, kind, table(gold=gold)))
+    assert (list(read.gold), read.binary) == ([1.0, 0.0, 1.0], True)
+
+
+@every_kind
+def test_one_class_alone_is_read(tmp_path, kind):
+    read = read_pairs(written(tmp_path, kind, table(gold=(1, 1, 1))))
+    assert (list(read.gold), read.binary) == ([1.0, 1.0, 1.0], True)
+
+
+@every_kind
+@pytest.mark.parametrize("gold", [(0, 1, 2), (0.5, 1, 0), (-1, 1, 1)])
+def test_other_numbers_are_not_binary(tmp_path, kind, gold):
+    read = read_pairs(written(tmp_path, kind, table(gold=[float(one) for one in gold])))
+    assert (list(read.gold), read.binary) == (list(gold), False)
+
+
+@every_kind
+@pytest.mark.parametrize(("gold", "binary"), [((5.0, None, 1.0), False), ((1.0, None, 0.0), True)])
+def test_a_blank_score_is_no_score_and_the_rest_stays_aligned(tmp_path, kind, gold, binary):
+    read = read_pairs(written(tmp_path, kind, table(gold=gold)))
+    assert (list(read.gold), read.binary) == (list(gold), binary)
+    assert list(read.first) == ["A cat", '"Who ran', "Café 😀"]
+
+
+@every_kind
+@pytest.mark.parametrize("bad", ["x", "5,0", "nan", "inf", "-inf", "1_0", "yes", "1e999"])
+def test_a_score_that_is_no_number_is_named_by_line(tmp_path, kind, bad):
+    path = written(tmp_path, kind, table(gold=("1", bad, "0")))
+    with pytest.raises(InputError, match=rf"{at(path, 2, kind)} score '{re.escape(bad)}'"):
+        read_pairs(path)
+
+
+@pytest.mark.parametrize("bad", [[1], {"a": 1}, float("nan"), 10**400])
+def test_a_score_that_is_no_number_in_json_is_named_by_line(tmp_path, bad):
+    path = written(tmp_path, ".jsonl", table(gold=(1, bad, 0)))
+    with pytest.raises(InputError, match=at(path, 2, ".jsonl")):
+        read_pairs(path)
+
+
+@every_kind
+def test_pairs_of_which_none_is_graded_are_refused(tmp_path, kind):
+    gold = pyarrow.nulls(3, pyarrow.float64()) if kind == ".parquet" else [None] * 3
+    columns = {**table(), "score": gold}
+    with pytest.raises(InputError, match=r"mine.*: none of its 3 pairs has a gold score"):
+        read_pairs(written(tmp_path, kind, columns))
+
+
+# Rows.
+
+
+@every_kind
+@pytest.mark.parametrize("blank", ["", "  ", None])
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_blank_sentence_is_named_by_line(tmp_path, kind, blank, side):
+    texts = [["a", "b", "c"], ["d", "e", "f"]]
+    texts[side][1] = blank
+    path = written(tmp_path, kind, table(*texts))
+    with pytest.raises(InputError, match=rf"{at(path, 2, kind)} a sentence is blank"):
+        read_pairs(path)
+
+
+@pytest.mark.parametrize("bad", [3, 0, False, ["a"]])
+def test_text_that_is_no_text_in_json_is_named_by_line(tmp_path, bad):
+    path = written(tmp_path, ".jsonl", table(second=("a", bad, "c")))
+    with pytest.raises(InputError, match=rf"{at(path, 2, '.jsonl')} 'sentence2' is not text"):
+        read_pairs(path)
+
+
+def test_text_that_is_no_text_in_parquet_is_refused(tmp_path):
+    path = written(tmp_path, ".parquet", table(second=(1, 2, 3)))
+    with pytest.raises(InputError, match=r"mine\.parquet: column 'sentence2' is not text"):
+        read_pairs(path)
+
+
+@packed_or_not
+@every_delimited
+def test_a_row_too_short_is_named_by_line(tmp_path, kind, packed):
+    separator = "," if kind == ".csv" else "\t"
+    rows = [NAMES, ("a", "b", "1"), ("c", "d"), ("e", "f", "2")]
+    data = "".join(separator.join(row) + "\n" for row in rows).encode()
+    path = tmp_path / f"mine{kind}{'.gz' if packed else ''}"
+    path.write_bytes(gzip.compress(data) if packed else data)
+    with pytest.raises(InputError, match=rf"{path.name}, line 3\b.*'score'"):
+        read_pairs(path)
+
+
+def test_a_json_row_that_lacks_a_key_is_named_by_line(tmp_path):
+    good = '{"sentence1": "a", "sentence2": "b", "score": 1}\n'
+    (tmp_path / "mine.jsonl").write_text(good + '{"sentence1": "a", "sentence2": "b"}\n')
+    with pytest.raises(InputError, match=r"mine\.jsonl, line 2: no 'score'; it has 'sentence1'"):
+        read_pairs(tmp_path / "mine.jsonl")
+
+
+def test_a_json_row_that_is_a_string_is_named_by_line(tmp_path):
+    (tmp_path / "mine.jsonl").write_text('"A cat"\n')
+    with pytest.raises(InputError, match=r"mine\.jsonl, line 1: expected an object$"):
+        read_pairs(tmp_path / "mine.jsonl")
+
+
+@every_delimited
+def test_more_columns_and_blank_rows_are_ignored(tmp_path, kind):
+    separator = "," if kind == ".csv" else "\t"
+    rows = [NAMES, ("a", "b", "1", "x"), (), ("", "", ""), ("c", "d", "2", "y", "z")]
+    (tmp_path / f"mine{kind}").write_text("".join(separator.join(row) + "\n" for row in rows))
+    assert list(read_pairs(tmp_path / f"mine{kind}").gold) == [1.0, 2.0]
+
+
+def test_a_csv_quote_that_never_closes_is_named_by_the_line_where_it_opens(tmp_path):
+    (tmp_path / "mine.csv").write_text('text1,text2,score\na,b,1\n"c,d,2\ne,f,3\n')
+    with pytest.raises(InputError, match=r"mine\.csv, line 3\b"):
+        read_pairs(tmp_path / "mine.csv")
+
+
+@every_text_kind
+def test_windows_line_ends_and_a_byte_order_mark_are_no_part_of_the_text(tmp_path, kind):
+    columns = dict(reversed(table().items())) if kind != ".jsonl" else table()
+    path = written(tmp_path, kind, columns)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert list(read_pairs(path).first) == ["A cat", '"Who ran', "Café 😀"]
+
+
+@every_text_kind
+def test_text_that_is_not_utf8_is_refused(tmp_path, kind):
+    path = written(tmp_path, kind, table())
+    path.write_bytes(path.read_bytes().replace(b"A dog", b"A d\xf6g"))
+    with pytest.raises(InputError, match=rf"{path.name} is not UTF-8"):
+        read_pairs(path)
+
+
+@every_kind
+def test_a_table_without_a_row_is_refused(tmp_path, kind):
+    empty = pyarrow.array([], pyarrow.string()) if kind == ".parquet" else []
+    path = written(tmp_path, kind, dict.fromkeys(NAMES, empty))
+    with pytest.raises(InputError, match=rf"{path.name} holds no pair"):
+        read_pairs(path)
+
+
+@every_text_kind
+def test_an_empty_file_is_refused(tmp_path, kind):
+    (tmp_path / f"mine{kind}").write_bytes(b"")
+    with pytest.raises(InputError, match=rf"mine{kind} holds no pair"):
+        read_pairs(tmp_path / f"mine{kind}")
+
+
+def test_what_is_no_table_is_refused(tmp_path):
+    (tmp_path / "mine.txt").write_text("a\tb\t1\n")
+    with pytest.raises(InputError, match=r"'\.txt'; expected one of \.csv, \.tsv, \.jsonl, \.parq"):
+        read_pairs(tmp_path / "mine.txt")
+    with pytest.raises(InputError, match=r"missing\.csv does not exist"):
+        read_pairs(tmp_path / "missing.csv")
+    with pytest.raises(InputError, match="is a folder"):
+        read_pairs(tmp_path)
+
+
+@every_kind
+def test_a_gzip_file_that_is_none_is_refused(tmp_path, kind):
+    path = tmp_path / f"mine{kind}.gz"
+    path.write_bytes(content(kind, table()))
+    with pytest.raises(InputError, match=rf"{path.name} is not a whole gzip file"):
+        read_pairs(path)
+
+
+def test_a_damaged_parquet_file_is_refused(tmp_path):
+    path = written(tmp_path, ".parquet", table())
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(InputError, match="is not a whole parquet file"):
+        read_pairs(path)
+
+
+def test_parquet_without_its_package_gives_the_line_that_installs_it(tmp_path, monkeypatch):
+    path = written(tmp_path, ".parquet", table())
+    monkeypatch.setattr(tables, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'bertflow\[parquet\]'"):
+        read_pairs(path)
+
+
+# What comes along.
+
+
+def test_pairs_need_no_more_than_their_texts_and_gold():
+    pairs = Pairs("t", "s", ["a", "b"], ["c", "d"], [1.0, None], "here")
+    assert (len(pairs), pairs.subset, pairs.binary, dict(pairs.skipped)) == (2, (), False, {})
 
 
 def test_sample_pairs_cover_the_whole_scale():

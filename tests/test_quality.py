@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertflow import Flow, Standardization, Whitening, calibrate, evaluate, load_encoder
-from bertflow.data import read_stsb
+from bertflow.data import read_task
 from bertflow.demo import default_encoder
 from bertflow.evaluation import correlate, paired_cosine
 
@@ -20,7 +20,7 @@ def stsb(shared_data):
     """Stored vectors by pooling, the rows to fit on, and a function that scores vectors."""
     sentences = json.loads((shared_data / "embeddings/stsb_sentences.json").read_text("utf-8"))
     row_of = {sentence: row for row, sentence in enumerate(sentences)}
-    splits = [read_stsb(shared_data, split) for split in ("train", "dev", "test")]
+    splits = [read_task("stsb", shared_data, split) for split in ("train", "dev", "test")]
     fitted = [row_of[s] for pairs in splits for s in (*pairs.first, *pairs.second)]
     test = splits[-1]
     first, second = ([row_of[s] for s in side] for side in (test.first, test.second))
@@ -67,7 +67,7 @@ def test_flow_reaches_the_reference_whatever_the_seed(stsb):
 def test_smollm2_at_block_1_gains_ten_points_end_to_end(shared_data):
     path, pooling = default_encoder(None)
     encoder = load_encoder(path, pooling=pooling)
-    splits = [read_stsb(shared_data, split) for split in ("train", "dev", "test")]
+    splits = [read_task("stsb", shared_data, split) for split in ("train", "dev", "test")]
     sentences = [s for pairs in splits for s in (*pairs.first, *pairs.second)]
     assert evaluate(encoder, data=shared_data).spearman == pytest.approx(0.584, abs=0.002)
     assert evaluate(calibrate(encoder, sentences), data=shared_data).spearman >= 0.68

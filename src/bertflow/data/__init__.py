@@ -1,14 +1,36 @@
-"""Files to sentences and pairs."""
+"""Files and the hub to sentences and pairs."""
 
+from bertflow.data.catalog import CATALOG, STS_TASKS, find_data_set
 from bertflow.data.corpus import check_corpus, read_corpus
-from bertflow.data.pairs import DATA_VARIABLE, Pairs, read_stsb, sample_pairs, sample_sentences
+from bertflow.data.declarations import DataSet, HubSource, Layout
+from bertflow.data.pairs import (
+    DATA_VARIABLE,
+    NLI_LABELS,
+    NliPairs,
+    Pairs,
+    read_pairs,
+    sample_pairs,
+    sample_sentences,
+)
+from bertflow.data.readers import read_nli, read_sentences, read_task
 
 __all__ = [
+    "CATALOG",
     "DATA_VARIABLE",
+    "NLI_LABELS",
+    "STS_TASKS",
+    "DataSet",
+    "HubSource",
+    "Layout",
+    "NliPairs",
     "Pairs",
     "check_corpus",
+    "find_data_set",
     "read_corpus",
-    "read_stsb",
+    "read_nli",
+    "read_pairs",
+    "read_sentences",
+    "read_task",
     "sample_pairs",
     "sample_sentences",
 ]

@@ -1,19 +1,44 @@
-"""Graded sentence pairs and the files they come in."""
+"""Sentence pairs: with gold scores, with entailment labels, the samples, and users' own."""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+from bertflow.data.tables import TABLES, Columns, file_kind, listed, read_rows
 from bertflow.errors import InputError
 
 DATA_VARIABLE = "BERTFLOW_DATA"
-STSB_PLACES = ("senteval/STS/STSBenchmark", "STS/STSBenchmark", "STSBenchmark", "stsbenchmark", ".")
-STSB_COLUMNS = 7
+NLI_LABELS = ("contradiction", "entailment", "neutral")
+# Names by which columns are known, without their spaces, hyphens, underscores and capitals.
+TEXT_COLUMNS = (
+    ("sentence1", "sentence2"),
+    ("sentencea", "sentenceb"),
+    ("text1", "text2"),
+    ("texta", "textb"),
+    ("first", "second"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("query", "document"),
+    ("query", "passage"),
+)
+GOLD_COLUMNS = (
+    "score",
+    "label",
+    "similarity",
+    "similarityscore",
+    "gold",
+    "goldscore",
+    "relatedness",
+    "relatednessscore",
+    "isduplicate",
+)
+TRUTH = {"true": 1.0, "false": 0.0}
 
 
 @dataclass(frozen=True)
@@ -25,8 +50,12 @@ class Pairs:
         split: Which part of it.
         first: One sentence a pair.
         second: The other.
-        gold: Graded similarity, 0 to 5; None where a pair was never graded.
-        source: The file.
+        gold: Graded similarity, or 1 and 0; None where a pair was never graded.
+        source: The file, the folder of several, or repository@revision of the hub.
+        subset: The name of each pair's subset; empty where the task has none.
+        binary: Whether gold is 1 and 0 only.
+        skipped: Rows of the file that are no usable pair, counted by reason. They are in none of
+            the lists; ungraded pairs are, and do not count here.
     """
 
     task: str
@@ -35,47 +64,89 @@ class Pairs:
     second: Sequence[str]
     gold: Sequence[float | None]
     source: str
+    subset: Sequence[str] = ()
+    binary: bool = False
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.first)
 
 
-def read_stsb(data: str | Path | None, split: str = "test") -> Pairs:
-    """Read a split of the STS benchmark in its original layout.
+@dataclass(frozen=True)
+class NliPairs:
+    """Premises and hypotheses with labels.
 
-    Columns are genre, file, year, id, score, sentence 1, sentence 2, separated by tabs; more are
-    ignored, quotes are plain characters, a blank score is no score.
+    Attributes:
+        name: The data set's name.
+        split: Which part of it.
+        first: The premises.
+        second: The hypotheses.
+        labels: Each one of `NLI_LABELS`.
+        source: As in `Pairs`.
+        skipped: Rows that are no usable pair, counted by reason.
+    """
+
+    name: str
+    split: str
+    first: Sequence[str]
+    second: Sequence[str]
+    labels: Sequence[str]
+    source: str
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+def read_pairs(path: str | Path, *, columns: tuple[str, str, str] | None = None) -> Pairs:
+    r"""Read pairs of one's own: two columns of text and one of scores.
+
+    A score is a number, or true or false; blank is ungraded. In .tsv quotes are plain characters.
 
     Args:
-        data: The folder, or one that holds it as SentEval does; None takes the environment
-            variable BERTFLOW_DATA.
-        split: "train", "dev" or "test".
+        path: A .csv, .tsv, .jsonl or .parquet, each also with .gz.
+        columns: First text, second text and score: names, or for a .csv or .tsv without a header
+            numbers from 1, as digits. None looks for names in common use, such as sentence1,
+            sentence2 and score.
 
     Returns:
-        The pairs.
+        The pairs, as task "pairs" with the file's name as split.
 
     Raises:
-        InputError: No such file (the message lists the places), a row with fewer columns or a
-            score that is no number (named by line), or no pair at all.
+        InputError: The file is missing, of unknown kind, not UTF-8, lacks a column or none is
+            recognised (the message lists those it has), a row is too short, a sentence blank or
+            no text, a score no number (named by line), or no pair is graded.
+        MissingDependencyError: A .parquet without its package; the message is the pip line.
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> file = Path(mkdtemp()) / "mine.tsv"
+        >>> _ = file.write_text("A cat\tA dog\t2.5\nA cat\tA cat\t5\n")
+        >>> read_pairs(file, columns=("1", "2", "3")).gold
+        [2.5, 5.0]
     """
-    path = _find(data, f"sts-{split}.csv", STSB_PLACES, "the STS benchmark")
-    first, second, gold = [], [], []
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8 text; convert it to UTF-8") from None
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
+    path = Path(path)
+    if columns is not None and (len(columns) != 3 or len(set(columns)) != 3):
+        raise InputError(
+            "columns must be three different ones, first text, second text and score, "
+            f"got {listed(columns)}"
+        )
+    kind = file_kind(path, TABLES)
+    unit = "row" if kind == ".parquet" else "line"
+    first: list[str] = []
+    second: list[str] = []
+    gold: list[float | None] = []
+    for number, cells in read_rows(path, kind, columns, _recognised, texts=2):
+        if cells is None:
             continue
-        row = line.rstrip("\r\n").split("\t")
-        if len(row) < STSB_COLUMNS:
-            raise InputError(f"{path}, line {number}: {len(row)} columns, expected {STSB_COLUMNS}")
-        gold.append(_score(row[4], path, number))
-        first.append(row[5])
-        second.append(row[6])
-    if not first:
-        raise InputError(f"{path} holds no pair")
-    return Pairs("stsb", split, first, second, gold, str(path))
+        place = f"{path}, {unit} {number}"
+        first.append(sentence(cells[0], place))
+        second.append(sentence(cells[1], place))
+        gold.append(score(cells[2], place, truth=True))
+    check_graded(first, gold, path)
+    binary = all(grade in (None, 0, 1) for grade in gold)
+    name = path.name[: -len(".gz")] if path.suffix.lower() == ".gz" else path.name
+    return Pairs("pairs", Path(name).stem, first, second, gold, str(path), binary=binary)
 
 
 def sample_pairs() -> Pairs:
@@ -108,27 +179,73 @@ def sample_sentences() -> list[str]:
     return resource.read_text(encoding="utf-8").splitlines()
 
 
-def _find(data: str | Path | None, name: str, places: Sequence[str], what: str) -> Path:
-    if data is None:
-        data = os.environ.get(DATA_VARIABLE)
-    if data is None:
-        raise InputError(f"where is {what}? give --data DIR or set {DATA_VARIABLE}")
-    tried = [Path(data) / place / name for place in places]
-    for path in tried:
-        if path.is_file():
-            return path
-    raise InputError(
-        f"cannot find {what} in {data}; tried {', '.join(str(path) for path in tried)}"
-    )
+def sentence(value: Any, place: str) -> str:
+    """A sentence as it stands, space around it included: stored vectors go by the exact text.
+
+    Raises:
+        InputError: It is no text, or blank: it would have no vector.
+    """
+    if value is not None and not isinstance(value, str):
+        raise InputError(f"{place}: {value!r} is not text")
+    if not value or not value.strip():
+        raise InputError(f"{place}: a sentence is blank; complete or remove the row")
+    return value
 
 
-def _score(text: str, path: Path, number: int) -> float | None:
-    if not text.strip():
+def score(
+    value: Any, place: str, *, span: tuple[float, float] | None = None, truth: bool = False
+) -> float | None:
+    """A gold score as a number, None where it is blank.
+
+    Args:
+        value: The cell: text, or what a typed file holds.
+        place: Where it stands, for the message.
+        span: The lowest and the highest score there is.
+        truth: Whether true and false are 1 and 0.
+
+    Raises:
+        InputError: It is no finite number, or outside the span.
+    """
+    text = "" if value is None else str(value).strip()
+    if not text:
         return None
+    if truth and text.lower() in TRUTH:
+        return TRUTH[text.lower()]
     try:
-        score = float(text)
+        # float() would take 1_0 for 10.
+        number = math.nan if "_" in text else float(text)
     except ValueError:
-        score = math.nan
-    if not math.isfinite(score):
-        raise InputError(f"{path}, line {number}: score {text!r} is not a number")
-    return score
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"{place}: score {text!r} is not a number")
+    if span is not None and not span[0] <= number <= span[1]:
+        raise InputError(f"{place}: score {text} is not between {span[0]:g} and {span[1]:g}")
+    return number
+
+
+def check_graded(first: Sequence[str], gold: Sequence[float | None], source: str | Path) -> None:
+    """Refuse pairs of which none can be scored.
+
+    Raises:
+        InputError: There is no pair, or none is graded.
+    """
+    if not first:
+        raise InputError(f"{source} holds no pair")
+    if all(grade is None for grade in gold):
+        raise InputError(f"{source}: none of its {len(first)} pairs has a gold score")
+
+
+def _recognised(table: Columns) -> Sequence[str]:
+    """The two texts and the score by their names, where only one reading is possible."""
+    plain = [name.strip().lower().translate(_SEPARATORS) for name in table.names]
+    texts = [couple for couple in TEXT_COLUMNS if all(plain.count(name) == 1 for name in couple)]
+    golds = [name for name in plain if name in GOLD_COLUMNS]
+    if len(texts) != 1 or len(golds) != 1:
+        raise InputError(
+            f"{table.path}: cannot tell which columns are the two texts and the score; it has "
+            f"{listed(table.names)}; name the three by columns"
+        )
+    return [table.names[plain.index(name)] for name in (*texts[0], golds[0])]
+
+
+_SEPARATORS = str.maketrans("", "", " -_")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import torch
-from huggingface_hub import constants
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
     Pooling,
@@ -24,6 +20,7 @@ from torch import nn
 from bertflow.calibrators.base import check_device
 from bertflow.encoders.cutting import cut_blocks
 from bertflow.errors import BertflowError, InputError, MissingDependencyError, ModelError
+from bertflow.network import hub_answers
 
 DEFAULT_POOLING = "first-last-avg"
 DEFAULT_MAX_LENGTH = 64
@@ -169,7 +166,7 @@ def _locate(name: str | Path, *, revision: str | None) -> _Source:
     text = str(name)
     if text.startswith((".", "/", "~")) or text.count("/") > 1 or "\\" in text or not text:
         raise ModelError(f"{text} does not exist; give a folder, a .gguf file or a hub name")
-    hub = _Source(text, local=False, offline=not _hub_answers())
+    hub = _Source(text, local=False, offline=not hub_answers())
     for candidate in [text] if "/" in text else [text, f"sentence-transformers/{text}"]:
         try:
             if is_sentence_transformer_model(
@@ -179,21 +176,6 @@ def _locate(name: str | Path, *, revision: str | None) -> _Source:
         except Exception as error:  # The hub client has many; all mean that it cannot be had.
             raise _explained(name, error, hub) from error
     return hub
-
-
-def _hub_answers() -> bool:
-    """Whether the hub can be reached: its client would try for minutes before it gives up."""
-    if constants.HF_HUB_OFFLINE:
-        return False
-    hub = urlsplit(constants.ENDPOINT)
-    if getproxies().get(hub.scheme):
-        return True  # The proxy's answer is for the client to get.
-    port = hub.port or (80 if hub.scheme == "http" else 443)
-    try:
-        socket.create_connection((hub.hostname or "", port), timeout=10).close()
-    except OSError:
-        return False
-    return True
 
 
 def _locate_gguf(path: Path) -> _Source:

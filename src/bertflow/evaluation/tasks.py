@@ -12,7 +12,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.storage import calibrator_name
-from bertflow.data import Pairs, read_stsb
+from bertflow.data import Pairs, read_task
 from bertflow.encoders import (
     CalibratedSentenceTransformer,
     describe_encoder,
@@ -108,7 +108,7 @@ def load_pairs(task: str, data: str | Path | None, split: str = "test") -> Pairs
         raise InputError(f"unknown task {task!r}; expected one of {', '.join(TASKS)}")
     if split not in SPLITS:
         raise InputError(f"unknown split {split!r}; expected one of {', '.join(SPLITS)}")
-    return read_stsb(data, split)
+    return read_task(task, data, split)
 
 
 def score_pairs(

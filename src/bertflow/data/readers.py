@@ -1,0 +1,212 @@
+"""Reading data sets by name: from files in any layout people have them, else from the hub."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from bertflow.data.catalog import find_data_set
+from bertflow.data.declarations import DataSet
+from bertflow.data.hub import NotOnHubError, available_hub, read_hub
+from bertflow.data.layouts import Row, find_files, read_found
+from bertflow.data.pairs import (
+    DATA_VARIABLE,
+    NLI_LABELS,
+    NliPairs,
+    Pairs,
+    check_graded,
+    score,
+    sentence,
+)
+from bertflow.errors import InputError
+
+T = TypeVar("T")
+QNLI_GOLD = {"entailment": 1.0, "not_entailment": 0.0}
+NLI_NAMES = {**{name: name for name in NLI_LABELS}, "contradictory": "contradiction"}
+
+
+def read_task(name: str, data: str | Path | None = None, split: str | None = None) -> Pairs:
+    """Read a split of a task: sts12 to sts16, stsb, sick-r or qnli.
+
+    Args:
+        name: The task.
+        data: The folder of its files, or one that holds it; None takes the environment variable
+            BERTFLOW_DATA. Where they are not there, the model hub is asked.
+        split: Which part; None takes the one its scores are published for.
+
+    Returns:
+        The pairs. Gold of qnli is 1 for entailment and 0 for not_entailment.
+
+    Raises:
+        InputError: Task or split are unknown, the data are nowhere (the message lists the paths
+            tried and says why the hub gave nothing), a row is malformed (named by line), or no
+            pair has a gold score.
+    """
+    data_set = find_data_set(name, ("sts", "qnli"))
+    split = _known_split(data_set, split)
+    ((source, rows),) = _sources(data_set, [split], data)
+    binary = data_set.kind == "qnli"
+    skipped: Counter[str] = Counter()
+    first: list[str] = []
+    second: list[str] = []
+    gold: list[float | None] = []
+    subset: list[str] = []
+    for row in rows:
+        if row.fault:
+            skipped[row.fault] += 1
+            continue
+        texts = sentence(row.first, row.place), sentence(row.second, row.place)
+        if binary:
+            grade = _named(row, QNLI_GOLD)
+            if grade is None:
+                skipped["no label"] += 1
+                continue
+        else:
+            grade = score(row.label, row.label_place, span=data_set.score_range)
+        first.append(texts[0])
+        second.append(texts[1])
+        gold.append(grade)
+        if row.subset:
+            subset.append(row.subset)
+    if not first and skipped:
+        raise _unusable(source, skipped)
+    check_graded(first, gold, source)
+    return Pairs(
+        task=name,
+        split=split,
+        first=first,
+        second=second,
+        gold=gold,
+        source=source,
+        subset=subset,
+        binary=binary,
+        skipped=dict(skipped),
+    )
+
+
+def read_nli(name: str, data: str | Path | None = None, split: str | None = None) -> NliPairs:
+    """Read a split of an NLI data set: snli, mnli or sick-e.
+
+    Args:
+        name: The data set.
+        data: As in `read_task`.
+        split: Which part; None takes "train".
+
+    Returns:
+        The pairs whose annotators agreed on a label.
+
+    Raises:
+        InputError: As `read_task`, or a label is unknown (named by line).
+    """
+    data_set = find_data_set(name, ("nli",))
+    split = _known_split(data_set, split)
+    ((source, rows),) = _sources(data_set, [split], data)
+    skipped: Counter[str] = Counter()
+    first: list[str] = []
+    second: list[str] = []
+    labels: list[str] = []
+    for row in rows:
+        texts = sentence(row.first, row.place), sentence(row.second, row.place)
+        label = _named(row, NLI_NAMES)
+        if label is None:
+            skipped["no gold label"] += 1
+            continue
+        first.append(texts[0])
+        second.append(texts[1])
+        labels.append(label)
+    if not first:
+        raise _unusable(source, skipped)
+    return NliPairs(name, split, first, second, labels, source, dict(skipped))
+
+
+def read_sentences(name: str, data: str | Path | None = None) -> list[str]:
+    """Read the text of a data set without its labels: what a fit on the target task uses.
+
+    Args:
+        name: Any data set of the catalogue.
+        data: As in `read_task`. If any split is there, only those that are there count.
+
+    Returns:
+        Both sides of every pair of all splits, repeats kept, also of pairs without gold.
+
+    Raises:
+        InputError: As `read_task`.
+    """
+    data_set = find_data_set(name)
+    texts: list[str] = []
+    for source, rows in _sources(data_set, list(data_set.splits), data):
+        count = len(texts)
+        for row in rows:
+            if not row.fault:
+                texts += [sentence(row.first, row.place), sentence(row.second, row.place)]
+        if len(texts) == count:
+            raise _unusable(source, {})
+    return texts
+
+
+def _known_split(data_set: DataSet, split: str | None) -> str:
+    if split is None:
+        return data_set.default_split
+    if split not in data_set.splits:
+        raise InputError(
+            f"{data_set.name} has no split {split!r}; expected one of {', '.join(data_set.splits)}"
+        )
+    return split
+
+
+def _sources(
+    data_set: DataSet, splits: Sequence[str], data: str | Path | None
+) -> list[tuple[str, Iterable[Row]]]:
+    """The splits' sources and rows: those found in the folder, else all from the hub."""
+    found, tried = _found(data_set, splits, data)
+    if found:
+        return found
+    try:
+        hub = available_hub(data_set)
+        return [read_hub(hub, split) for split in splits]
+    except NotOnHubError as error:
+        looked = f"tried {', '.join(map(str, tried))}" if tried else "no folder is given"
+        raise InputError(
+            f"no data for {data_set.name} ({', '.join(splits)}): {looked}; hub: {error}; give "
+            f"the folder that holds {data_set.title} by --data DIR or {DATA_VARIABLE}"
+        ) from error
+
+
+def _found(
+    data_set: DataSet, splits: Sequence[str], data: str | Path | None
+) -> tuple[list[tuple[str, Iterable[Row]]], list[Path]]:
+    if data is None:
+        data = os.environ.get(DATA_VARIABLE)
+    if not data:
+        return [], []
+    root = Path(data)
+    if not root.is_dir():
+        raise InputError(f"{root} is no folder; give the folder that holds {data_set.title}")
+    sources: list[tuple[str, Iterable[Row]]] = []
+    tried: list[Path] = []
+    for split in splits:
+        files, places = find_files(data_set, split, root)
+        tried += places
+        if files is not None:
+            sources.append((files.source, read_found(files)))
+    return sources, tried
+
+
+def _named(row: Row, names: Mapping[str, T]) -> T | None:
+    """What a label's name stands for, None where there is no label."""
+    text = "" if row.label is None else str(row.label).strip()
+    if text in ("", "-"):
+        return None
+    if text.lower() not in names:
+        raise InputError(
+            f"{row.label_place}: unknown label {text!r}; expected one of {', '.join(names)}"
+        )
+    return names[text.lower()]
+
+
+def _unusable(source: str, skipped: Mapping[str, int]) -> InputError:
+    counts = ", ".join(f"{count} skipped: {reason}" for reason, count in skipped.items())
+    return InputError(f"{source} holds no pair{f' ({counts})' if counts else ''}")
