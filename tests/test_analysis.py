@@ -7,7 +7,21 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.neighbors import NearestNeighbors
 
-from bertflow.analysis import mean_cosine, nearest, singular_spectrum
+from bertflow.analysis import (
+    Dominance,
+    Hubness,
+    alignment,
+    dead_dimensions,
+    dominance,
+    effective_rank,
+    hubness,
+    isoscore,
+    mean_cosine,
+    nearest,
+    partition_isotropy,
+    singular_spectrum,
+    uniformity,
+)
 from bertflow.errors import InputError
 
 
@@ -52,10 +66,10 @@ def test_mean_cosine_depends_on_its_seed_alone(rng):
     assert mean_cosine(vectors, pairs=50, random_state=4) != once
 
 
-@pytest.mark.parametrize("rows", [0, 1])
-def test_mean_cosine_needs_two_rows(rows):
-    with pytest.raises(InputError, match=f"at least 2 rows, got {rows}"):
-        mean_cosine(np.ones((rows, 3)))
+@pytest.mark.parametrize("pairs", [0, 2.5])
+def test_mean_cosine_refuses_a_count_of_pairs_out_of_range(pairs):
+    with pytest.raises(InputError, match=f"pairs must be an integer of at least 1, got {pairs}"):
+        mean_cosine(np.eye(3), pairs=pairs)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
@@ -134,10 +148,97 @@ def test_nearest_refuses_a_count_out_of_range(k):
         nearest(np.ones((1, 2)), np.ones((3, 2)), k)
 
 
-@pytest.mark.parametrize("function", [mean_cosine, singular_spectrum, lambda x: nearest(x, x, 2)])
+def aligned(vectors):
+    return alignment(vectors, vectors[::-1])
+
+
+def hubs(vectors):
+    return hubness(vectors, k=3)
+
+
+BY_COSINE = [aligned, dominance, hubs, mean_cosine, uniformity]
+AS_GIVEN = [dead_dimensions, effective_rank, isoscore, partition_isotropy]
+MEASURES = BY_COSINE + AS_GIVEN
+
+
+def numbers(result):
+    """All the numbers in what a measure returns."""
+    if isinstance(result, Dominance):
+        return result.contributions
+    if isinstance(result, Hubness):
+        return [result.skewness, result.antihubs, result.largest]
+    return np.atleast_1d(result)
+
+
+@pytest.mark.parametrize(
+    "function", [*MEASURES, singular_spectrum, lambda x: nearest(x, x, 2)], ids=str
+)
 def test_the_callers_array_is_untouched(rng, function):
     vectors = rng.normal(size=(20, 4))
+    vectors[3] = 0.0
     kept = vectors.copy()
     vectors.flags.writeable = False
     function(vectors)
     assert_array_equal(vectors, kept)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64])
+def test_every_measure_is_computed_in_double(rng, measure, dtype):
+    vectors = (50 * rng.normal(1.0, 1.0, size=(40, 4))).astype(dtype)
+    got, expected = numbers(measure(vectors)), numbers(measure(vectors.astype(np.float64)))
+    assert_allclose(got, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("measure", [*MEASURES, singular_spectrum])
+@pytest.mark.parametrize(("value", "kind"), [(np.nan, "NaN"), (-np.inf, "infinity")])
+def test_every_measure_names_a_row_that_is_not_finite(rng, measure, value, kind):
+    vectors = rng.normal(size=(20, 4))
+    vectors[6, 1] = value
+    with pytest.raises(InputError, match=rf"{kind}.* in row 6"):
+        measure(vectors)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("rows", [0, 1])
+def test_every_measure_takes_two_rows(measure, rows):
+    with pytest.raises(InputError, match=f"at least 2 rows, got {rows}"):
+        measure(np.ones((rows, 3)))
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("shape", [(6,), (5, 0), (3, 4, 5)])
+def test_every_measure_takes_a_matrix(measure, shape):
+    with pytest.raises(InputError, match=r"shape \(rows, dimensions\), got shape"):
+        measure(np.ones(shape))
+
+
+@pytest.mark.parametrize("measure", BY_COSINE)
+def test_measures_by_cosine_leave_zero_rows_out_and_need_two_others(measure):
+    vectors = np.zeros((5, 3))
+    vectors[2] = 1.0
+    with pytest.raises(InputError, match="at least 2 (rows|pairs)"):
+        measure(vectors)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("scale", [1e-320, 1e-200, 1e-30, 1e30, 1e200, 1e307])
+@pytest.mark.filterwarnings("error")
+def test_no_scale_makes_a_measure_fail(rng, measure, scale):
+    result = numbers(measure(scale * rng.uniform(-1.0, 2.0, size=(40, 4))))
+    assert np.isfinite(result).all()
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize(
+    "vectors",
+    [np.full((9, 3), 0.1), np.full((9, 3), 1e30), np.arange(-4.0, 5.0)[:, None]],
+    ids=["all equal", "all equal and huge", "one dimension"],
+)
+def test_degenerate_clouds_give_finite_numbers_or_say_why_not(measure, vectors):
+    try:
+        result = numbers(measure(vectors))
+    except InputError as error:
+        assert "equal" in str(error) or "needs at least 2, got 1" in str(error)
+    else:
+        assert np.isfinite(result).all()

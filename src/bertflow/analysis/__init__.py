@@ -1,6 +1,28 @@
 """Looking at clouds of vectors."""
 
-from bertflow.analysis.isotropy import mean_cosine, singular_spectrum
+from bertflow.analysis.alignment import alignment, uniformity
+from bertflow.analysis.dimensions import Dominance, dead_dimensions, dominance, effective_rank
+from bertflow.analysis.hubness import Hubness, hubness
+from bertflow.analysis.isotropy import (
+    isoscore,
+    mean_cosine,
+    partition_isotropy,
+    singular_spectrum,
+)
 from bertflow.analysis.neighbours import nearest
 
-__all__ = ["mean_cosine", "nearest", "singular_spectrum"]
+__all__ = [
+    "Dominance",
+    "Hubness",
+    "alignment",
+    "dead_dimensions",
+    "dominance",
+    "effective_rank",
+    "hubness",
+    "isoscore",
+    "mean_cosine",
+    "nearest",
+    "partition_isotropy",
+    "singular_spectrum",
+    "uniformity",
+]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
-from bertflow.calibrators.base import Array, as_tensor
+from bertflow.analysis.rows import checked, directed, sampled, within_range
+from bertflow.calibrators.base import CHUNK_ROWS, Array, as_tensor, check_number, chunks, finite
+from bertflow.calibrators.moments import moments_of
 from bertflow.errors import InputError
 from bertflow.evaluation import paired_cosine
 
@@ -14,30 +18,134 @@ def mean_cosine(vectors: Array, *, pairs: int = 20000, random_state: int = 0) ->
     """Mean cosine of random pairs of different rows: near 0 in an isotropic cloud.
 
     Args:
-        vectors: Shape (N, D), N ≥ 2.
+        vectors: Shape (N, D), N ≥ 2. Rows that are zero have no cosine and are left out.
         pairs: How many pairs are drawn.
         random_state: Seed of the draw.
 
     Returns:
-        The mean over the pairs that have a cosine.
+        The mean over the pairs.
 
     Raises:
-        InputError: Fewer than 2 rows, or no pair has a cosine.
+        InputError: Fewer than 2 rows that are not zero, or a NaN or infinite row (named).
+
+    Source:
+        Ethayarajh (2019), as the measure of anisotropy.
 
     Example:
         >>> import numpy as np
         >>> mean_cosine(np.ones((5, 3)))
         1.0
     """
-    if len(vectors) < 2:
-        raise InputError(f"pairs take at least 2 rows, got {len(vectors)}")
+    vectors = directed(vectors)
+    check_number("pairs", pairs, 1, integer=True)
     random = np.random.default_rng(random_state)
     first = random.integers(len(vectors), size=pairs)
     second = (first + random.integers(1, len(vectors), size=pairs)) % len(vectors)
-    cosine = paired_cosine(vectors[first], vectors[second])
-    if np.isnan(cosine).all():
-        raise InputError("no pair has a cosine: the vectors are zero or not finite")
-    return float(np.nanmean(cosine))
+    parts = [slice(start, start + CHUNK_ROWS) for start in range(0, pairs, CHUNK_ROWS)]
+    cosines = [paired_cosine(vectors[first[part]], vectors[second[part]]) for part in parts]
+    return float(np.concatenate(cosines).mean())
+
+
+def partition_isotropy(vectors: Array, *, rows: int = 20000, random_state: int = 0) -> float:
+    r"""How alike the partition function is in all directions: 1 where it is constant.
+
+    .. math:: I(W) = \frac{\min_{c \in C} Z(c)}{\max_{c \in C} Z(c)}, \qquad
+        Z(c) = \sum_i e^{c \cdot w_i}
+
+    C are the eigenvectors of :math:`W^\top W`, W not centred, each with both signs: the paper
+    defines I over all directions and then takes the eigenvectors for them, whose sign is
+    arbitrary, but Z(c) and Z(−c) differ. With one sign the value would be an accident of the
+    linear algebra; with both it is the closer, never larger, bound. Where eigenvalues coincide the
+    vectors themselves are arbitrary, and the value depends on them.
+
+    Scale matters, because the vectors enter an exponential as they are: shrinking a cloud brings
+    I to 1, enlarging it brings I to 0. Compare clouds of one scale, or scale them first.
+
+    Args:
+        vectors: Shape (N, D), N ≥ 2.
+        rows: A larger cloud is sampled: this many rows are drawn.
+        random_state: Seed of the draw.
+
+    Returns:
+        Between 0 and 1; 0.0 where it is too small for a float.
+
+    Raises:
+        InputError: Fewer than 2 rows, a NaN or infinite row (named), or `rows` is below 2.
+
+    Source:
+        Mu and Viswanath (2018).
+
+    Example:
+        >>> import numpy as np
+        >>> cross = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+        >>> partition_isotropy(cross)
+        1.0
+        >>> round(partition_isotropy(cross + [3.0, 0.0]), 4)
+        0.0025
+    """
+    sample, size = within_range(sampled(checked(vectors), rows, random_state))
+    # Beyond that, exp of any difference that float64 can tell is 0 already.
+    size = min(size, 1e100)
+    gram = torch.zeros(sample.shape[1], sample.shape[1], dtype=torch.float64)
+    for chunk in chunks(sample):
+        gram += chunk.double().T @ chunk.double()
+    directions = torch.linalg.eigh(gram).eigenvectors
+    log_z = torch.full((2, sample.shape[1]), -math.inf, dtype=torch.float64)
+    for chunk in chunks(sample):
+        exponent = size * (chunk.double() @ directions)
+        both = torch.stack([exponent.logsumexp(dim=0), (-exponent).logsumexp(dim=0)])
+        log_z = torch.logaddexp(log_z, both)
+    return math.exp(float(log_z.min() - log_z.max()))
+
+
+def isoscore(vectors: Array) -> float:
+    r"""IsoScore: the share of dimensions the cloud uses evenly, 0 for a line, 1 for a ball.
+
+    The paper's steps, λ being the variances along the principal axes:
+
+    .. math::
+        \hat\lambda = \sqrt D\, \lambda / \lVert \lambda \rVert, \qquad
+        \delta = \frac{\lVert \hat\lambda - 1 \rVert}{\sqrt{2 (D - \sqrt D)}}, \qquad
+        \phi = \frac{(D - \delta^2 (D - \sqrt D))^2}{D^2}, \qquad
+        \iota = \frac{D \phi - 1}{D - 1}
+
+    Inserted into each other they give, with the participation ratio R,
+
+    .. math:: \iota = \frac{R - 1}{D - 1}, \qquad
+        R = \frac{(\sum \lambda)^2}{\sum \lambda^2}
+        = \frac{(\operatorname{tr} \Sigma)^2}{\lVert \Sigma \rVert_F^2}
+
+    which is what is computed: no axes are needed. It does not depend on the mean, on rotation or
+    on scale. From few rows it comes out low: of N rows of a ball it is about N / (N + D).
+
+    Args:
+        vectors: Shape (N, D), N ≥ 2, D ≥ 2. All rows are used, in chunks.
+
+    Returns:
+        Between 0 and 1.
+
+    Raises:
+        InputError: Fewer than 2 rows or dimensions, all rows equal, or a NaN or infinite row
+            (named).
+
+    Source:
+        Rudman et al. (2022), algorithm 1.
+
+    Example:
+        >>> import numpy as np
+        >>> isoscore(np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
+        1.0
+        >>> isoscore(np.array([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]))
+        0.0
+    """
+    rows = within_range(checked(vectors))[0]
+    width = rows.shape[1]
+    if width < 2:
+        raise InputError("IsoScore compares dimensions and needs at least 2, got 1")
+    covariance = moments_of(rows).covariance()
+    ratio = 1 / float((covariance / covariance.trace()).square().sum())
+    # Rounding may leave the bounds.
+    return float(np.clip((ratio - 1) / (width - 1), 0.0, 1.0))
 
 
 def singular_spectrum(vectors: Array) -> Array:
@@ -51,6 +159,9 @@ def singular_spectrum(vectors: Array) -> Array:
     Returns:
         Shape (min(N, D),), float64.
 
+    Raises:
+        InputError: A NaN or infinite row (named).
+
     Source:
         Paper, section 3.1; Mu and Viswanath (2018).
 
@@ -59,6 +170,6 @@ def singular_spectrum(vectors: Array) -> Array:
         >>> singular_spectrum(np.diag([4.0, 2.0]))
         array([1. , 0.5])
     """
-    values = torch.linalg.svdvals(as_tensor(vectors).double()).numpy()
+    values = torch.linalg.svdvals(as_tensor(finite(vectors)).double()).numpy()
     spectrum: Array = values / values[0] if values[0] > 0 else values
     return spectrum

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from bertflow.analysis.rows import unit_rows
 from bertflow.calibrators.base import Array
 from bertflow.errors import InputError
 
@@ -30,15 +31,6 @@ def nearest(queries: Array, vectors: Array, k: int) -> tuple[Array, Array]:
     """
     if not 1 <= k <= len(vectors):
         raise InputError(f"k must be between 1 and {len(vectors)}, got {k}")
-    cosine = _unit(queries) @ _unit(vectors).T
+    cosine = unit_rows(queries) @ unit_rows(vectors).T
     rows = np.argsort(-cosine, axis=1, kind="stable")[:, :k]
     return rows, np.take_along_axis(cosine, rows, axis=1)
-
-
-def _unit(vectors: Array) -> Array:
-    wide = vectors.astype(np.float64)
-    # By the largest entry first: squares of tiny or huge numbers leave the range of float64.
-    for norms in (np.abs(wide).max(axis=1, keepdims=True), None):
-        size = np.linalg.norm(wide, axis=1, keepdims=True) if norms is None else norms
-        wide = wide / np.where(size > 0, size, 1.0)
-    return wide
