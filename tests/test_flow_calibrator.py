@@ -21,6 +21,10 @@ VARIANTS = {
     "released": Flow.released,
     "affine": lambda **changes: Flow(coupling="affine", **changes),
     "linear": lambda **changes: Flow(permutation="linear", **changes),
+    # At unit length there is no density over the plane to integrate.
+    "tempered": lambda **changes: Flow.tempered(
+        **{"normalize": False, "learning_rate": 1e-3, **changes}
+    ),
 }
 every_variant = pytest.mark.parametrize("build", VARIANTS.values(), ids=VARIANTS)
 
@@ -64,16 +68,19 @@ def test_log_prob_of_a_barely_trained_flow_is_that_of_a_normal_with_its_moments(
 def test_log_prob_is_the_change_of_variables(build, x):
     flow = build().fit(x)
     row = torch.from_numpy(x[3])
-    glow = flow.flow_.double()
+    glow, frame = flow.flow_.double(), flow.frame_
+    axes = torch.eye(6).double() if frame.components is None else torch.tensor(frame.components)
+    gain = np.ones(6) if frame.gain is None else frame.gain
+    offset = np.zeros(6) if frame.offset is None else frame.offset
 
     def forward(r):
-        scaled = (r - torch.from_numpy(flow.mean_)) / torch.from_numpy(flow.scale_)
-        return glow(scaled[None])[0][0]
+        scaled = axes @ (r - torch.from_numpy(flow.mean_)) / torch.from_numpy(flow.scale_)
+        return glow(scaled[None])[0][0] * torch.from_numpy(gain) + torch.from_numpy(offset)
 
     jacobian = torch.autograd.functional.jacobian(forward, row)
     z = flow.transform(x[3:4])[0]
     np.testing.assert_allclose(forward(row), z, atol=1e-9)
-    expected = multivariate_normal(np.zeros(6), np.eye(6)).logpdf(z)
+    expected = multivariate_normal(offset, np.diag(gain**2)).logpdf(z)
     expected += np.linalg.slogdet(jacobian.numpy())[1]
     np.testing.assert_allclose(flow.log_prob(x[3:4]), [expected], rtol=0, atol=1e-9)
 
@@ -447,6 +454,77 @@ def test_released_differs_where_the_released_code_does():
         Flow.released(nonsense=1)
 
 
+def test_tempered_differs_in_the_frame_and_the_step_size():
+    expected = {"normalize": True, "axes": "principal", "noise": 0.75, "leading": 3}
+    expected |= {"leading_gain": 0.3, "centring": 0.95, "learning_rate": 3e-4}
+    assert Flow.tempered().get_params() == Flow().get_params() | expected
+    assert Flow.tempered(noise=0.5).noise == 0.5
+    with pytest.raises(TypeError, match="nonsense"):
+        Flow.tempered(nonsense=1)
+
+
+PRINCIPAL = {"axes": "principal"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"normalize": 1}, "normalize must be True or False, got 1"),
+        ({"axes": "x"}, "axes must be one of .*principal.*got 'x'"),
+        ({"noise": -0.1, **PRINCIPAL}, "noise must be .*between 0 and 1, got -0.1"),
+        ({"noise": 1.5, **PRINCIPAL}, "noise must be .*between 0 and 1, got 1.5"),
+        ({"noise": "x", **PRINCIPAL}, "noise must be .*got 'x'"),
+        ({"leading": -1, **PRINCIPAL}, "leading must be .*at least 0, got -1"),
+        ({"leading": 1.5, **PRINCIPAL}, "leading must be an integer .*got 1.5"),
+        ({"leading_gain": 0.0}, "leading_gain must be .*above 0 and at most 1, got 0.0"),
+        ({"leading_gain": 1.1}, "leading_gain must be .*above 0 and at most 1, got 1.1"),
+        ({"centring": -0.1}, "centring must be .*between 0 and 1, got -0.1"),
+        ({"centring": 1.1}, "centring must be .*between 0 and 1, got 1.1"),
+        ({"noise": 0.25}, "noise=0.25 acts on principal axes.*'given'; set axes='principal'"),
+        ({"leading": 3}, "leading=3 acts on principal axes.*'given'; set axes='principal'"),
+        (
+            {"noise": 0.25, "permutation": "linear", **PRINCIPAL},
+            "noise=0.25 acts on single axes, which permutation='linear' mixes; use .*'reverse'",
+        ),
+        ({"leading": 3, "permutation": "linear", **PRINCIPAL}, "leading=3 .*'linear' mixes"),
+        ({"centring": 0.0, "permutation": "linear"}, "centring=0.0 .*'linear' mixes"),
+    ],
+)
+def test_bad_frame_is_refused_by_name(x, arguments, message):
+    with pytest.raises(InputError, match=message):
+        Flow(**arguments).fit(x)
+
+
+# What the library gave before it had frames: z, loss_, log_prob and a sample of two designs.
+BEFORE = {
+    Flow: (
+        [1.22377338, 0.114912215, 0.349315562, 0.911952882]
+        + [-0.158075572, -0.585898429, 0.909967401, 0.000603167689],
+        3.0236311403477165,
+        -14.61778092,
+        [3.640109, 6.3713093, 4.4975142, 3.0116177, 1.2508551, 4.9847975, 6.863511, 7.519326],
+    ),
+    Flow.released: (
+        [0.0334718, 0.8299747, -0.152674, 0.1350591, 1.2327275, 0.96465774]
+        + [0.46935125, -0.67815108],
+        3.0086419269628166,
+        -14.65873457,
+        [7.06362, 4.958071, 3.3502107, 7.005128, 2.6513228, 4.550251, 6.7396708, 1.2176187],
+    ),
+}
+
+
+@pytest.mark.parametrize("build", BEFORE, ids=["paper", "released"])
+def test_without_a_frame_it_is_the_flow_it_was(build):
+    x = np.random.default_rng(0).normal(3, 2, size=(96, 8))
+    z, loss, log_prob, sample = BEFORE[build]
+    flow = build().fit(x)
+    assert flow.frame_.learned().keys() == {"mean", "scale", "live"}
+    np.testing.assert_allclose(flow.transform(x)[0], z, rtol=0, atol=2e-5)
+    np.testing.assert_allclose([flow.loss_, flow.log_prob(x[:1])[0]], [loss, log_prob], rtol=1e-5)
+    np.testing.assert_allclose(flow.sample(random_state=0)[0], sample, rtol=0, atol=2e-4)
+
+
 @pytest.mark.parametrize(
     "name", ["epochs", "batch_size", "learning_rate", "adam_epsilon", "max_grad_norm", "scale_rate"]
 )
@@ -489,8 +567,10 @@ def test_every_argument_after_the_second_is_by_name():
 
 def test_one_varying_dimension_is_refused(rng):
     x = np.column_stack([rng.normal(size=50), np.full((50, 3), 2.0)])
-    with pytest.raises(InputError, match="only 1 of 4 dimensions vary"):
+    with pytest.raises(InputError, match="only 1 of 4 dimensions vary.* give more rows"):
         Flow().fit(x)
+    with pytest.raises(InputError, match="only 1 of 4 principal axes vary.* give more rows"):
+        Flow(axes="principal").fit(x)
 
 
 # Divergence

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 
 from bertflow.calibrators import AllButTheTop, Flow, Standardization, Whitening
 from bertflow.encoders import to_modules
@@ -22,6 +23,9 @@ CALIBRATORS = {
     "one level": Flow(levels=1, depth=1, width=5),
     "five levels": Flow(levels=5, depth=2, residual=False),
     "linear permutation": Flow(permutation="linear", epochs=0.2),
+    "principal axes": Flow(axes="principal"),
+    "part of the mean left": Flow(centring=0.9),
+    "tempered flow": Flow.tempered(),
 }
 
 
@@ -56,27 +60,30 @@ def test_modules_give_what_the_calibrator_gives_on_real_vectors(name, encoder, r
     assert modules[-1].get_embedding_dimension() == exact.shape[1]
 
 
+@pytest.mark.parametrize("build", [Flow, Flow.tempered])
 @pytest.mark.parametrize("width", [2, 3, 5, 6, 7, 31])
-def test_every_width_has_a_portable_form(width, rng):
+def test_every_width_has_a_portable_form(width, build, rng):
     rows = (rng.normal(size=(200, width)) * 3 + 5).astype(np.float32)
-    flow = Flow(levels=3, epochs=3).fit(rows)
+    flow = build(levels=3, epochs=3).fit(rows)
     got = applied(to_modules(flow, width), rows)
     assert relative(got, flow.transform(rows.astype(np.float64))) < 1e-5
 
 
-def test_far_outliers_pass_as_they_do_in_the_calibrator(rng):
+@pytest.mark.parametrize("build", [Flow, Flow.tempered])
+def test_far_outliers_pass_as_they_do_in_the_calibrator(build, rng):
     rows = rng.normal(size=(300, 8)).astype(np.float32)
-    flow = Flow(epochs=3).fit(rows)
+    flow = build(epochs=3).fit(rows)
     far = 1e4 * rng.normal(size=(20, 8)).astype(np.float32)
     exact = flow.transform(far.astype(np.float64))
     assert relative(applied(to_modules(flow, 8), far), exact) < 1e-5
 
 
-def test_dimensions_beyond_the_calibrators_are_cut(rng):
+@pytest.mark.parametrize("build", [Whitening, Flow, Flow.tempered])
+def test_dimensions_beyond_the_calibrators_are_cut(build, rng):
     rows = rng.normal(size=(100, 12)).astype(np.float32)
-    whitening = Whitening().fit(rows[:, :8])
-    got = applied(to_modules(whitening, 12), rows)
-    np.testing.assert_allclose(got, whitening.transform(rows[:, :8]), atol=1e-5)
+    calibrator = build().fit(rows[:, :8])
+    got = applied(to_modules(calibrator, 12), rows)
+    np.testing.assert_allclose(got, calibrator.transform(rows[:, :8]), atol=1e-5)
 
 
 def test_default_flow_at_768_dimensions_stays_below_80_megabytes(rng):
@@ -89,6 +96,13 @@ def test_only_activations_that_load_without_trust_are_used(rng):
     flow = Flow(epochs=0.1).fit(rng.normal(size=(50, 8)))
     names = {type(m.activation_function).__module__.split(".")[0] for m in to_modules(flow, 8)}
     assert names == {"torch"}
+
+
+def test_unit_length_is_one_built_in_module(rng):
+    flow = Flow.tempered(epochs=0.1).fit(rng.normal(size=(50, 8)))
+    plain = [type(m) for m in to_modules(Flow(epochs=0.1).fit(rng.normal(size=(50, 8))), 8)]
+    assert [type(m) for m in to_modules(flow, 8)] == [Normalize, *plain]
+    assert [type(m) for m in to_modules(flow, 9)] == [Dense, Normalize, *plain]
 
 
 def test_affine_coupling_is_refused_with_the_reason(rng):

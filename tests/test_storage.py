@@ -39,6 +39,8 @@ CALIBRATORS = {
     "flow-released": Flow.released,
     "flow-affine": lambda: Flow(coupling="affine", max_grad_norm=None),
     "flow-linear": lambda: Flow(permutation="linear", random_state=7),
+    "flow-principal": lambda: Flow(axes="principal", centring=0.5),
+    "flow-tempered": Flow.tempered,
 }
 every_calibrator = pytest.mark.parametrize("name", CALIBRATORS)
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -224,6 +226,68 @@ def test_argument_that_is_no_number_or_word_is_refused_by_name(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+# What the version before frames wrote for a Flow of width 8.
+BEFORE_FRAMES = """{
+  "format": 1, "calibrator": "flow", "n_features_in": 8, "provenance": {},
+  "arguments": {
+    "adam_epsilon": 1e-08, "batch_size": 32, "bias_correction": true, "coupling": "additive",
+    "depth": 3, "device": "auto", "epochs": 2, "learning_rate": 0.001, "levels": 2,
+    "max_grad_norm": 1.0, "permutation": "random", "random_state": 0, "residual": true,
+    "scale_rate": 3.0, "schedule": "linear", "weight_decay": 0.0, "weight_init": "orthogonal",
+    "width": 32
+  }
+}"""
+
+
+def test_flow_saved_before_there_were_frames_loads_with_the_same_bits(folder):
+    (folder / CONFIG).write_text(BEFORE_FRAMES)
+    tensors = load_file(folder / WEIGHTS).keys()
+    assert {name for name in tensors if not name.startswith("flow.")} == {
+        *("mean", "scale", "live", "loss", "loss_curve")
+    }
+    assert_same(load_calibrator(folder), fitted("flow"))
+
+
+@pytest.mark.parametrize("lacking", [["noise"], ["normalize", "centring"]])
+def test_some_of_the_later_arguments_missing_is_damage(lacking, folder):
+    edit(folder, lambda config: [config["arguments"].pop(name) for name in lacking])
+    with pytest.raises(ModelError, match=f"arguments lack {', '.join(sorted(lacking))}$"):
+        load_calibrator(folder)
+
+
+def test_argument_missing_from_an_earlier_file_is_the_only_one_named(folder):
+    earlier = json.loads(BEFORE_FRAMES)
+    earlier["arguments"].pop("levels")
+    (folder / CONFIG).write_text(json.dumps(earlier))
+    with pytest.raises(ModelError, match="arguments lack levels$"):
+        load_calibrator(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("gain"), "lacks gain"),
+        (lambda t: t.pop("offset"), "lacks offset"),
+        (lambda t: t.pop("components"), "lacks components"),
+        (lambda t: t.update(components=torch.eye(7).double()), r"components.*\(7, 7\).*\(8, 8\)"),
+        (lambda t: t.update(gain=t["gain"].float()), "gain has type F32"),
+    ],
+)
+def test_damaged_frame_is_refused_naming_the_file(change, message, tmp_path):
+    save_calibrator(fitted("flow-tempered"), tmp_path / "saved")
+    rewrite(tmp_path / "saved", change)
+    with pytest.raises(ModelError, match=message) as error:
+        load_calibrator(tmp_path / "saved")
+    assert str(tmp_path / "saved" / WEIGHTS) in str(error.value)
+
+
+def test_frame_that_the_arguments_do_not_have_is_foreign(tmp_path):
+    save_calibrator(fitted("flow-tempered"), tmp_path / "saved")
+    edit(tmp_path / "saved", lambda c: c["arguments"].update(axes="given", noise=0, leading=0))
+    with pytest.raises(ModelError, match="foreign names: components, gain$"):
+        load_calibrator(tmp_path / "saved")
+
+
 def test_provenance_is_kept_over_saving_and_loading(tmp_path):
     about = {"encoder": "x", "rows": 200}
     save_calibrator(fitted("whitening"), tmp_path / "first", provenance=about)
@@ -340,6 +404,7 @@ DAMAGED_CONFIG = {
     "arguments-a-list": (lambda c: c.update(arguments=[1]), CONFIG),
     "bad-argument": (lambda c: c["arguments"].update(levels=0), "levels"),
     "argument-of-a-wrong-kind": (lambda c: c["arguments"].update(levels="2"), "levels|str"),
+    "impossible-frame": (lambda c: c["arguments"].update(noise=0.25), "noise=0.25 acts on"),
     "unknown-coupling": (lambda c: c["arguments"].update(coupling="x"), "coupling"),
     "no-width": (lambda c: c.pop("n_features_in"), "n_features_in"),
     "width-1": (lambda c: c.update(n_features_in=1), "n_features_in"),

@@ -194,7 +194,7 @@ def check_number(
         return
     what = "an integer" if integer else "a number"
     if high < math.inf:
-        span = f" between {low} and {high}"
+        span = f" above {low} and at most {high}" if above else f" between {low} and {high}"
     else:
         span = "" if low == -math.inf else f" above {low}" if above else f" of at least {low}"
     raise InputError(f"{name} must be {what}{span}, got {value!r}")
@@ -230,9 +230,23 @@ def as_tensor(rows: Array | Tensor) -> Tensor:
     return torch.from_numpy(np.require(rows, dtype=dtype, requirements=["C", "W"]))
 
 
+def taken(rows: Array | Tensor, index: Tensor) -> Tensor:
+    """The rows of an index (on the CPU), as `as_tensor` gives them."""
+    if isinstance(rows, Tensor):
+        return as_tensor(rows[index.to(rows.device)])
+    return as_tensor(rows[index.numpy()])
+
+
 def like(array: Array, tensor: Tensor) -> Tensor:
     """The array as a tensor of another one's type and device."""
     return torch.from_numpy(array).to(dtype=tensor.dtype, device=tensor.device)
+
+
+def unit_length(x: Tensor) -> Tensor:
+    """Rows scaled to length 1, (N, D) to (N, D); a row of zeros stays what it is."""
+    # By the largest entry first: squares of float32 overflow at 1e19 and vanish at 1e-23.
+    largest = x.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    return torch.nn.functional.normalize(x / largest, dim=1)
 
 
 def mapped(function: Callable[[Tensor], Tensor], rows: Rows, width: int) -> Rows:

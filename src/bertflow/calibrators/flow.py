@@ -6,7 +6,8 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Literal, Self
+from operator import attrgetter
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -14,24 +15,17 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from bertflow.calibrators.base import (
-    Array,
-    Calibrator,
-    as_tensor,
-    check_device,
-    check_number,
-    empty,
-    like,
-    mapped,
-)
-from bertflow.calibrators.moments import ROUNDING, moments_of
-from bertflow.calibrators.training import Progress, Schedule, train
+from bertflow.calibrators.base import Array, Calibrator, check_number, empty, mapped, taken
+from bertflow.calibrators.frame import AxesName, Frame, Framing
+from bertflow.calibrators.presets import RELEASED, TEMPERED
+from bertflow.calibrators.training import Progress, Schedule, train, training_device
 from bertflow.errors import InputError, TrainingError
-from bertflow.flows import Glow, Permutation, bounded_deviation
+from bertflow.flows import Glow, Permutation
 from bertflow.flows.glow import CouplingName, PermutationName
 from bertflow.flows.layers import WeightInit
 
 EVALUATION_ROWS = 65536
+Chosen = TypeVar("Chosen", Schedule, Framing)
 
 
 class Flow(Calibrator):
@@ -47,7 +41,7 @@ class Flow(Calibrator):
     corpus bypass the flow. The defaults are the
     paper's Table 7, with what it leaves open (batches, decay of the step size, start of the
     weights) chosen so that results depend little on the seed; `Flow.released` gives the design and
-    schedule of the released code.
+    schedule of the released code, `Flow.tempered` what research made of it.
 
     Args:
         levels: Levels of the multi-scale flow.
@@ -68,16 +62,28 @@ class Flow(Calibrator):
         bias_correction: Adam's correction of its early moments; the released code has none.
         adam_epsilon: Added to the root of Adam's second moment.
         max_grad_norm: Gradients are clipped to this norm; None does not clip.
+        normalize: Scale rows to unit length first. The length is lost: `inverse_transform` gives
+            rows of unit length, and a density is that of the row at unit length.
+        axes: "given", or "principal": the flow works on the principal axes of the rows.
+        noise: The share q of the axes, from the last, that counts as noise, 0 to 1: an output
+            dimension is multiplied by the Wiener gain λ / (λ + λ_q) of its axis, at least 0.001;
+            λ_q is the variance of axis round((1 − q) D), or of the last that varies. 0 is off.
+            Needs axes="principal".
+        leading: How many leading axes are damped besides. Needs axes="principal".
+        leading_gain: What they are multiplied by, above 0 and at most 1.
+        centring: The share of the mean that is removed; the rest stays in the output.
         device: Where to fit: "auto" takes a GPU if there is one; results come back to the CPU.
         random_state: Seed or numpy RandomState; the same seed, rows and thread count give the
             same bits.
 
     Attributes:
         flow_: The fitted `bertflow.flows.Glow`, over the dimensions that vary.
+        frame_: What surrounds the Glow, a `bertflow.calibrators.frame.Frame`: centre, axes,
+            deviations, gains and offset.
         mean_: Centre of the rows, shape (D,).
-        scale_: What each dimension is divided by first, shape (D,): its deviation, or the typical
-            one where it does not vary.
-        live_: Which dimensions vary, booleans of shape (D,).
+        scale_: What each dimension (or principal axis) is divided by first, shape (D,): its
+            deviation, or the typical one where it does not vary.
+        live_: Which of them vary, booleans of shape (D,).
         loss_: Bits per dimension of the fitted rows (a sample of 65,536 where there are more):
             the mean of −log_prob / (D ln 2). A density's, so it can be negative.
         loss_curve_: The training loss of every step, shape (steps,), in the same unit.
@@ -101,9 +107,10 @@ class Flow(Calibrator):
     """
 
     flow_: Glow
-    mean_: Array
-    scale_: Array
-    live_: Array
+    frame_: Frame
+    mean_ = property(attrgetter("frame_.mean"))
+    scale_ = property(attrgetter("frame_.scale"))
+    live_ = property(attrgetter("frame_.live"))
     loss_: float
     loss_curve_: Array
 
@@ -126,6 +133,12 @@ class Flow(Calibrator):
         bias_correction: bool = True,
         adam_epsilon: float = 1e-8,
         max_grad_norm: float | None = 1.0,
+        normalize: bool = False,
+        axes: AxesName = "given",
+        noise: float = 0.0,
+        leading: int = 0,
+        leading_gain: float = 0.3,
+        centring: float = 1.0,
         device: Literal["auto"] | str = "auto",
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
@@ -145,6 +158,12 @@ class Flow(Calibrator):
         self.bias_correction = bias_correction
         self.adam_epsilon = adam_epsilon
         self.max_grad_norm = max_grad_norm
+        self.normalize = normalize
+        self.axes = axes
+        self.noise = noise
+        self.leading = leading
+        self.leading_gain = leading_gain
+        self.centring = centring
         self.device = device
         self.random_state = random_state
 
@@ -152,10 +171,8 @@ class Flow(Calibrator):
     def released(cls, **changes: Any) -> Self:
         """The design and schedule of the released code instead of the paper's Table 7.
 
-        Three levels, reversal, no residual connection, AdamW without bias correction. It takes 32
-        pairs a step and adds the two sides' mean losses: 64 rows here, and since that sum is twice
-        the mean over the 64, clipping at 1 and Adam's 1e-6 become 0.5 and 5e-7. What is not
-        repeated: it leaves the encoder's dropout on while it fits.
+        Three levels, reversal, no residual connection, AdamW without bias correction, 32 pairs a
+        step. What is not repeated: it leaves the encoder's dropout on while it fits.
 
         Args:
             changes: Arguments of the constructor that differ.
@@ -164,19 +181,33 @@ class Flow(Calibrator):
             >>> Flow.released(epochs=3).levels
             3
         """
-        settings = {
-            "levels": 3,
-            "permutation": "reverse",
-            "residual": False,
-            "weight_init": "normal",
-            "batch_size": 64,
-            "schedule": "constant",
-            "weight_decay": 0.01,
-            "bias_correction": False,
-            "adam_epsilon": 5e-7,
-            "max_grad_norm": 0.5,
-        }
-        return cls(**{**settings, **changes})
+        return cls(**{**RELEASED, **changes})
+
+    @classmethod
+    def tempered(cls, **changes: Any) -> Self:
+        r"""A flow for raw language models, with a tempered prior: noisy axes count for less.
+
+        .. math::
+            z_i = g_i \left( f(u)_i + 0.05\, (R \mu)_i / \sigma_i \right), \qquad
+            g_i = \frac{\lambda_i}{\lambda_i + \lambda_{D/4}} \cdot
+            \{0.3 \text{ if } i < 3\}, \qquad u = (R\,(x / |x| - \mu)) \oslash \sigma
+
+        After whitening every axis weighs the same in a cosine, the noisy ones too. Here the prior's
+        deviation on an axis is its Wiener gain, with the variance :math:`\lambda` of the axis at a
+        quarter of the width for noise. The three leading axes are damped (all-but-the-top,
+        softened), and a twentieth of the mean stays.
+
+        It is fitted without labels. Its numbers were chosen for raw encoders on dev splits (STS-B
+        dev, SICK trial); docs/results.md shows what it gains.
+
+        Args:
+            changes: Arguments of the constructor that differ.
+
+        Example:
+            >>> Flow.tempered(epochs=3).noise
+            0.75
+        """
+        return cls(**{**TEMPERED, **changes})
 
     def fit(self, X: Any, y: None = None, *, progress: Progress | None = None) -> Self:  # noqa: N803
         """Learn the flow from rows.
@@ -200,6 +231,7 @@ class Flow(Calibrator):
         """Log-density of each row under the fitted flow, in nats, shape (N,).
 
         Dimensions that did not vary in the corpus count as Gaussian with deviation `scale_`.
+        Gains and offset change the output and its prior alike, and so leave the density as it is.
 
         Raises:
             sklearn.exceptions.NotFittedError: fit has not been called.
@@ -213,7 +245,7 @@ class Flow(Calibrator):
 
     def score(self, X: Any, y: None = None) -> float:  # noqa: N803
         """Mean of `log_prob` over the rows: what GridSearchCV maximises."""
-        return float(np.mean(np.asarray(as_tensor(self.log_prob(X)).cpu(), dtype=np.float64)))
+        return float(torch.as_tensor(self.log_prob(X)).cpu().double().mean())
 
     def sample(
         self, n_samples: int = 1, *, random_state: int | np.random.RandomState | None = None
@@ -233,22 +265,13 @@ class Flow(Calibrator):
         check_is_fitted(self)
         random = check_random_state(random_state)
         z = random.standard_normal((n_samples, self.n_features_in_)).astype(np.float32)
-        return self.inverse_transform(z)
+        return self.inverse_transform(self.frame_.temper(torch.from_numpy(z)).numpy())
 
     def _fit(self, rows: Array | Tensor) -> None:
         self._check_arguments()
-        device = self._device(rows)
-        moments = moments_of(rows, covariance=False)
-        floor = ROUNDING * moments.mean.abs()
-        deviation = moments.deviation()
-        live = (deviation > floor) & (bounded_deviation(deviation, floor) == deviation)
-        if int(live.sum()) < 2:
-            raise InputError(
-                f"only {int(live.sum())} of {len(live)} dimensions vary, but a flow needs 2"
-            )
-        self.mean_ = moments.mean.numpy()
-        self.scale_ = bounded_deviation(deviation, floor).numpy()
-        self.live_ = live.numpy()
+        device = training_device(self.device, rows)
+        framing = self._chosen(Framing)
+        frame = Frame.of(rows, framing)
         try:
             random = check_random_state(self.random_state)
         except ValueError as error:
@@ -256,54 +279,41 @@ class Flow(Calibrator):
         generator = torch.Generator().manual_seed(int(random.randint(2**31)))
 
         def fetch(index: Tensor) -> Tensor:
-            return self._split(self._normalised(_take(rows, index)))[0].float()
+            return frame.enter(taken(rows, index))[0].float()
 
-        self.flow_ = self._build(int(live.sum()), generator)
+        self.flow_ = self._build(frame.count, generator)
+        self.frame_ = frame.tempered(self.flow_, framing)
         self._copies: dict[tuple[torch.dtype, torch.device], Glow] = {}
-        # The flow's loss is per varying dimension of standardized rows; ours is per dimension of
-        # the rows as given, so the others and the change of unit belong to it.
-        share = int(live.sum()) / len(live)
-        others = (1 - share) * 0.5 * math.log2(2 * math.pi) + float(np.log2(self.scale_).mean())
         shown = self._progress
         curve = train(
             self.flow_,
             fetch,
             len(rows),
-            self._schedule(),
+            self._chosen(Schedule),
             device=device,
             generator=generator,
-            progress=shown and (lambda done, of, loss: shown(done, of, share * loss + others)),
+            progress=shown and (lambda done, of, loss: shown(done, of, frame.bits(loss))),
         )
-        self.loss_curve_ = (share * curve + others).numpy()
+        self.loss_curve_ = frame.bits(curve).numpy()
         sample = torch.randperm(len(rows), generator=generator)[:EVALUATION_ROWS]
-        log_prob = self._log_probs(_take(rows, sample).cpu().numpy()).astype(np.float64)
-        self.loss_ = float(-log_prob.mean() / (len(live) * math.log(2)))
+        log_prob = self._log_probs(taken(rows, sample).cpu().numpy()).astype(np.float64)
+        self.loss_ = float(-log_prob.mean() / (self.n_features_in_ * math.log(2)))
         if not math.isfinite(self.loss_):
             raise TrainingError(
                 f"step {len(curve)} of {len(curve)} left a loss of {self.loss_}; "
                 f"lower learning_rate (now {self.learning_rate})"
             )
 
-    def _device(self, rows: Array | Tensor) -> torch.device:
-        if self.device != "auto":
-            return check_device(self.device)
-        if isinstance(rows, Tensor):
-            return rows.device
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-    def _schedule(self) -> Schedule:
-        return Schedule(**{field.name: getattr(self, field.name) for field in fields(Schedule)})
+    def _chosen(self, kind: type[Chosen]) -> Chosen:
+        """The arguments that a dataclass holds, by their common names."""
+        return kind(**{field.name: getattr(self, field.name) for field in fields(kind)})
 
     def _check_arguments(self) -> None:
-        for name in ["levels", "depth", "width", "batch_size"]:
+        for name in ["levels", "depth", "width"]:
             check_number(name, getattr(self, name), 1, integer=True)
-        for name in ["scale_rate", "epochs", "learning_rate", "adam_epsilon"]:
-            check_number(name, getattr(self, name), 0, above=True)
-        if self.max_grad_norm is not None:
-            check_number("max_grad_norm", self.max_grad_norm, 0, above=True)
-        check_number("weight_decay", self.weight_decay, 0)
-        if self.schedule not in ("constant", "linear"):
-            raise InputError(f"schedule must be 'constant' or 'linear', got {self.schedule!r}")
+        check_number("scale_rate", self.scale_rate, 0, above=True)
+        self._chosen(Schedule).check()
+        self._chosen(Framing).check(self.permutation)
 
     def _build(self, live: int, generator: torch.Generator | None = None) -> Glow:
         return Glow(
@@ -319,14 +329,6 @@ class Flow(Calibrator):
             generator=generator,
         ).float()
 
-    def _normalised(self, x: Tensor) -> Tensor:
-        return (x - like(self.mean_, x)) / like(self.scale_, x)
-
-    def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The dimensions that vary, and those that do not."""
-        live = torch.from_numpy(self.live_).to(x.device)
-        return x[:, live], x[:, ~live]
-
     def _glow(self, like: Tensor) -> Glow:
         """The flow in the type and on the device of a chunk; flow_ itself stays as it is."""
         key = (like.dtype, like.device)
@@ -341,29 +343,22 @@ class Flow(Calibrator):
         return {**state, "_copies": {}} if "_copies" in state else state
 
     def _transform(self, x: Tensor) -> Tensor:
-        live, dead = self._split(self._normalised(x))
-        return torch.cat([self._glow(x)(live)[0], dead], dim=1)
+        live, dead = self.frame_.enter(x)
+        return self.frame_.temper(torch.cat([self._glow(x)(live)[0], dead], dim=1))
 
     def _inverse_transform(self, z: Tensor) -> Tensor:
-        live = torch.from_numpy(self.live_).to(z.device)
-        x = torch.empty_like(z)
-        count = int(live.sum())
-        x[:, live] = self._glow(z).inverse(z[:, :count])
-        x[:, ~live] = z[:, count:]
-        return x * like(self.scale_, z) + like(self.mean_, z)
+        z, count = self.frame_.untemper(z), self.frame_.count
+        return self.frame_.leave(self._glow(z).inverse(z[:, :count]), z[:, count:])
 
     def _log_prob(self, x: Tensor) -> Tensor:
-        live, dead = self._split(self._normalised(x))
-        unit = float(np.log(self.scale_).sum())
+        live, dead = self.frame_.enter(x)
         gaussian = -0.5 * (dead.square() + math.log(2 * math.pi)).sum(dim=1)
-        return self._glow(x).log_prob(live) + gaussian - unit
+        return self._glow(x).log_prob(live) + gaussian - self.frame_.log_volume
 
     def _learned(self) -> dict[str, Tensor]:
         weights = {f"flow.{name}": tensor for name, tensor in self.flow_.state_dict().items()}
         return {
-            "mean": torch.from_numpy(self.mean_),
-            "scale": torch.from_numpy(self.scale_),
-            "live": torch.from_numpy(self.live_),
+            **self.frame_.learned(),
             "loss": torch.tensor(self.loss_, dtype=torch.float64),
             "loss_curve": torch.from_numpy(self.loss_curve_),
             **weights,
@@ -377,19 +372,17 @@ class Flow(Calibrator):
             raise InputError(f"a flow over {live} of {width} dimensions cannot be")
         with torch.device("meta"):
             weights = {f"flow.{k}": v for k, v in self._build(live).state_dict().items()}
-        fixed = {name: empty(width) for name in ("mean", "scale")}
+        framing = self._chosen(Framing)
+        framing.check(self.permutation)
         curve = empty(*shapes.get("loss_curve", (0,))[:1])
-        live_ = empty(width, dtype=torch.bool)
-        return {**fixed, "live": live_, "loss": empty(), "loss_curve": curve, **weights}
+        return {**framing.allocate(width), "loss": empty(), "loss_curve": curve, **weights}
 
     def _restore(self, learned: Mapping[str, Tensor]) -> None:
-        self.mean_ = learned["mean"].numpy()
-        self.scale_ = learned["scale"].numpy()
-        self.live_ = learned["live"].bool().numpy()
+        self.frame_ = Frame.restored(learned, self._chosen(Framing))
         self.loss_ = float(learned["loss"])
         self.loss_curve_ = learned["loss_curve"].numpy()
         weights = {k.removeprefix("flow."): v for k, v in learned.items() if k.startswith("flow.")}
-        self.flow_ = self._build(int(self.live_.sum()))
+        self.flow_ = self._build(self.frame_.count)
         if self.flow_.features != len(weights["levels.0.steps.0.bias"]):
             raise InputError(
                 f"live says that {self.flow_.features} dimensions vary, not the layers"
@@ -400,9 +393,3 @@ class Flow(Calibrator):
             if isinstance(module, Permutation):
                 Permutation(module.order)  # Refuses an order that is none.
         self.flow_.eval().requires_grad_(False)
-
-
-def _take(rows: Array | Tensor, index: Tensor) -> Tensor:
-    if isinstance(rows, Tensor):
-        return as_tensor(rows[index.to(rows.device)])
-    return as_tensor(rows[index.numpy()])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bertflow.calibrators.base import Array, Calibrator, check_number, empty, like
-from bertflow.calibrators.moments import ROUNDING, Moments, moments_of
+from bertflow.calibrators.moments import ROUNDING, Moments, moments_of, principal_axes
 from bertflow.flows import bounded_deviation
 
 
@@ -135,7 +135,7 @@ class AllButTheTop(LinearCalibrator):
         self.mean_ = moments.mean.numpy()
         scale = _scale(moments) if self.standardize else torch.ones(width, dtype=torch.float64)
         self.scale_ = scale.numpy()
-        _, directions = _principal(moments.covariance() / torch.outer(scale, scale))
+        _, directions, _ = principal_axes(moments.covariance() / torch.outer(scale, scale))
         self.components_ = directions[: self._count()].contiguous().numpy()
 
     def _linear(self, centred: Tensor) -> Tensor:
@@ -207,10 +207,8 @@ class Whitening(LinearCalibrator):
         covariance = moments.covariance()
         ridge = self.shrinkage * covariance.trace() / width
         covariance = (1 - self.shrinkage) * covariance + ridge * torch.eye(width).double()
-        variances, directions = _principal(covariance)
-        # Below this, an eigenvalue is rounding: the tolerance of a numerical rank.
-        floor = (variances[0] * width * torch.finfo(torch.float64).eps).sqrt()
-        deviation = bounded_deviation(variances.clamp(min=0).sqrt(), float(floor))
+        deviation, directions, floor = principal_axes(covariance)
+        deviation = bounded_deviation(deviation, floor)
         kept = self._n_features_out
         self.mean_ = moments.mean.numpy()
         self.components_ = directions[:kept].contiguous().numpy()
@@ -233,11 +231,3 @@ class Whitening(LinearCalibrator):
 
 def _scale(moments: Moments) -> Tensor:
     return bounded_deviation(moments.deviation(), ROUNDING * moments.mean.abs())
-
-
-def _principal(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues in falling order, and eigenvectors as rows with their largest entry positive."""
-    values, vectors = torch.linalg.eigh(covariance)
-    values, directions = values.flip(0), vectors.T.flip(0)
-    largest = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True))
-    return values, directions * largest.sign()

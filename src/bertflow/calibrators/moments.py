@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bertflow.calibrators.base import Array, chunks
+from bertflow.calibrators.base import Array, chunks, unit_length
 from bertflow.errors import InputError
 
 # What float64 rounding alone can leave as the deviation of a constant column, per unit of its mean.
@@ -92,14 +92,39 @@ class Moments:
         return self._second / self.count
 
 
-def moments_of(rows: Array | Tensor, *, covariance: bool = True) -> Moments:
-    """Moments of checked rows; refuses what nothing can be learned from."""
+def moments_of(
+    rows: Array | Tensor, *, covariance: bool = True, normalize: bool = False
+) -> Moments:
+    """Moments of checked rows, or of the rows at unit length.
+
+    Raises:
+        InputError: Nothing can be learned from them.
+    """
     moments = Moments(rows.shape[1], covariance=covariance)
     for chunk in chunks(rows):
-        moments.update(chunk)
+        wide = chunk.to(device="cpu", dtype=torch.float64)
+        moments.update(unit_length(wide) if normalize else wide)
     variance = moments.variance()
     if not bool(variance.isfinite().all()):
         raise InputError("X holds values too large to square in float64; scale it down")
     if not bool((variance.sqrt() > ROUNDING * moments.mean.abs()).any()):
-        raise InputError(f"all {len(rows)} rows are equal: there is nothing to learn from them")
+        alike = " at unit length" if normalize else ""
+        raise InputError(
+            f"all {len(rows)} rows are equal{alike}: there is nothing to learn from them"
+        )
     return moments
+
+
+def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor, float]:
+    """The principal axes of a covariance matrix (D, D).
+
+    Returns:
+        The deviation along each axis, shape (D,), falling; the axes as rows, shape (D, D),
+        orthonormal, each with its largest entry positive; and the deviation that rounding alone
+        can leave, from the tolerance of a numerical rank.
+    """
+    values, vectors = torch.linalg.eigh(covariance)
+    values, directions = values.flip(0).clamp(min=0), vectors.T.flip(0)
+    largest = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True))
+    floor = (values[0] * len(values) * torch.finfo(torch.float64).eps).sqrt()
+    return values.sqrt(), directions * largest.sign(), float(floor)

@@ -26,6 +26,10 @@ MANIFEST = ".bertflow-files.json"
 CONFIG, WEIGHTS, SUBFOLDER = "config.json", "model.safetensors", "bertflow"
 TYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64, "BOOL": torch.bool}
 
+# Arguments that came with a later version. A file of an earlier one has none of them and means
+# their defaults, with which a calibrator is what it was.
+ADDED = {"flow": {"normalize", "axes", "noise", "leading", "leading_gain", "centring"}}
+
 CALIBRATORS: dict[str, type[Calibrator]] = {
     "flow": Flow,
     "whitening": Whitening,
@@ -266,8 +270,10 @@ def _constructed(config: Any) -> Calibrator:
     if not isinstance(config["provenance"], dict):
         raise InputError(f"provenance must be an object, got {config['provenance']!r}")
     kind = CALIBRATORS[config["calibrator"]]
-    if missing := sorted(kind().get_params(deep=False).keys() - config["arguments"].keys()):
-        raise InputError(f"arguments lack {', '.join(missing)}")
+    missing = kind().get_params(deep=False).keys() - config["arguments"].keys()
+    added = ADDED.get(config["calibrator"], set())
+    if missing := missing - added if missing >= added else missing:
+        raise InputError(f"arguments lack {', '.join(sorted(missing))}")
     calibrator = kind(**config["arguments"])
     calibrator.n_features_in_ = width
     return calibrator

@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bertflow.errors import TrainingError
+from bertflow.calibrators.base import Array, check_device, check_number
+from bertflow.errors import InputError, TrainingError
 from bertflow.flows import ActNorm, Glow
 
 Progress = Callable[[int, int, float], None]
@@ -35,6 +36,21 @@ class Schedule:
     bias_correction: bool
     adam_epsilon: float
     max_grad_norm: float | None
+
+    def check(self) -> None:
+        """Refuse what is out of range.
+
+        Raises:
+            InputError: The message names the argument.
+        """
+        check_number("batch_size", self.batch_size, 1, integer=True)
+        for name in ["epochs", "learning_rate", "adam_epsilon"]:
+            check_number(name, getattr(self, name), 0, above=True)
+        if self.max_grad_norm is not None:
+            check_number("max_grad_norm", self.max_grad_norm, 0, above=True)
+        check_number("weight_decay", self.weight_decay, 0)
+        if self.schedule not in ("constant", "linear"):
+            raise InputError(f"schedule must be 'constant' or 'linear', got {self.schedule!r}")
 
     def steps(self, rows: int) -> int:
         """The number of steps for so many rows, at least one."""
@@ -97,6 +113,19 @@ def train(
     optimizer.release()
     glow.to("cpu").eval().requires_grad_(False)
     return curve
+
+
+def training_device(name: Literal["auto"] | str, rows: Array | Tensor) -> torch.device:
+    """The device of that name; for "auto" where the rows are, or a GPU if there is one.
+
+    Raises:
+        InputError: There is none of that name.
+    """
+    if name != "auto":
+        return check_device(name)
+    if isinstance(rows, Tensor):
+        return rows.device
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @contextmanager

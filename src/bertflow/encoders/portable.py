@@ -21,7 +21,8 @@ and a coupling net has just two hidden layers. Its own units come in pairs, from
 .. math:: \mathrm{relu}(p) = \frac{\ell(p) + a\,\ell(-p)}{1 - a^2}.
 
 So a coupling is two `Dense` with LeakyReLU, each about (D + 64) × (D + 64), and the whole flow one
-`Dense` that centres, two a coupling, and one that closes.
+`Dense` that centres, two a coupling, and one that closes. Rows of unit length are made by the
+built-in `Normalize` before that; principal axes, gains and offset are part of those `Dense`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from sentence_transformers.sentence_transformer.modules import Dense
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 from torch import Tensor, nn
 
 from bertflow.calibrators import Calibrator, Flow, LinearCalibrator
@@ -47,7 +48,7 @@ from bertflow.flows import (
 SLOPE = float(torch.tensor(0.01, dtype=torch.float32))
 
 
-def to_modules(calibrator: Calibrator, in_features: int) -> list[Dense]:
+def to_modules(calibrator: Calibrator, in_features: int) -> list[Dense | Normalize]:
     """Write a fitted calibrator as built-in modules.
 
     Args:
@@ -56,7 +57,7 @@ def to_modules(calibrator: Calibrator, in_features: int) -> list[Dense]:
             the first are taken, which is what an encoder's `truncate_dim` does.
 
     Returns:
-        `Dense` modules to append to a SentenceTransformer.
+        Modules to append to a SentenceTransformer: `Dense`, and `Normalize` where a flow does.
 
     Raises:
         ModelError: The calibrator has no such form; the message says why.
@@ -89,18 +90,30 @@ class _Residual:
         return len(self.b1)
 
 
-def _flow_modules(flow: Flow, in_features: int) -> list[Dense]:
-    live = torch.from_numpy(flow.live_)
+def _flow_modules(flow: Flow, in_features: int) -> list[Dense | Normalize]:
+    frame = flow.frame_
+    live = torch.from_numpy(frame.live)
     couplings, matrix, constant = _residuals(flow.flow_)
-    width, count = len(live), int(live.sum())
-    # From the dimensions that vary to all of them, in the calibrator's order.
+    width, count = len(live), frame.count
+    # From the axes that vary to all of them, in the calibrator's order.
     embed = torch.eye(width, dtype=torch.float64)[live]
     close = torch.zeros(width, width, dtype=torch.float64)
     close[:count] = matrix @ embed
     close[count:] = torch.eye(width, dtype=torch.float64)[~live]
     bias = torch.cat([constant, torch.zeros(width - count, dtype=torch.float64)])
-    modules = [_centring(torch.from_numpy(flow.mean_), in_features)]
-    entry = torch.diag(1 / torch.from_numpy(flow.scale_))
+    bias = frame.temper(bias)
+    if frame.gain is not None:
+        close = torch.from_numpy(frame.gain)[:, None] * close
+    modules: list[Dense | Normalize] = []
+    if frame.normalize:
+        if in_features > width:  # The length is that of the part that is taken.
+            modules.append(_centring(torch.zeros(width), in_features))
+            in_features = width
+        modules.append(Normalize())
+    modules.append(_centring(torch.from_numpy(frame.mean), in_features))
+    entry = torch.diag(1 / torch.from_numpy(frame.scale))
+    if frame.components is not None:
+        entry = entry @ torch.from_numpy(frame.components)
     start = torch.zeros(width, dtype=torch.float64)
     for coupling in couplings:
         modules.extend(_coupling_modules(coupling, embed, entry, start))
