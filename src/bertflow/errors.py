@@ -11,6 +11,10 @@ class InputError(BertflowError, ValueError):
     """A value, file or option is not what was expected; the message names it and the remedy."""
 
 
+class MissingDataError(InputError):
+    """A data set is neither in the given folder nor on the hub; the message says what was tried."""
+
+
 class ModelError(BertflowError, RuntimeError):
     """An encoder or a saved model cannot be had, read or written as asked."""
 

@@ -197,8 +197,8 @@ class Flow(Calibrator):
         quarter of the width for noise. The three leading axes are damped (all-but-the-top,
         softened), and a twentieth of the mean stays.
 
-        It is fitted without labels. Its numbers were chosen for raw encoders on dev splits (STS-B
-        dev, SICK trial); docs/results.md shows what it gains.
+        It is fitted without labels. Its numbers come from dev splits (STS-B dev, SICK trial) of raw
+        encoders; docs/results.md shows how, and what it gains.
 
         Args:
             changes: Arguments of the constructor that differ.

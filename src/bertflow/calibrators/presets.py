@@ -19,7 +19,8 @@ RELEASED: dict[str, Any] = {
     "max_grad_norm": 0.5,
 }
 
-# Chosen on dev splits (STS-B dev, SICK trial) of raw encoders, see docs/results.md.
+# From the plateau that dev splits (STS-B dev, SICK trial) of raw encoders show, see
+# docs/results.md.
 TEMPERED: dict[str, Any] = {
     "normalize": True,
     "axes": "principal",

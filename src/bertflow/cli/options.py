@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +11,9 @@ import typer
 if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator
 
+CALIBRATOR_HELP = (
+    "flow, tempered-flow, released-flow, whitening, standardization or all-but-the-top."
+)
 POOLING_HELP = (
     "How token states become a sentence vector: cls, mean, last2avg, first-last-avg, "
     "embed-last-avg or layers:1,12 (hidden states, 0 = embeddings). Default: the model's own if "
@@ -52,12 +56,15 @@ def build_calibrator(name: str, settings: list[str], random_state: int, device: 
     Raises:
         InputError: An unknown calibrator or argument, or a value it cannot take.
     """
+    from bertflow.calibrators import Flow
     from bertflow.calibrators.storage import CALIBRATORS
     from bertflow.errors import InputError
 
-    if name not in CALIBRATORS:
-        raise InputError(f"unknown calibrator {name!r}; expected one of {', '.join(CALIBRATORS)}")
-    calibrator = CALIBRATORS[name]()
+    presets = {"tempered-flow": Flow.tempered, "released-flow": Flow.released}
+    kinds: dict[str, Callable[[], Calibrator]] = {**CALIBRATORS, **presets}
+    if name not in kinds:
+        raise InputError(f"unknown calibrator {name!r}; expected one of {', '.join(kinds)}")
+    calibrator = kinds[name]()
     known = calibrator.get_params(deep=False)
     given: dict[str, Any] = {"random_state": random_state, "device": device}
     given = {key: value for key, value in given.items() if key in known}

@@ -8,39 +8,9 @@ from rich.table import Table
 from bertflow.calibrators.base import Array
 from bertflow.cli.terminal import console
 from bertflow.demo import QUERIES, Demonstration
-from bertflow.evaluation import Score
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 32
-
-
-def score_table(model: str, score: Score) -> Table:
-    """The score as a table for the terminal, one line a figure."""
-    numbers = [
-        "undefined" if value is None else f"{100 * value:.2f}"
-        for value in [score.spearman, score.pearson]
-    ]
-    skipped = [f"{count:,} ({reason})" for reason, count in score.skipped.items() if count]
-    fitted = (score.fitted_on or {}).get("sentences")
-    rows = {
-        "model": model,
-        "task": f"{score.task}, {score.split}",
-        "calibrator": score.calibrator["name"] if score.calibrator else "none",
-        "fitted on": f"{fitted:,} sentences" if fitted else "",
-        "Spearman × 100": numbers[0],
-        "Pearson × 100": numbers[1],
-        "undefined": score.undefined or "",
-        "aggregation": f"{score.aggregation} pairs together",
-        "pairs scored": f"{score.scored:,} of {score.pairs:,}",
-        "skipped": ", ".join(skipped),
-    }
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    for name, value in rows.items():
-        if value:
-            table.add_row(name, value)
-    return table
 
 
 def sparkline(spectrum: Array) -> str:
@@ -66,19 +36,21 @@ def show_demo(result: Demonstration) -> None:
         f"{after.mean_cosine:.3f}",
     )
     table.add_row(
-        f"Spearman × 100 on {before.score.scored} graded pairs",
-        *[_hundred(side.score.spearman) for side in (before, after)],
+        f"Spearman × 100 on {sum(before.score.scored.values())} graded pairs",
+        *[_hundred(side.score.all.value) for side in (before, after)],
     )
     table.add_row(
         "second singular value / first (1 is flat)",
         *[f"{side.spectrum[1]:.3f}" for side in (before, after)],
     )
     out.print(table)
-    low, high = (100 * bound for bound in result.difference)
-    verdict = (
-        "more than chance" if low > 0 or high < 0 else "these few pairs cannot tell them apart"
-    )
-    out.print(f"\ndifference in Spearman × 100: {low:+.1f} to {high:+.1f} (95 %): {verdict}")
+    one = result.difference
+    if one.low is not None and one.high is not None:
+        verdict = "more than chance" if one.real else "these few pairs cannot tell them apart"
+        out.print(
+            f"\ndifference in Spearman × 100: {100 * one.low:+.1f} to {100 * one.high:+.1f} "
+            f"(95 %): {verdict}"
+        )
     out.print(
         f"\nsingular spectrum   before {sparkline(before.spectrum)}   "
         f"after {sparkline(after.spectrum)}"

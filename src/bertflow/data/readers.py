@@ -21,7 +21,7 @@ from bertflow.data.pairs import (
     score,
     sentence,
 )
-from bertflow.errors import InputError
+from bertflow.errors import InputError, MissingDataError
 
 T = TypeVar("T")
 QNLI_GOLD = {"entailment": 1.0, "not_entailment": 0.0}
@@ -41,9 +41,10 @@ def read_task(name: str, data: str | Path | None = None, split: str | None = Non
         The pairs. Gold of qnli is 1 for entailment and 0 for not_entailment.
 
     Raises:
-        InputError: Task or split are unknown, the data are nowhere (the message lists the paths
-            tried and says why the hub gave nothing), a row is malformed (named by line), or no
-            pair has a gold score.
+        MissingDataError: The data are nowhere; the message lists the paths tried and says why the
+            hub gave nothing.
+        InputError: Task or split are unknown, a row is malformed (named by line), or no pair has
+            a gold score.
     """
     data_set = find_data_set(name, ("sts", "qnli"))
     split = _known_split(data_set, split)
@@ -169,7 +170,7 @@ def _sources(
         return [read_hub(hub, split) for split in splits]
     except NotOnHubError as error:
         looked = f"tried {', '.join(map(str, tried))}" if tried else "no folder is given"
-        raise InputError(
+        raise MissingDataError(
             f"no data for {data_set.name} ({', '.join(splits)}): {looked}; hub: {error}; give "
             f"the folder that holds {data_set.title} by --data DIR or {DATA_VARIABLE}"
         ) from error

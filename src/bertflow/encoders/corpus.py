@@ -42,6 +42,7 @@ def embed(
     sentences: Sequence[str],
     *,
     batch_size: int = 32,
+    finite: bool = True,
     progress: Progress | None = None,
 ) -> Embedded:
     """Encode each distinct sentence once.
@@ -50,6 +51,7 @@ def embed(
         encoder: Any SentenceTransformer.
         sentences: Text, repeats allowed.
         batch_size: Sentences a forward pass.
+        finite: Refuse a vector that is not; otherwise it is for the caller to count.
         progress: Called with the distinct sentences done and their total.
 
     Returns:
@@ -77,9 +79,9 @@ def embed(
             chunk, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True
         )
         encoded = encoded.astype(np.float32, copy=False)
-        finite = np.isfinite(encoded).all(axis=1)
-        if not finite.all():
-            bad = chunk[int(finite.argmin())]
+        good = np.isfinite(encoded).all(axis=1)
+        if finite and not good.all():
+            bad = chunk[int(good.argmin())]
             raise InputError(
                 f"the encoder's vector of sentence {sentences.index(bad)} is not finite: "
                 f"{bad[:80]!r}"

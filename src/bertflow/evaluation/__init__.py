@@ -1,20 +1,51 @@
 """Scores that cannot mislead."""
 
+from bertflow.evaluation.bootstrap import Difference, Resamples, holm, paired_difference
+from bertflow.evaluation.comparing import compare
+from bertflow.evaluation.comparison import Comparison
 from bertflow.evaluation.correlation import (
     Correlation,
+    area_under_curve,
     correlate,
     paired_cosine,
-    spearman_difference,
 )
-from bertflow.evaluation.tasks import TASKS, Score, evaluate, score_pairs
+from bertflow.evaluation.differences import difference, differences
+from bertflow.evaluation.methods import METHODS, Method
+from bertflow.evaluation.scores import Estimate, figures
+from bertflow.evaluation.tasks import (
+    TASKS,
+    Score,
+    Scores,
+    evaluate,
+    evaluate_all,
+    read_tasks,
+    score_all,
+    score_pairs,
+)
 
 __all__ = [
+    "METHODS",
     "TASKS",
+    "Comparison",
     "Correlation",
+    "Difference",
+    "Estimate",
+    "Method",
+    "Resamples",
     "Score",
+    "Scores",
+    "area_under_curve",
+    "compare",
     "correlate",
+    "difference",
+    "differences",
     "evaluate",
+    "evaluate_all",
+    "figures",
+    "holm",
     "paired_cosine",
+    "paired_difference",
+    "read_tasks",
+    "score_all",
     "score_pairs",
-    "spearman_difference",
 ]

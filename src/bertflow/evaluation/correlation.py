@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy.stats
+from sklearn.metrics import roc_auc_score
 
 from bertflow.calibrators.base import Array
 from bertflow.errors import InputError
@@ -55,40 +56,6 @@ class Correlation:
     undefined: str | None = None
 
 
-def spearman_difference(
-    before: Array, after: Array, gold: Array, *, resamples: int = 1000, random_state: int = 0
-) -> tuple[float, float]:
-    """95 % interval of how much Spearman's correlation with gold rises, by bootstrap over pairs.
-
-    Both correlations are taken on the same resampled pairs, so what the two share cancels.
-
-    Args:
-        before: Similarities, shape (N,).
-        after: Other similarities of the same pairs, shape (N,).
-        gold: Gold scores, shape (N,).
-        resamples: How often pairs are drawn with replacement.
-        random_state: Seed of the draw.
-
-    Returns:
-        The 2.5 % and the 97.5 % quantile of the difference.
-
-    Example:
-        >>> import numpy as np
-        >>> gold = np.arange(50.0)
-        >>> [round(bound, 6) for bound in spearman_difference(-gold, gold, gold)]
-        [2.0, 2.0]
-    """
-    random = np.random.default_rng(random_state)
-    differences = []
-    for _ in range(resamples):
-        drawn = random.integers(len(gold), size=len(gold))
-        both = [correlate(side[drawn], gold[drawn]).spearman for side in (before, after)]
-        if both[0] is not None and both[1] is not None:
-            differences.append(both[1] - both[0])
-    low, high = np.quantile(differences, [0.025, 0.975])
-    return float(low), float(high)
-
-
 def correlate(similarity: Array, gold: Array) -> Correlation:
     """Correlate similarities with gold scores, shape (N,) each.
 
@@ -112,3 +79,23 @@ def correlate(similarity: Array, gold: Array) -> Correlation:
             spearman=float(scipy.stats.spearmanr(similarity, gold).statistic),
             pearson=float(scipy.stats.pearsonr(similarity, gold).statistic),
         )
+
+
+def area_under_curve(similarity: Array, gold: Array) -> tuple[float | None, str | None]:
+    """Area under the ROC curve of similarities, gold being 1 and 0, shape (N,) each.
+
+    Returns:
+        The area and None, or None and the reason where it is not defined.
+
+    Example:
+        >>> import numpy as np
+        >>> area_under_curve(np.array([0.2, 0.4, 0.9]), np.array([0.0, 1.0, 1.0]))
+        (1.0, None)
+        >>> area_under_curve(np.array([0.2, 0.4]), np.array([1.0, 1.0]))
+        (None, 'all 2 pairs are of one class')
+    """
+    if len(gold) == 0:
+        return None, "no pair is scored"
+    if np.ptp(gold) == 0:
+        return None, f"all {len(gold)} pairs are of one class"
+    return float(roc_auc_score(gold, similarity)), None

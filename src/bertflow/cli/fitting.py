@@ -1,0 +1,223 @@
+"""The commands that make and apply calibrators: fit, transform, encode."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bertflow.cli.opening import load_raw, open_any, show
+from bertflow.cli.options import (
+    CALIBRATOR_HELP,
+    BatchSize,
+    Device,
+    MaxLength,
+    Model,
+    Pooling,
+    TrustRemoteCode,
+    build_calibrator,
+)
+from bertflow.errors import InputError
+
+if TYPE_CHECKING:
+    from bertflow.calibrators import Calibrator
+
+
+def fit(
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder to save to.")],
+    encoder: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|DIR|FILE.gguf", help="Encoder to calibrate."),
+    ] = None,
+    corpus: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Unlabelled sentences: .txt (one a line), .csv, .tsv, .jsonl, .parquet, each "
+            "also with .gz, or - for standard input. May be repeated.",
+        ),
+    ] = None,
+    vectors: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.npy", help="Vectors instead of encoder and corpus."),
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Text column of a table.")
+    ] = None,
+    calibrator: Annotated[
+        str,
+        typer.Option(metavar="NAME", help=CALIBRATOR_HELP),
+    ] = "flow",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Argument of the calibrator, such as epochs=2, dim=256 or n_components=3. "
+            "May be repeated.",
+        ),
+    ] = None,
+    pooling: Pooling = None,
+    max_length: MaxLength = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Take only the first N sentences.")
+    ] = None,
+    random_state: Annotated[int, typer.Option(metavar="N", help="Seed.")] = 0,
+    portable: Annotated[
+        bool,
+        typer.Option(help="Save so that plain sentence-transformers loads it, or with our module."),
+    ] = True,
+    batch_size: BatchSize = 32,
+    device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Fit a calibrator on unlabelled sentences or vectors, and save it."""
+    built = build_calibrator(calibrator, set_ or [], random_state, device)
+    if vectors is not None:
+        given = {
+            "--encoder": encoder,
+            "--corpus": corpus,
+            "--pooling": pooling,
+            "--column": column,
+            "--max-length": max_length,
+            "--no-portable": not portable,
+            "--trust-remote-code": trust_remote_code,
+        }
+        if clash := [name for name, value in given.items() if value]:
+            raise InputError(f"--vectors goes without {', '.join(clash)}")
+        _fit_vectors(vectors, built, output, limit)
+        return
+    if encoder is None or not corpus:
+        raise InputError("give --encoder with at least one --corpus, or --vectors")
+    from bertflow.calibrators.storage import check_replaceable
+    from bertflow.data import check_corpus, read_corpus
+
+    check_replaceable(output)
+    check_corpus(corpus)
+    sentences = read_corpus(corpus, column=column, limit=limit)
+    from bertflow.cli.terminal import progress_bars
+    from bertflow.encoders import calibrate, save_model
+
+    began = time.perf_counter()
+    loaded = load_raw(encoder, pooling, max_length, device, trust_remote_code)
+    with progress_bars() as report:
+        model = calibrate(
+            loaded,
+            sentences,
+            built,
+            portable=portable,
+            batch_size=batch_size,
+            provenance={"corpus": corpus, "column": column, "limit": limit},
+            progress=report,
+        )
+    save_model(model, output)
+    facts = model.calibrator.provenance_
+    show(
+        f"{calibrator} fitted on {facts['sentences']:,} sentences ({facts['distinct']:,} "
+        f"distinct, {facts['cut_to_max_length']:,} cut to {loaded.max_seq_length} tokens) "
+        f"in {time.perf_counter() - began:.0f} s"
+    )
+    _show_loss(model.calibrator)
+    plainly = "SentenceTransformer({!r}) loads it anywhere"
+    how = plainly if portable else "bertflow.load({!r}) loads it"
+    show(f"saved to {output}: {how.format(str(output))}")
+
+
+def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int | None) -> None:
+    from bertflow.calibrators import Flow, save_calibrator
+    from bertflow.calibrators.storage import check_replaceable
+    from bertflow.calibrators.vectors import read_vectors
+    from bertflow.cli.terminal import progress_bars
+
+    check_replaceable(output)
+    rows = read_vectors(source)[:limit]
+    began = time.perf_counter()
+    with progress_bars() as report:
+        if isinstance(calibrator, Flow):
+            calibrator.fit(rows, progress=lambda done, of, _: report("fit", done, of))
+        else:
+            calibrator.fit(rows)
+    save_calibrator(
+        calibrator, output, provenance={"vectors": str(source), "rows": len(rows), "limit": limit}
+    )
+    show(
+        f"fitted on {len(rows):,} vectors of {rows.shape[1]} dimensions "
+        f"in {time.perf_counter() - began:.1f} s"
+    )
+    _show_loss(calibrator)
+    show(f"saved to {output}: bertflow transform {output} --vectors IN --output OUT")
+
+
+def _show_loss(calibrator: Calibrator) -> None:
+    loss = getattr(calibrator, "loss_", None)
+    if loss is not None:
+        show(f"loss {loss:.4f} bits per dimension after {len(calibrator.loss_curve_)} steps")
+
+
+def transform(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A saved calibrator or calibrated model.")
+    ],
+    vectors: Annotated[Path, typer.Option(metavar="IN.npy", help="Vectors, one a row.")],
+    output: Annotated[Path, typer.Option(metavar="OUT.npy", help="File to write.")],
+    inverse: Annotated[bool, typer.Option("--inverse", help="Undo the calibration.")] = False,
+) -> None:
+    """Apply a saved calibrator to vectors."""
+    from bertflow.calibrators import load_calibrator
+    from bertflow.calibrators.vectors import transform_file
+    from bertflow.cli.terminal import progress_bars
+
+    calibrator = load_calibrator(folder)
+    with progress_bars() as report:
+        rows, width = transform_file(
+            calibrator,
+            vectors,
+            output,
+            inverse=inverse,
+            progress=lambda done, total: report("transform", done, total),
+        )
+    show(f"wrote {rows:,} vectors of {width} dimensions to {output}")
+
+
+def encode(
+    model: Model,
+    input_: Annotated[
+        str,
+        typer.Option(
+            "--input", metavar="FILE|-", help="Sentences, as --corpus of fit; - is standard input."
+        ),
+    ],
+    output: Annotated[Path, typer.Option(metavar="OUT.npy", help="File to write, row by row.")],
+    column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Text column of a table.")
+    ] = None,
+    pooling: Pooling = None,
+    max_length: MaxLength = None,
+    batch_size: BatchSize = 32,
+    device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Encode sentences to vectors, row i for sentence i."""
+    from bertflow.calibrators.vectors import write_vectors
+    from bertflow.data import read_corpus
+
+    sentences = read_corpus([input_], column=column, blank="refuse")
+    from bertflow.cli.terminal import progress_bars
+    from bertflow.encoders import embed
+
+    loaded = open_any(model, pooling, max_length, device, trust_remote_code)
+    with progress_bars() as report:
+        embedded = embed(
+            loaded,
+            sentences,
+            batch_size=batch_size,
+            progress=lambda done, total: report("encode", done, total),
+        )
+    rows = embedded.rows()
+    write_vectors(output, rows)
+    show(
+        f"wrote {len(rows):,} vectors of {rows.shape[1]} dimensions to {output} "
+        f"({embedded.cut:,} distinct sentences cut to {loaded.max_seq_length} tokens)"
+    )

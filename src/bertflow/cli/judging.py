@@ -1,0 +1,330 @@
+"""The commands that say what vectors are worth: evaluate, compare, diagnose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bertflow.cli.opening import load_raw, open_any, show
+from bertflow.cli.options import (
+    BatchSize,
+    Device,
+    MaxLength,
+    Model,
+    Pooling,
+    TrustRemoteCode,
+)
+from bertflow.errors import InputError
+
+if TYPE_CHECKING:
+    from bertflow.cli.results import Page
+    from bertflow.data import Pairs
+
+Tasks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--task",
+        metavar="NAME",
+        help="sts12, sts13, sts14, sts15, sts16, stsb, sick-r, qnli or all. May be repeated.",
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder of the data, in any layout people have; default: BERTFLOW_DATA, and where "
+        "it has none the model hub.",
+    ),
+]
+OwnPairs = Annotated[
+    Path | None,
+    typer.Option(
+        "--pairs",
+        metavar="FILE",
+        help="Pairs of your own: .csv, .tsv, .jsonl or .parquet with two columns of text and one "
+        "of scores or of 0 and 1.",
+    ),
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B,SCORE",
+        help="The columns of --pairs by name, or by number from 1 where there is no header.",
+    ),
+]
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write the result and all it depends on."),
+]
+Markdown = Annotated[
+    Path | None, typer.Option("--markdown", metavar="FILE", help="Write what is shown as Markdown.")
+]
+
+
+def evaluate(
+    model: Model,
+    task: Tasks = None,
+    pairs: OwnPairs = None,
+    columns: Columns = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Another model; says which differences are beyond chance."
+        ),
+    ] = None,
+    data: Data = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="train, dev or test. Default: the one scores are published for."
+        ),
+    ] = None,
+    json_: Json = None,
+    markdown: Markdown = None,
+    pooling: Pooling = None,
+    max_length: MaxLength = None,
+    batch_size: BatchSize = 32,
+    device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Score a model, calibrated or bare, on tasks or on pairs of your own."""
+    from bertflow.cli.results import difference_page, scores_page
+    from bertflow.cli.terminal import progress_bars
+    from bertflow.evaluation import Scores, differences, score_all
+
+    found, absent = _tests(task, pairs, columns, data, split)
+    names = [model] if against is None else [model, against]
+    results = []
+    for name in names:
+        loaded = open_any(name, pooling, max_length, device, trust_remote_code)
+        with progress_bars() as report:
+            scores = score_all(
+                loaded,
+                found,
+                batch_size=batch_size,
+                progress=lambda done, total, report=report: report("encode", done, total),  # type: ignore[misc]
+            )
+        results.append(
+            Scores(
+                scores={one.task: one for one in scores},
+                absent=absent,
+            )
+        )
+        del loaded
+    pages = [scores_page(name, one) for name, one in zip(names, results, strict=True)]
+    content: dict[str, Any] = {"model": model, **results[0].to_dict()}
+    if against is not None:
+        found_differences = differences(results[1], results[0])
+        pages.append(difference_page(model, against, found_differences))
+        content["against"] = {"model": against, **results[1].to_dict()}
+        content["differences"] = {name: one.to_dict() for name, one in found_differences.items()}
+    _give(pages, content, json_, markdown)
+
+
+def compare(
+    encoder: Annotated[
+        str,
+        typer.Argument(
+            metavar="ENCODER",
+            help="A sentence-transformers or transformers folder, a hub name or a .gguf file.",
+        ),
+    ],
+    task: Tasks = None,
+    pairs: OwnPairs = None,
+    columns: Columns = None,
+    fit: Annotated[
+        str,
+        typer.Option(
+            metavar="target|nli|corpus",
+            help="Unlabelled sentences to fit on: target, each task's own; nli, SNLI and MNLI; "
+            "corpus, those of --corpus.",
+        ),
+    ] = "target",
+    corpus: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="As --corpus of fit. May be repeated."),
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Text column of a table in --corpus.")
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Only these; default: all. none, standardization, all-but-the-top, "
+            "standardization+all-but-the-top, whitening, whitening-dim, soft-whitening, flow, "
+            "released-flow, tempered-flow. May be repeated.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", min=1, help="How often each flow is fitted.")
+    ] = 5,
+    jobs: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Processes that fit at a time; default: the CPUs."),
+    ] = None,
+    data: Data = None,
+    json_: Json = None,
+    markdown: Markdown = None,
+    pooling: Pooling = None,
+    max_length: MaxLength = None,
+    batch_size: BatchSize = 32,
+    device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Fit every calibrator on an encoder, score them side by side, and say what is chance."""
+    if fit not in ("target", "nli", "corpus"):
+        raise InputError(f"--fit takes target, nli or corpus, got {fit!r}")
+    if (fit == "corpus") != bool(corpus):
+        raise InputError("--fit corpus goes with --corpus FILE, and --corpus with --fit corpus")
+    from bertflow.data import read_corpus
+
+    sentences: str | Sequence[str] = fit
+    if corpus:
+        sentences = read_corpus(corpus, column=column)
+    from bertflow.cli.results import comparison_page
+    from bertflow.cli.terminal import progress_bars
+    from bertflow.evaluation import METHODS
+    from bertflow.evaluation import compare as compare_calibrators
+
+    methods = method or list(METHODS)
+    if unknown := [name for name in methods if name not in METHODS]:
+        raise InputError(f"unknown method {unknown[0]!r}; expected some of {', '.join(METHODS)}")
+    found, absent = _tests(task, pairs, columns, data, None, sts=True)
+    loaded = load_raw(encoder, pooling, max_length, device, trust_remote_code)
+    with progress_bars() as report:
+        result = compare_calibrators(
+            loaded,
+            found,
+            fit=sentences,
+            methods=methods,
+            seeds=seeds,
+            data=data,
+            batch_size=batch_size,
+            jobs=jobs,
+            progress=report,
+        )
+    result = replace(result, absent=absent)
+    _give(
+        [comparison_page(encoder, result)], {"given": encoder, **result.to_dict()}, json_, markdown
+    )
+
+
+def diagnose(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="ENCODER|VECTORS.npy", help="An encoder, or vectors, one a row."),
+    ],
+    corpus: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Sentences to encode, as --corpus of fit; default: sentences that come along.",
+        ),
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Text column of a table in --corpus.")
+    ] = None,
+    pairs: OwnPairs = None,
+    columns: Columns = None,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=2, help="Take at most the first N sentences.")
+    ] = 10000,
+    json_: Json = None,
+    markdown: Markdown = None,
+    pooling: Pooling = None,
+    max_length: MaxLength = None,
+    batch_size: BatchSize = 32,
+    device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Look at vectors without labels, and say whether calibration is likely to help."""
+    from bertflow.cli.diagnosis import diagnose_encoder, diagnose_file, diagnosis_page
+
+    vectors_given = source.endswith(".npy")
+    if vectors_given:
+        given = {"--corpus": corpus, "--pairs": pairs, "--pooling": pooling, "--column": column}
+        if clash := [name for name, value in given.items() if value]:
+            raise InputError(f"vectors go without {', '.join(clash)}")
+        found = diagnose_file(Path(source), limit)
+    else:
+        from bertflow.data import read_corpus, read_pairs, sample_sentences
+
+        own = read_pairs(pairs, columns=_three(columns)) if pairs else None
+        if corpus:
+            sentences = read_corpus(corpus, column=column, limit=limit)
+        elif own is not None:
+            sentences = [*own.first, *own.second][:limit]
+        else:
+            sentences = sample_sentences()[:limit]
+        loaded = open_any(source, pooling, max_length, device, trust_remote_code)
+        found = diagnose_encoder(loaded, sentences, own, batch_size)
+    _give([diagnosis_page(source, found)], {"source": source, **found.to_dict()}, json_, markdown)
+
+
+def _tests(
+    tasks: list[str] | None,
+    pairs: Path | None,
+    columns: str | None,
+    data: Path | None,
+    split: str | None,
+    *,
+    sts: bool = False,
+) -> tuple[list[Pairs], dict[str, str]]:
+    """The pairs that --task and --pairs name, and why some are absent."""
+    from bertflow.data import STS_TASKS, read_pairs
+    from bertflow.evaluation import TASKS, read_tasks
+
+    if not tasks and pairs is None:
+        raise InputError("give --task NAME (or all), or --pairs FILE")
+    if columns is not None and pairs is None:
+        raise InputError("--columns goes with --pairs")
+    own = [] if pairs is None else [read_pairs(pairs, columns=_three(columns))]
+    names: list[str] = []
+    for name in tasks or []:
+        for part in name.split(","):
+            names += (STS_TASKS if sts else TASKS) if part == "all" else [part]
+    if not names:
+        return own, {}
+    found, absent = read_tasks(names, data, split)
+    if absent and "all" not in ",".join(tasks or []).split(","):
+        raise InputError(next(iter(absent.values())))
+    return [*found, *own], absent
+
+
+def _three(columns: str | None) -> tuple[str, str, str] | None:
+    if columns is None:
+        return None
+    parts = [part.strip() for part in columns.split(",")]
+    if len(parts) != 3:
+        raise InputError(f"--columns takes three, such as text1,text2,score, got {columns!r}")
+    return parts[0], parts[1], parts[2]
+
+
+def _give(
+    pages: Sequence[Page], content: dict[str, Any], json_: Path | None, markdown: Path | None
+) -> None:
+    """Show pages, and write them and the content where it is asked for."""
+    from bertflow.calibrators.storage import write_text
+
+    for place, page in enumerate(pages):
+        if place:
+            show("")
+        for name, value in page.facts.items():
+            show(f"{name:<11}{value}")
+        for grid in page.grids:
+            show("")
+            show(grid.text())
+        if page.notes:
+            show("")
+        for note in page.notes:
+            show(f"- {note}")
+    if json_ is not None:
+        write_text(json_, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    if markdown is not None:
+        write_text(markdown, "\n".join(page.markdown() for page in pages))

@@ -1,0 +1,51 @@
+"""What every command does: open a model, show a result. Heavy imports wait until then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bertflow.cli.options import device_or_none
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+
+def show(what: Any) -> None:
+    """Print text or a table on standard output."""
+    from bertflow.cli.terminal import console
+
+    console().print(what)
+
+
+def load_raw(
+    name: str, pooling: str | None, max_length: int | None, device: str, trust_remote_code: bool
+) -> SentenceTransformer:
+    """Load an encoder without calibration."""
+    from bertflow.cli.terminal import busy
+    from bertflow.encoders import load_encoder
+
+    with busy(f"loading {name}"):
+        return load_encoder(
+            name,
+            pooling=pooling,
+            max_length=max_length,
+            device=device_or_none(device),
+            trust_remote_code=trust_remote_code,
+        )
+
+
+def open_any(
+    name: str, pooling: str | None, max_length: int | None, device: str, trust_remote_code: bool
+) -> SentenceTransformer:
+    """Open a model, calibrated or not."""
+    from bertflow.cli.terminal import busy
+    from bertflow.encoders import open_model
+
+    with busy(f"loading {name}"):
+        return open_model(
+            name,
+            pooling=pooling,
+            max_length=max_length,
+            device=device_or_none(device),
+            trust_remote_code=trust_remote_code,
+        )

@@ -1,0 +1,282 @@
+"""What scores and comparisons look like, on a terminal and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bertflow.cli.grid import Grid
+from bertflow.evaluation import Comparison, Difference, Estimate, Scores
+from bertflow.evaluation.comparison import counted
+from bertflow.evaluation.scores import AVERAGES
+
+MEASURES = {"spearman": "Spearman × 100", "pearson": "Pearson × 100", "auc": "AUC × 100"}
+STS_COUNT = 7
+
+
+@dataclass(frozen=True)
+class Page:
+    """Lines, tables and notes, in the order they are read.
+
+    Attributes:
+        facts: What was scored, by name.
+        grids: The tables.
+        notes: What must be said beside them.
+    """
+
+    facts: Mapping[str, str]
+    grids: Sequence[Grid]
+    notes: Sequence[str]
+
+    def markdown(self) -> str:
+        """As Markdown has it."""
+        facts = "".join(f"- {name}: {value}\n" for name, value in self.facts.items())
+        notes = "".join(f"- {note}\n" for note in self.notes)
+        return "\n".join([facts, *(grid.markdown() for grid in self.grids), notes])
+
+
+def scores_page(model: str, scores: Scores) -> Page:
+    """The scores of a model."""
+    several = list(scores.scores.values())
+    measures = [
+        name for name in MEASURES if any(name in one.aggregations["all"] for one in several)
+    ]
+    columns = ["task", "pairs"]
+    for measure in measures:
+        columns += [MEASURES[measure], "95 %"]
+    rows: list[list[str]] = []
+    notes: list[str] = []
+    for name, score in scores.scores.items():
+        label = name if score.split in ("test", "all") else f"{name} {score.split}"
+        total = sum(score.scored.values())
+        for aggregation, found in score.aggregations.items():
+            named = f"{label}, {aggregation}" if len(score.aggregations) > 1 else label
+            rows.append([named, f"{total:,}", *_cells(found, measures)])
+            notes += _reasons(named, found)
+        for subset, found in score.subsets.items():
+            rows.append([f"    {subset}", f"{score.scored[subset]:,}", *_cells(found, measures)])
+            notes += _reasons(f"{name}, {subset}", found)
+        skipped = [f"{count:,} {reason}" for reason, count in score.skipped.items() if count]
+        if skipped:
+            notes.append(f"{name}: {score.pairs:,} pairs; not scored: {', '.join(skipped)}")
+    notes += [f"absent: {reason}" for reason in scores.absent.values()]
+    if len(scores.scores) + len(scores.absent) >= STS_COUNT:
+        for aggregation in AVERAGES:
+            one = scores.average(aggregation)
+            named = f"average of the seven, {aggregation}"
+            rows.append([named, "", *_cells({"spearman": one}, measures)])
+            if one.undefined:
+                notes.append(f"{named}: {one.undefined}")
+    if any(len(score.aggregations) > 1 for score in several):
+        notes.append(
+            "wmean is the mean over subsets weighted by their pairs, mean the plain one, all is "
+            "over all pairs together; they are not comparable with each other"
+        )
+    first = several[0]
+    fitted = first.fitted_on or {}
+    facts = {"model": model}
+    if first.calibrator:
+        facts["calibrator"] = str(first.calibrator["name"])
+        corpus = fitted.get("corpus")
+        what = f" of {', '.join(corpus) if isinstance(corpus, list) else corpus}" if corpus else ""
+        facts["fitted on"] = f"{fitted.get('sentences', 0):,} sentences{what}"
+    else:
+        facts["calibrator"] = "none"
+    facts["data"] = ", ".join(dict.fromkeys(score.data for score in several))
+    return Page(facts, [Grid("cosine against gold", columns, rows)], notes)
+
+
+def difference_page(model: str, other: str, differences: Mapping[str, Difference]) -> Page:
+    """How one model's scores differ from another's, by task and aggregation."""
+    rows = [
+        [name, _signed(one.value), _span(one.low, one.high), _p(one.adjusted), _verdict(one)]
+        for name, one in differences.items()
+    ]
+    title = f"{model} minus {other}, × 100"
+    notes = [
+        "p by paired bootstrap over pairs, corrected for the number of differences shown (Holm)"
+    ]
+    return Page({}, [Grid(title, ["task", "difference", "95 %", "p", ""], rows)], notes)
+
+
+def comparison_page(encoder: str, result: Comparison) -> Page:
+    """Calibrators side by side."""
+    tasks = list(result.tasks)
+    shown = counted(tasks)
+    facts = {
+        "encoder": f"{encoder}, {_pooling(result.encoder)}, maximum length "
+        f"{result.encoder['max_length']}",
+        "fitted on": _fitted(result.fitted_on),
+        "encoded": f"{result.sentences:,} distinct sentences, once, in "
+        f"{result.encode_seconds:.0f} s; all took {result.seconds:.0f} s",
+        "pairs": ", ".join(
+            f"{name} {sum(one['scored'].values()):,}" for name, one in result.tasks.items()
+        ),
+    }
+    grids: list[Grid] = []
+    notes: list[str] = []
+    for aggregation in result.aggregations:
+        if len(tasks) > 1:
+            grids.append(_tasks_grid(result, aggregation, tasks, shown))
+        grids.append(_gains_grid(result, aggregation, shown))
+        notes += _verdicts(result, aggregation)
+    grids.append(
+        Grid(
+            "cost",
+            ["calibrator", "fit seconds", "MB"],
+            [
+                [entry.label, f"{entry.fit_seconds:.1f}", f"{entry.megabytes:.2f}"]
+                for entry in result.entries.values()
+            ],
+        )
+    )
+    choices = {
+        entry.label: entry.components for entry in result.entries.values() if entry.components
+    }
+    for label, counts in choices.items():
+        where = ", ".join(f"{task} {count}" for task, count in counts.items())
+        notes.append(f"{label}: directions removed, chosen from 1 to 20 on a dev split: {where}")
+    if choices:
+        splits = sorted(set(result.dev.values()))
+        notes.append(f"dev splits: {', '.join(splits)}; stsb's serves tasks that have none")
+    if result.seeds > 1:
+        notes.append(
+            f"flows are fitted with {result.seeds} seeds: figures are means, intervals vary with "
+            "pairs and seed, fit seconds are one seed's"
+        )
+    for name, one in result.tasks.items():
+        skipped = [f"{count:,} {reason}" for reason, count in one["skipped"].items() if count]
+        if skipped:
+            notes.append(f"{name}: not scored: {', '.join(skipped)}")
+    notes += [f"absent: {reason}" for reason in result.absent.values()]
+    if 1 < len(shown) < STS_COUNT:
+        notes.append(f"the mean is of {len(shown)} tasks, not the average of the seven")
+    return Page(facts, grids, notes)
+
+
+def _tasks_grid(
+    result: Comparison, aggregation: str, tasks: Sequence[str], shown: Sequence[str]
+) -> Grid:
+    """Every method on every task."""
+    mean = [_overall_name(shown)] if len(shown) > 1 else []
+    rows = []
+    for entry in result.entries.values():
+        cells = [_number(entry.estimates[aggregation][task]) for task in tasks]
+        if mean:
+            cells.append(_number(entry.overall(aggregation)))
+        rows.append([entry.label, *cells])
+    return Grid(_title(result, aggregation), ["calibrator", *tasks, *mean], rows)
+
+
+def _gains_grid(result: Comparison, aggregation: str, shown: Sequence[str]) -> Grid:
+    """The overall value of every method, and how it differs from none."""
+    base = "none" if "none" in result.entries else next(iter(result.entries))
+    gains = result.against(base, aggregation)
+    rows = []
+    for name, entry in result.entries.items():
+        overall = entry.overall(aggregation)
+        cells = [_number(overall), _span(overall.low, overall.high)]
+        gain = gains.get(name)
+        if gain is None:
+            cells += ["", "", ""]
+        else:
+            cells += [_signed(gain.value), _span(gain.low, gain.high, signed=True)]
+            cells.append(_p(gain.adjusted))
+        rows.append([entry.label, *cells])
+    gain_column = f"gain on {result.entries[base].label}"
+    columns = ["calibrator", _overall_name(shown), "95 %", gain_column, "95 %", "p (Holm)"]
+    return Grid(_title(result, aggregation), columns, rows)
+
+
+def _overall_name(shown: Sequence[str]) -> str:
+    return {1: shown[0], STS_COUNT: "average"}.get(len(shown), f"mean of {len(shown)}")
+
+
+def _title(result: Comparison, aggregation: str) -> str:
+    measures = {MEASURES[one["measure"]] for one in result.tasks.values()}
+    title = "Spearman × 100, of qnli AUC × 100" if len(measures) > 1 else measures.pop()
+    return f"{title}, {aggregation}" if len(result.aggregations) > 1 else title
+
+
+def _verdicts(result: Comparison, aggregation: str) -> list[str]:
+    """Which differences are real, in words."""
+    if len(result.entries) < 2:
+        return []
+    prefix = f"{aggregation}: " if len(result.aggregations) > 1 else ""
+    best = result.best[aggregation]
+    said = []
+    if "none" in result.entries:
+        above, below, unclear = _told_apart(result, "none", aggregation)
+        said += [f"better than none, beyond chance: {above}"] if above else []
+        said += [f"worse than none, beyond chance: {below}"] if below else []
+        said += [f"not to be told from none: {unclear}"] if unclear else []
+    if best is not None and best != "none":
+        _, below, unclear = _told_apart(result, best, aggregation)
+        parts = [f"the highest is {result.entries[best].label}"]
+        parts += [f"lower beyond chance: {below}"] if below else []
+        parts += [f"not to be told from it: {unclear}"] if unclear else []
+        said.append("; ".join(parts))
+    return [prefix + one for one in said]
+
+
+def _told_apart(result: Comparison, reference: str, aggregation: str) -> tuple[str, str, str]:
+    """The methods above and below one beyond chance, and the others, each with its difference."""
+    groups: tuple[list[str], list[str], list[str]] = ([], [], [])
+    for name, one in result.against(reference, aggregation).items():
+        place = (0 if (one.value or 0) > 0 else 1) if one.real else 2
+        groups[place].append(f"{result.entries[name].label} {_signed(one.value)}")
+    above, below, unclear = (", ".join(group) for group in groups)
+    return above, below, unclear
+
+
+def _pooling(encoder: Mapping[str, Any]) -> str:
+    layers = encoder.get("layers")
+    states = f" of hidden states {', '.join(map(str, layers))}" if layers else ""
+    return f"{encoder.get('pooling') or 'its own pooling'}{states}"
+
+
+def _fitted(fitted_on: Mapping[str, Any]) -> str:
+    counts = fitted_on["sentences"]
+    total = f"{sum(counts.values()):,} sentences"
+    if fitted_on["fit"] == "target":
+        return f"each task's own text, all splits, pairs that were never graded included ({total})"
+    return f"{'SNLI and MNLI' if fitted_on['fit'] == 'nli' else 'the given corpus'} ({total})"
+
+
+def _cells(found: Mapping[str, Estimate], measures: Sequence[str]) -> list[str]:
+    cells = []
+    for measure in measures:
+        one = found.get(measure)
+        cells += ["", ""] if one is None else [_number(one), _span(one.low, one.high)]
+    return cells
+
+
+def _reasons(name: str, found: Mapping[str, Estimate]) -> list[str]:
+    reasons = dict.fromkeys(one.undefined for one in found.values() if one.undefined)
+    return [f"{name}: undefined: {reason}" for reason in reasons]
+
+
+def _number(one: Estimate) -> str:
+    return "undefined" if one.value is None else f"{100 * one.value:.2f}"
+
+
+def _signed(value: float | None) -> str:
+    return "undefined" if value is None else f"{100 * value:+.2f}"
+
+
+def _span(low: float | None, high: float | None, *, signed: bool = False) -> str:
+    if low is None or high is None:
+        return ""
+    form = "+.1f" if signed else ".1f"
+    return f"{100 * low:{form}} to {100 * high:{form}}"
+
+
+def _p(value: float | None) -> str:
+    return "" if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _verdict(one: Difference) -> str:
+    if one.value is None:
+        return "undefined"
+    return "real" if one.real else "chance is enough to explain it"

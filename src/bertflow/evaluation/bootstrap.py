@@ -1,0 +1,262 @@
+"""Intervals by bootstrap: statistics of many resamples of pairs at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.stats
+
+from bertflow.calibrators.base import Array
+from bertflow.errors import InputError
+
+RESAMPLES = 1000
+CONFIDENCE = 0.95
+# Resamples are counted and ranked in blocks of about this many numbers.
+BLOCK_ENTRIES = 2**18
+
+
+class Resamples:
+    r"""Resamples of pairs with replacement, drawn within each subset, the same for every model.
+
+    A resample is how often each pair occurs in it. Since only the counts change, values are
+    sorted once: the average rank of a value in a resample is
+
+    .. math:: r(v) = \#\{u < v\} + \tfrac{1}{2} (\#\{u = v\} + 1),
+
+    read off the running sum of counts in sorted order. Every statistic is the one scipy or
+    scikit-learn gives on the resample written out.
+
+    Args:
+        strata: The pairs' numbers, subset by subset; each keeps its size in every resample.
+        resamples: How many.
+        random_state: Seed of the draw, one number or several. Two models scored on the same pairs
+            with the same seed see the same resamples, so that what they share cancels in the
+            difference.
+        first: The number of the first stratum, which its draw depends on: a subset alone is drawn
+            as it is among others.
+
+    Example:
+        >>> import numpy as np
+        >>> draws = Resamples([np.arange(50)], resamples=200)
+        >>> ordered = np.arange(50.0)
+        >>> set(draws.spearman(ordered, ordered).round(6).tolist())
+        {1.0}
+    """
+
+    def __init__(
+        self,
+        strata: Sequence[Array],
+        *,
+        resamples: int = RESAMPLES,
+        random_state: int | Sequence[int] = 0,
+        first: int = 0,
+    ) -> None:
+        if resamples < 2:
+            raise InputError(f"resamples must be at least 2, got {resamples}")
+        self.strata = [np.asarray(stratum, dtype=np.int64) for stratum in strata]
+        self.resamples = resamples
+        self.seed = [random_state] if isinstance(random_state, int) else [*random_state]
+        self.first = first
+
+    def spearman(self, similarity: Array, gold: Array) -> Array:
+        """Spearman's correlation in each resample, NaN where undefined.
+
+        Args:
+            similarity: Shape (N,), or (M, N) for M models on the same pairs.
+            gold: Shape (N,).
+
+        Returns:
+            Shape (resamples,) or (M, resamples).
+        """
+        return self._statistic(_ranks, _pearson, similarity, gold)
+
+    def pearson(self, similarity: Array, gold: Array) -> Array:
+        """The same for Pearson's."""
+        return self._statistic(lambda counts, x: x[None, :], _pearson, similarity, gold)
+
+    def auc(self, similarity: Array, gold: Array) -> Array:
+        """The same for the area under the ROC curve, gold being 1 and 0."""
+        return self._statistic(_ranks, _auc, similarity, gold)
+
+    def _statistic(
+        self,
+        prepare: Callable[[Array, Array], Array],
+        combine: Callable[[Array, Array, Array], Array],
+        similarity: Array,
+        gold: Array,
+    ) -> Array:
+        models = np.atleast_2d(similarity)
+        out = np.full((len(models), self.resamples), np.nan)
+        numbers = np.concatenate([*self.strata, np.empty(0, dtype=np.int64)])
+        done = 0
+        with np.errstate(invalid="ignore", divide="ignore"):
+            for counts in self._counts() if len(numbers) else ():
+                span = slice(done, done := done + len(counts))
+                grades = gold[numbers].astype(np.float64)
+                target = grades[None, :] if combine is _auc else prepare(counts, grades)
+                for row, values in zip(out, models, strict=True):
+                    prepared = prepare(counts, values[numbers].astype(np.float64))
+                    row[span] = combine(counts, prepared, target)
+        return out if similarity.ndim == 2 else out[0]
+
+    def _counts(self) -> Iterator[Array]:
+        """How often each pair occurs, strata in order, shape (block, pairs)."""
+        random = [
+            np.random.default_rng([*self.seed, self.first + number])
+            for number in range(len(self.strata))
+        ]
+        total = sum(len(stratum) for stratum in self.strata)
+        block = max(1, BLOCK_ENTRIES // max(total, 1))
+        for start in range(0, self.resamples, block):
+            rows = min(block, self.resamples - start)
+            counts = np.empty((rows, total))
+            for row in range(rows):
+                place = 0
+                for generator, stratum in zip(random, self.strata, strict=True):
+                    size = len(stratum)
+                    drawn = generator.integers(size, size=size) if size else np.empty(0, int)
+                    counts[row, place : place + size] = np.bincount(drawn, minlength=size)
+                    place += size
+            yield counts
+
+
+def _ranks(counts: Array, values: Array) -> Array:
+    """Average rank of each value in each resample, shape (B, n)."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))
+    upper = np.cumsum(counts[:, order], axis=1)[:, last]
+    lower = np.concatenate([np.zeros((len(counts), 1)), upper[:, :-1]], axis=1)
+    group = np.empty(len(values), dtype=np.int64)
+    group[order] = np.searchsorted(last, np.arange(len(values)))
+    ranks: Array = np.take((lower + upper + 1) / 2, group, axis=1)
+    return ranks
+
+
+def _pearson(counts: Array, x: Array, y: Array) -> Array:
+    total = counts.sum(axis=1)
+    a, b = (side - (_dot(counts, side) / total)[:, None] for side in (x, y))
+    weighted_a, weighted_b = counts * a, counts * b
+    squares = _dot(weighted_a, a), _dot(weighted_b, b)
+    correlation: Array = _dot(weighted_a, b) / np.sqrt(squares[0] * squares[1])
+    for square, side in zip(squares, (x, y), strict=True):
+        # Where a side is constant only rounding is left of its variance.
+        correlation[square <= 1e-24 * total * np.square(side).max(axis=1)] = np.nan
+    return correlation.clip(-1.0, 1.0)
+
+
+def _auc(counts: Array, ranks: Array, gold: Array) -> Array:
+    positive = counts * gold
+    ones = positive.sum(axis=1)
+    zeros = counts.sum(axis=1) - ones
+    # Copies of a pair tie with each other; average ranks share that out.
+    area: Array = (_dot(positive, ranks) - ones * (ones + 1) / 2) / (ones * zeros)
+    return area
+
+
+def _dot(a: Array, b: Array) -> Array:
+    if len(a) != len(b):
+        return np.asarray(a @ b[0])
+    return np.asarray(np.einsum("bn,bn->b", a, b))
+
+
+def interval(replicates: Array) -> tuple[float, float] | None:
+    """The middle 95 % of a statistic's values in resamples; None where too few are defined.
+
+    Source:
+        Efron (1979), the percentile method.
+    """
+    defined = replicates[np.isfinite(replicates)]
+    # Where it is undefined in many resamples, the rest are no fair sample.
+    if len(defined) < 0.9 * len(replicates):
+        return None
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(defined, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much higher one score is than another on the same pairs.
+
+    Attributes:
+        value: The difference of the scores; None where one is undefined.
+        low: Lower end of its 95 % interval by paired bootstrap.
+        high: Upper end.
+        p: Two-sided p-value of "they are equal", from the bootstrap's deviation.
+        adjusted: The same after Holm's correction for all differences looked at together.
+    """
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    adjusted: float | None = None
+
+    @property
+    def real(self) -> bool:
+        """Whether chance is an unlikely explanation: adjusted p below 0.05."""
+        return self.adjusted is not None and self.adjusted < 1 - CONFIDENCE
+
+    def to_dict(self) -> dict[str, Any]:
+        """The difference as JSON has it."""
+        return {
+            "value": self.value,
+            "interval": None if self.low is None else [self.low, self.high],
+            "p": self.p,
+            "p_holm": self.adjusted,
+            "real": self.real,
+        }
+
+
+def paired_difference(value: float | None, before: Array, after: Array) -> Difference:
+    """Test a difference on resamples that both scores have seen.
+
+    Args:
+        value: The difference on the pairs as they are.
+        before: One score in each resample, shape (resamples,).
+        after: The other in the same.
+
+    Example:
+        >>> import numpy as np
+        >>> noise = np.random.default_rng(0).normal(size=1000)
+        >>> paired_difference(0.5, noise, noise + 0.5).p
+        0.0
+    """
+    differences = after - before
+    span = interval(differences)
+    if value is None or span is None:
+        return Difference(None)
+    deviation = float(np.nanstd(differences))
+    if deviation > 1e-12:
+        p = float(2 * scipy.stats.norm.sf(abs(value) / deviation))
+    else:
+        p = 1.0 if abs(value) < 1e-12 else 0.0
+    return Difference(value, *span, p=p, adjusted=p)
+
+
+def holm(differences: Mapping[str, Difference]) -> dict[str, Difference]:
+    """Correct p-values for how many differences are looked at.
+
+    Source:
+        Holm (1979).
+
+    Example:
+        >>> two = {"a": Difference(1.0, p=0.03), "b": Difference(2.0, p=0.01)}
+        >>> {name: one.adjusted for name, one in holm(two).items()}
+        {'b': 0.02, 'a': 0.03}
+    """
+    tested = sorted(
+        ((name, one) for name, one in differences.items() if one.p is not None),
+        key=lambda item: item[1].p or 0.0,
+    )
+    corrected = {name: one for name, one in differences.items() if one.p is None}
+    highest = 0.0
+    for place, (name, one) in enumerate(tested):
+        assert one.p is not None
+        highest = min(1.0, max(highest, (len(tested) - place) * one.p))
+        corrected[name] = Difference(one.value, one.low, one.high, one.p, highest)
+    return corrected
