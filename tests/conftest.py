@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+QUIET = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TQDM_DISABLE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
 
 
 @pytest.fixture(scope="session")
@@ -86,3 +93,76 @@ def tiny_sentences() -> list[str]:
     """300 sentences over the tiny encoders' vocabulary, some of them equal."""
     random = np.random.default_rng(0)
     return [" ".join(random.choice(WORDS, size=random.integers(3, 12))) for _ in range(300)]
+
+
+# The command line.
+
+
+@pytest.fixture
+def as_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a run sets ends with the test; libraries that are loaded already hush now."""
+    from transformers.utils import logging
+
+    from bertflow.cli import app
+
+    for name, value in QUIET.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("BERTFLOW_DATA", raising=False)
+    monkeypatch.setattr(app.settings, "debug", False)
+    logging.disable_progress_bar()
+    yield
+    logging.enable_progress_bar()
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], as_in_a_process_of_its_own: None) -> Callable:
+    """Run the command line: exit code, standard output, standard error."""
+    from bertflow.cli.main import run
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = run([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def done(cli: Callable) -> Callable:
+    """Run the command line, which must succeed without a word on standard error."""
+
+    def call(*arguments: object) -> str:
+        code, out, err = cli(*arguments)
+        assert (code, err) == (0, "")
+        return out
+
+    return call
+
+
+@pytest.fixture
+def refused(cli: Callable) -> Callable:
+    """Run the command line, which must refuse and write nothing: its one line, less "error: "."""
+
+    def call(*arguments: object) -> str:
+        before = tree(Path.cwd())
+        code, out, err = cli(*arguments)
+        assert code == 1
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        assert err.endswith("\n")
+        assert "Traceback" not in err + out
+        # Only what nobody thought of is called unexpected.
+        assert "unexpected" not in err
+        assert tree(Path.cwd()) == before
+        return err.removeprefix("error: ").strip()
+
+    return call
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file and folder below a folder, with what it holds."""
+    assert folder != REPOSITORY, "the test has no folder of its own to work in"
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in sorted(folder.rglob("*"))
+    }

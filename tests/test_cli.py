@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sentence_transformers import SentenceTransformer
-from transformers.utils import logging as transformers_logging
 
 import bertflow
 from bertflow.calibrators import (
@@ -25,12 +24,12 @@ from bertflow.calibrators import (
     load_calibrator,
     save_calibrator,
 )
-from bertflow.cli import app
 from bertflow.cli.main import run
 from bertflow.cli.options import build_calibrator
 from bertflow.encoders import calibrate, load_encoder, loading, save_model
 from bertflow.errors import InputError, ModelError
 from bertflow.evaluation import evaluate
+from conftest import QUIET, tree
 
 WIDTH = 16
 CALIBRATORS = {
@@ -39,51 +38,10 @@ CALIBRATORS = {
     "standardization": Standardization,
     "all-but-the-top": AllButTheTop,
 }
-COMMANDS = ["fit", "transform", "encode", "evaluate", "demo"]
+PRESETS = {"tempered-flow": Flow.tempered, "released-flow": Flow.released}
+COMMANDS = ["fit", "transform", "encode", "evaluate", "compare", "diagnose", "demo"]
 every_calibrator = pytest.mark.parametrize("name", CALIBRATORS)
-QUIET = [
-    "HF_HUB_DISABLE_PROGRESS_BARS",
-    "TOKENIZERS_PARALLELISM",
-    "TQDM_DISABLE",
-    "TRANSFORMERS_VERBOSITY",
-]
-
-
-@pytest.fixture(autouse=True)
-def as_in_a_process_of_its_own(monkeypatch):
-    """What a run sets ends with the test; libraries that are loaded already hush now."""
-    for name in QUIET:
-        monkeypatch.setenv(name, "false" if name == "TOKENIZERS_PARALLELISM" else "1")
-    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")
-    monkeypatch.delenv("BERTFLOW_DATA", raising=False)
-    monkeypatch.setattr(app.settings, "debug", False)
-    transformers_logging.disable_progress_bar()
-    yield
-    transformers_logging.enable_progress_bar()
-
-
-@pytest.fixture
-def cli(capsys):
-    """Run the command line: exit code, standard output, standard error."""
-
-    def call(*arguments):
-        capsys.readouterr()
-        code = run([str(argument) for argument in arguments])
-        return code, *capsys.readouterr()
-
-    return call
-
-
-@pytest.fixture
-def done(cli):
-    """Run the command line, which must succeed without a word on standard error."""
-
-    def call(*arguments):
-        code, out, err = cli(*arguments)
-        assert (code, err) == (0, "")
-        return out
-
-    return call
+pytestmark = pytest.mark.usefixtures("as_in_a_process_of_its_own")
 
 
 @pytest.fixture
@@ -122,13 +80,6 @@ def tiny_calibrated(tmp_path_factory, tiny_bert, tiny_sentences) -> Path:
     encoder = load_encoder(tiny_bert, device="cpu")
     save_model(calibrate(encoder, tiny_sentences, Whitening()), folder)
     return folder
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
-        for path in sorted(folder.rglob("*"))
-    }
 
 
 # Vectors.
@@ -212,31 +163,16 @@ def test_fit_encode_and_evaluate_with_an_encoder(work, done, tiny_bert, name):
     assert_allclose(written, SentenceTransformer("m").encode(sentences), rtol=0, atol=1e-5)
 
     said = done("evaluate", "m", "--task", "stsb", "--data", "data", "--json", "new/score.json")
-    score = json.loads(Path("new/score.json").read_text())
+    read = json.loads(Path("new/score.json").read_text())
     expected = evaluate(model, data="data")
-    assert score["model"] == "m"
+    assert read["model"] == "m"
+    score = read["scores"]["stsb"]
     assert score["calibrator"] == json.loads(json.dumps(expected.calibrator))
     assert score["fitted_on"]["distinct"] == len(set(sentences))
-    assert score["spearman"] == pytest.approx(expected.spearman, abs=1e-6)
-    assert f"{100 * score['spearman']:.2f}" in said
-    assert name in said
-
-
-def test_json_holds_all_that_the_library_gives(work, done, tiny_bert):
-    done("evaluate", tiny_bert, "--task", "stsb", "--data", "data", "--json", "score.json")
-    got = json.loads(Path("score.json").read_text(), parse_constant=pytest.fail)
-    expected = evaluate(load_encoder(tiny_bert), data="data").to_dict()
-    assert set(got) == {"model", *expected}
-    assert got["scored"] == 29
-    assert got["skipped"] == {"no gold score": 1, "zero vector": 0}
-    assert got["calibrator"] is None
-    for key in set(expected) - {"time"}:
-        assert got[key] == expected[key], key
-
-
-def test_evaluate_finds_the_data_by_the_environment(work, done, tiny_bert, monkeypatch):
-    monkeypatch.setenv("BERTFLOW_DATA", "data")
-    assert "stsb, test" in done("evaluate", tiny_bert, "--task", "stsb")
+    value = score["aggregations"]["all"]["spearman"]["value"]
+    assert value == pytest.approx(expected.all.value, abs=1e-6)
+    assert f"{100 * value:.2f}" in said
+    assert f"calibrator {name}\n" in said
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last2avg", "embed-last-avg", "layers:0,2"])
@@ -287,8 +223,10 @@ def test_affine_couplings_work_with_bertflows_own_module(work, done, tiny_bert):
     )
     assert bertflow.load("m").calibrator.coupling == "affine"
     done("evaluate", "m", "--task", "stsb", "--data", "data", "--json", "score.json")
-    score = json.loads(Path("score.json").read_text())
-    assert score["spearman"] == pytest.approx(evaluate(bertflow.load("m"), data="data").spearman)
+    read = json.loads(Path("score.json").read_text())
+    expected = evaluate(bertflow.load("m"), data="data").all.value
+    got = read["scores"]["stsb"]["aggregations"]["all"]["spearman"]["value"]
+    assert got == pytest.approx(expected)
 
 
 def test_fitting_again_replaces_vectors_calibrator(work, done):
@@ -376,6 +314,14 @@ def test_seed_and_device_go_to_who_takes_them():
         assert build_calibrator(name, [], 3, "cpu").get_params() == default
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_a_flow_with_its_settings_and_what_is_set_besides(name):
+    built = build_calibrator(name, ["epochs=0.5"], 3, "cpu")
+    expected = PRESETS[name](epochs=0.5, random_state=3, device="cpu")
+    assert type(built) is Flow
+    assert built.get_params() == expected.get_params() != Flow().get_params()
+
+
 def test_the_last_of_two_settings_counts():
     assert build_calibrator("flow", ["epochs=1", "epochs=3"], 0, "auto").epochs == 3
 
@@ -424,23 +370,9 @@ def test_a_setting_without_a_value_is_refused(setting):
 
 
 @pytest.fixture
-def refused(cli, work):
-    """Run the command line, which must refuse: give its one line, less the "error: "."""
-
-    def call(*arguments):
-        before = tree(work)
-        code, out, err = cli(*arguments)
-        assert code == 1
-        assert err.startswith("error: ")
-        assert err.count("\n") == 1
-        assert err.endswith("\n")
-        assert "Traceback" not in err + out
-        # Only what nobody thought of is called unexpected.
-        assert "unexpected" not in err
-        assert tree(work) == before
-        return err.removeprefix("error: ").strip()
-
-    return call
+def refused(refused, work):
+    """As it is everywhere, in the folder to work in."""
+    return refused
 
 
 def test_a_missing_corpus_is_refused(refused, tiny_bert):
@@ -488,11 +420,12 @@ def loading_commands(encoder: str | Path, *options) -> list[list]:
         ["encode", encoder, "--input", "corpus.txt", "--output", "e.npy", *options],
         ["evaluate", encoder, "--task", "stsb", "--data", "data", "--json", "s.json", *options],
         ["demo", "--encoder", encoder, "--output", "out", *options],
+        ["compare", encoder, "--task", "stsb", "--data", "data", "--json", "s.json", *options],
     ]
 
 
 every_loading_command = pytest.mark.parametrize(
-    "index", range(4), ids=["fit", "encode", "evaluate", "demo"]
+    "index", range(5), ids=["fit", "encode", "evaluate", "demo", "compare"]
 )
 
 
@@ -573,27 +506,8 @@ def test_an_unknown_calibrator_is_refused_and_the_known_are_listed(
 ):
     given = ["--corpus", "corpus.txt"] if command == "fit" else []
     said = refused(command, "--encoder", tiny_bert, *given, "--calibrator", name, "--output", "out")
-    assert said == f"unknown calibrator {name!r}; expected one of {', '.join(CALIBRATORS)}"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--task", "sick"], "unknown task 'sick'; expected one of stsb"),
-        (["--task", "stsb", "--split", "all"], "unknown split 'all'"),
-        (["--task", "stsb", "--split", "dev"], "sts-dev.csv"),
-        (["--task", "stsb", "--data", "nope"], "nope/STSBenchmark/sts-test.csv"),
-    ],
-)
-def test_an_evaluation_that_cannot_be_is_refused(refused, tiny_bert, options, message):
-    data = [] if "--data" in options else ["--data", "data"]
-    assert message in refused("evaluate", tiny_bert, *data, *options, "--json", "score.json")
-
-
-def test_no_data_says_how_to_give_them(refused, tiny_bert):
-    said = refused("evaluate", tiny_bert, "--task", "stsb")
-    assert "--data" in said
-    assert "BERTFLOW_DATA" in said
+    known = ", ".join([*CALIBRATORS, *PRESETS])
+    assert said == f"unknown calibrator {name!r}; expected one of {known}"
 
 
 def test_a_bad_row_of_the_data_is_named(refused, work, tiny_bert):
@@ -830,7 +744,10 @@ def test_an_interruption_is_130(cli, work, tiny_bert, monkeypatch):
         ["transform", "folder", "another", "--vectors", "x.npy", "--output", "z.npy"],
         ["encode", "model", "--output", "z.npy"],
         ["encode", "model", "--input", "s.txt", "--output", "z.npy", "--batch-size", "0"],
-        ["evaluate", "model"],
+        ["evaluate", "--task", "stsb"],
+        ["compare", "--task", "stsb"],
+        ["compare", "model", "--task", "stsb", "--seeds", "0"],
+        ["compare", "model", "--task", "stsb", "--jobs", "0"],
         ["demo", "something"],
         ["--nope"],
     ],
@@ -852,8 +769,13 @@ def test_help_is_there_for_every_command(cli, command, flag):
     code, out, err = cli(*([command] if command else []), flag)
     assert (code, err) == (0, "")
     assert "Usage: bertflow" in out
-    expected = COMMANDS if command is None else ["--output" if command != "evaluate" else "--task"]
-    for word in expected:
+    special = {
+        None: COMMANDS,
+        "evaluate": ["--task", "--pairs", "--against", "--json", "--markdown"],
+        "compare": ["--task", "--fit", "--method", "--seeds", "--json", "--markdown"],
+        "diagnose": ["--corpus", "--pairs", "--json", "--markdown"],
+    }
+    for word in special.get(command, ["--output"]):
         assert word in out
 
 

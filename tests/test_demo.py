@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from transformers.utils import logging as transformers_logging
 
 import bertflow
 from bertflow import demo
@@ -21,17 +20,7 @@ from bertflow.data import sample_sentences
 from bertflow.encoders import load_encoder
 from bertflow.errors import ModelError
 
-
-@pytest.fixture(autouse=True)
-def as_in_a_process_of_its_own(monkeypatch):
-    """What a run sets ends with the test; libraries that are loaded already hush now."""
-    for name in ["HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"]:
-        monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")
-    transformers_logging.disable_progress_bar()
-    yield
-    transformers_logging.enable_progress_bar()
+pytestmark = pytest.mark.usefixtures("as_in_a_process_of_its_own")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -215,8 +215,23 @@ def write_text(path: str | Path, text: str) -> None:
         staging.write_text(text, encoding="utf-8")
         staging.replace(path)
     except OSError as error:
-        staging.unlink(missing_ok=True)
+        with suppress(OSError):
+            staging.unlink(missing_ok=True)
         raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def check_writable(path: str | Path) -> None:
+    """Refuse a file that cannot be written, before any work is done for it.
+
+    Raises:
+        ModelError: It is a folder, or is in none that may be written to.
+    """
+    path = Path(path)
+    home = next(folder for folder in path.absolute().parents if folder.exists())
+    if path.is_dir():
+        raise ModelError(f"cannot write {path}: it is a folder; give a file")
+    if not home.is_dir() or not os.access(home, os.W_OK):
+        raise ModelError(f"cannot write {path}: {home} is not a folder that may be written to")
 
 
 def check_replaceable(target: str | Path) -> None:

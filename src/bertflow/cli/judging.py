@@ -97,6 +97,7 @@ def evaluate(
     from bertflow.cli.terminal import progress_bars
     from bertflow.evaluation import Scores, differences, score_all
 
+    _check_files(json_, markdown)
     found, absent = _tests(task, pairs, columns, data, split)
     names = [model] if against is None else [model, against]
     results = []
@@ -195,6 +196,7 @@ def compare(
     methods = method or list(METHODS)
     if unknown := [name for name in methods if name not in METHODS]:
         raise InputError(f"unknown method {unknown[0]!r}; expected some of {', '.join(METHODS)}")
+    _check_files(json_, markdown)
     found, absent = _tests(task, pairs, columns, data, None, sts=True)
     loaded = load_raw(encoder, pooling, max_length, device, trust_remote_code)
     with progress_bars() as report:
@@ -246,8 +248,8 @@ def diagnose(
     """Look at vectors without labels, and say whether calibration is likely to help."""
     from bertflow.cli.diagnosis import diagnose_encoder, diagnose_file, diagnosis_page
 
-    vectors_given = source.endswith(".npy")
-    if vectors_given:
+    _check_files(json_, markdown)
+    if source.endswith(".npy"):
         given = {"--corpus": corpus, "--pairs": pairs, "--pooling": pooling, "--column": column}
         if clash := [name for name, value in given.items() if value]:
             raise InputError(f"vectors go without {', '.join(clash)}")
@@ -295,6 +297,14 @@ def _tests(
     if absent and "all" not in ",".join(tasks or []).split(","):
         raise InputError(next(iter(absent.values())))
     return [*found, *own], absent
+
+
+def _check_files(*files: Path | None) -> None:
+    from bertflow.calibrators.storage import check_writable
+
+    for file in files:
+        if file is not None:
+            check_writable(file)
 
 
 def _three(columns: str | None) -> tuple[str, str, str] | None:

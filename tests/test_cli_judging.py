@@ -1,0 +1,629 @@
+"""evaluate and compare on the command line: every figure by its name, and what they refuse."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bertflow.calibrators import Whitening
+from bertflow.cli.results import comparison_page, scores_page
+from bertflow.data import CATALOG, STS_TASKS, hub, read_corpus, read_pairs, read_task
+from bertflow.encoders import calibrate, load_encoder, save_model
+from bertflow.evaluation import (
+    METHODS,
+    TASKS,
+    Estimate,
+    Score,
+    Scores,
+    compare,
+    differences,
+    evaluate_all,
+    score_all,
+    score_pairs,
+)
+from conftest import tree
+from task_files import graded_rows, write_qnli, write_tasks
+
+pytestmark = pytest.mark.usefixtures("as_in_a_process_of_its_own")
+HUNDRED = re.compile(r"-?\d+\.\d\d$")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    """All tasks, and SNLI."""
+    return write_tasks(tmp_path_factory.mktemp("tasks"), *TASKS, "snli")
+
+
+@pytest.fixture(scope="module")
+def encoder(tiny_bert):
+    return load_encoder(tiny_bert, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def tiny_calibrated(tmp_path_factory, encoder, tiny_sentences) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    provenance = {"corpus": ["mine.txt"]}
+    save_model(calibrate(encoder, tiny_sentences, Whitening(), provenance=provenance), folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path, written, monkeypatch) -> Path:
+    """A folder to work in, with pairs of one's own and sentences; data are at `data`."""
+    rows = graded_rows(40, 50)
+    with (tmp_path / "mine.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["id", "left", "right", "stars"])
+        table.writerows([number, *row] for number, row in enumerate(rows))
+    labels = [f"{a}\t{b}\t{float(gold) >= 3}\n" for a, b, gold in rows]
+    (tmp_path / "labels.tsv").write_text("text1\ttext2\tlabel\n" + "".join(labels).lower())
+    (tmp_path / "corpus.txt").write_text("".join(f"{a}\n{b}\n" for a, b, _ in rows))
+    (tmp_path / "data").symlink_to(written)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub, "hub_answers", lambda: False)
+    return tmp_path
+
+
+def read(path: str) -> dict:
+    return json.loads(Path(path).read_text(), parse_constant=pytest.fail)
+
+
+def cells(said: str, name: str) -> list[str]:
+    """A row of a table on the terminal, by the name that stands first."""
+    rows = [line for line in said.splitlines() if re.match(rf"\s*{re.escape(name)}  ", line)]
+    assert len(rows) == 1, f"{len(rows)} rows of {name!r} in:\n{said}"
+    return re.split(r"  +", rows[0].strip())
+
+
+def shown(one: Estimate) -> list[str]:
+    return [f"{100 * one.value:.2f}", f"{100 * one.low:.1f} to {100 * one.high:.1f}"]
+
+
+def same(got: dict, expected: Score, *, within: float = 1e-6) -> None:
+    """A score in JSON is that of the library, the time aside."""
+    plain = json.loads(json.dumps(expected.to_dict()))
+    assert got.keys() == plain.keys()
+    for key in plain.keys() - {"time", "aggregations", "subsets"}:
+        assert got[key] == plain[key], key
+    for part in ("aggregations", "subsets"):
+        assert got[part].keys() == plain[part].keys()
+        for name, measures in plain[part].items():
+            for measure, one in measures.items():
+                assert got[part][name][measure]["value"] == pytest.approx(one["value"], abs=within)
+
+
+def grids(text: str) -> list[list[list[str]]]:
+    """The tables of a Markdown text."""
+    found: list[list[list[str]]] = []
+    for block in re.findall(r"(?:^\|.*\|\n)+", text, re.M):
+        rows = [
+            [cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()
+        ]
+        assert len({len(row) for row in rows}) == 1
+        assert set("".join(rows[1])) <= set("-:")
+        found.append([rows[0], *rows[2:]])
+    return found
+
+
+# evaluate
+
+
+def test_every_aggregation_and_subset_is_shown_by_its_name(done, tiny_bert, encoder):
+    said = done("evaluate", tiny_bert, "--task", "sts15", "--data", "data", "--json", "s.json")
+    score = evaluate_all(encoder, ("sts15",), data="data").scores["sts15"]
+    total = str(sum(score.scored.values()))
+    for name, found in score.aggregations.items():
+        expected = [*shown(found["spearman"]), *shown(found["pearson"])]
+        assert cells(said, f"sts15, {name}") == [f"sts15, {name}", total, *expected]
+    for name, found in score.subsets.items():
+        expected = [*shown(found["spearman"]), *shown(found["pearson"])]
+        assert cells(said, name) == [name, str(score.scored[name]), *expected]
+    assert (
+        f"sts15: {score.pairs} pairs; not scored: {score.skipped['no gold score']} no gold" in said
+    )
+    assert "wmean is the mean over subsets weighted by their pairs" in said
+    assert "average of the seven" not in said
+    got = read("s.json")
+    assert got["model"] == str(tiny_bert)
+    assert set(got) == {"model", "scores", "absent", "average_of_seven"}
+    same(got["scores"]["sts15"], score)
+    assert got["average_of_seven"]["all"]["value"] is None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["--task", "stsb", "--task", "qnli", "--task", "sts12"], ["--task", "stsb,qnli,sts12"]],
+)
+def test_several_tasks_are_shown_in_the_order_given(done, tiny_bert, encoder, given):
+    said = done("evaluate", tiny_bert, *given, "--data", "data", "--json", "s.json")
+    expected = evaluate_all(encoder, ("stsb", "qnli", "sts12"), data="data")
+    got = read("s.json")
+    assert list(got["scores"]) == ["stsb", "qnli", "sts12"]
+    for task, score in expected.scores.items():
+        same(got["scores"][task], score)
+    # A task without subsets has one figure, of qnli the area.
+    stsb = expected.scores["stsb"].aggregations["all"]
+    assert cells(said, "stsb") == ["stsb", "24", *shown(stsb["spearman"]), *shown(stsb["pearson"])]
+    assert cells(said, "qnli dev") == ["qnli dev", "24", *shown(expected.scores["qnli"].all)]
+    assert "Spearman × 100" in said
+    assert "AUC × 100" in said
+    assert said.index("\nstsb ") < said.index("\nqnli dev") < said.index("\nsts12, wmean")
+
+
+def test_all_tasks_have_the_average_of_the_seven_under_both_aggregations(done, tiny_bert, encoder):
+    options = ["--task", "all", "--data", "data", "--json", "s.json"]
+    said = done("evaluate", tiny_bert, "--against", tiny_bert, *options)
+    expected = evaluate_all(encoder, data="data")
+    got = read("s.json")
+    assert list(got["scores"]) == list(TASKS)
+    page = said[: said.index("\nmodel ")]
+    for name in ("wmean", "all"):
+        row = f"average of the seven, {name}"
+        assert cells(page, row) == [row, *shown(expected.average(name))]
+        value = got["average_of_seven"][name]["value"]
+        assert value == pytest.approx(expected.average(name).value, abs=1e-6)
+    for task in TASKS:
+        assert f"\n{task}" in page
+    # A model does not differ from itself: five tasks have three figures, three have one.
+    assert len(got["differences"]) == 5 * 3 + 3 + 2
+    assert {f"average of the seven, {name}" for name in ("wmean", "all")} < set(got["differences"])
+    for one in got["differences"].values():
+        assert (one["value"], one["p"], one["p_holm"], one["real"]) == (0, 1, 1, False)
+    assert said.count("chance is enough to explain it") == 20
+    assert not re.search(r" real$", said, re.M)
+
+
+def test_absent_tasks_are_said_with_the_paths_and_never_averaged(done, tiny_bert, tmp_path):
+    write_tasks(tmp_path / "few", "stsb", "sts12")
+    said = done("evaluate", tiny_bert, "--task", "all", "--data", "few", "--json", "s.json")
+    absent = set(TASKS) - {"stsb", "sts12"}
+    got = read("s.json")
+    assert set(got["scores"]) == {"stsb", "sts12"}
+    assert set(got["absent"]) == absent
+    for task in absent:
+        assert f"- absent: no data for {task} " in said
+        assert not re.search(rf"^{task}\b", said, re.M)
+    assert "few/senteval/STS/STS13-en-test/STS.input.FNWN.txt" in said
+    for name in ("wmean", "all"):
+        row = f"average of the seven, {name}"
+        assert cells(said, row) == [row, "undefined"]
+        assert f"- {row}: not all seven ran: sts13, sts14, sts15, sts16, sick-r absent" in said
+        assert got["average_of_seven"][name]["value"] is None
+    assert " 0.00" not in said
+
+
+def test_a_named_task_that_is_absent_is_an_error_with_its_paths(refused, tiny_bert, tmp_path):
+    write_tasks(tmp_path / "few", "stsb")
+    for command in ("evaluate", "compare"):
+        for given in (["--task", "sts13"], ["--task", "stsb", "--task", "sts13"]):
+            said = refused(command, tiny_bert, *given, "--data", "few", "--json", "s.json")
+            assert said.startswith("no data for sts13 (test): tried few/senteval/STS/STS13-en-test")
+            assert "--data DIR" in said
+
+
+def test_of_all_tasks_at_least_one_must_be_there(refused, tiny_bert, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for command in ("evaluate", "compare"):
+        said = refused(command, tiny_bert, "--task", "all", "--data", "empty")
+        assert "no data for sts12 (test): tried empty/senteval/STS/STS12-en-test" in said
+
+
+def test_undefined_is_said_with_its_reason_and_is_null(done, tiny_bert, tmp_path):
+    write_qnli(tmp_path / "one", labels=("entailment",))
+    said = done("evaluate", tiny_bert, "--task", "qnli", "--data", "one", "--json", "s.json")
+    assert cells(said, "qnli dev") == ["qnli dev", "24", "undefined"]
+    assert "- qnli dev: undefined: all 24 pairs are of one class" in said
+    got = read("s.json")["scores"]["qnli"]["aggregations"]["all"]["auc"]
+    assert (got["value"], got["interval"]) == (None, None)
+    assert got["undefined"] == "all 24 pairs are of one class"
+
+
+def test_subsets_that_are_not_told_apart_are_said(encoder, written):
+    # As the hub has the task.
+    pairs = replace(read_task("sts12", written), subset=())
+    page = scores_page("model", Scores(scores={"sts12": score_pairs(encoder, pairs)}, absent={}))
+    rows = {row[0]: row[2] for row in page.grids[0].rows}
+    assert rows["sts12, wmean"] == rows["sts12, mean"] == "undefined"
+    assert HUNDRED.match(rows["sts12, all"])
+    reason = "undefined: the source does not tell the subsets apart"
+    assert {f"sts12, wmean: {reason}", f"sts12, mean: {reason}"} <= set(page.notes)
+
+
+def test_zero_and_non_finite_vectors_are_said(encoder, monkeypatch, written):
+    encode, pairs = encoder.encode, read_task("stsb", written)
+
+    def broken(sentences: Sequence[str], **keywords):
+        rows = encode(sentences, **keywords).copy()
+        for row, text in zip(rows, sentences, strict=True):
+            if text in (pairs.first[0], pairs.second[1]):
+                row[:] = 0
+            if text == pairs.first[2]:
+                row[3] = float("nan")
+        return rows
+
+    monkeypatch.setattr(encoder, "encode", broken)
+    score = score_pairs(encoder, pairs)
+    page = scores_page("model", Scores(scores={"stsb": score}, absent={}))
+    assert page.grids[0].rows[0][1] == "21"
+    assert "stsb: 24 pairs; not scored: 2 zero vector, 1 vector not finite" in page.notes
+
+
+@pytest.mark.parametrize("given", ["left,right,stars", "left, right ,stars"])
+def test_pairs_of_ones_own_by_their_columns(done, tiny_bert, encoder, given):
+    options = ["--pairs", "mine.csv", "--columns", given]
+    said = done("evaluate", tiny_bert, *options, "--json", "s.json")
+    score = score_pairs(encoder, read_pairs("mine.csv", columns=("left", "right", "stars")))
+    found = score.aggregations["all"]
+    expected = [*shown(found["spearman"]), *shown(found["pearson"])]
+    assert cells(said, "pairs mine") == ["pairs mine", "40", *expected]
+    assert "data       mine.csv\n" in said
+    same(read("s.json")["scores"]["pairs"], score)
+
+
+def test_labels_of_ones_own_are_scored_by_the_area(done, tiny_bert, encoder):
+    said = done("evaluate", tiny_bert, "--pairs", "labels.tsv")
+    score = score_pairs(encoder, read_pairs("labels.tsv"))
+    assert score.measure == "auc"
+    assert cells(said, "pairs labels") == ["pairs labels", "40", *shown(score.all)]
+    assert "Spearman" not in said
+
+
+def test_pairs_of_ones_own_stand_beside_tasks(done, tiny_bert):
+    options = ["--task", "stsb", "--data", "data", "--pairs", "labels.tsv", "--json", "s.json"]
+    said = done("evaluate", tiny_bert, *options)
+    assert list(read("s.json")["scores"]) == ["stsb", "pairs"]
+    assert cells(said, "stsb")[1] == "24"
+    assert cells(said, "pairs labels")[1] == "40"
+
+
+@pytest.mark.parametrize("split", ["train", "dev", "test"])
+def test_another_split_is_scored_and_said(done, tiny_bert, encoder, split):
+    options = ["--task", "stsb", "--data", "data", "--split", split, "--json", "s.json"]
+    said = done("evaluate", tiny_bert, *options)
+    expected = score_pairs(encoder, read_task("stsb", "data", split))
+    same(read("s.json")["scores"]["stsb"], expected)
+    name = "stsb" if split == "test" else f"stsb {split}"
+    assert cells(said, name)[2] == f"{100 * expected.all.value:.2f}"
+
+
+def test_the_environment_says_where_the_data_are(done, tiny_bert, monkeypatch):
+    monkeypatch.setenv("BERTFLOW_DATA", "data")
+    assert cells(done("evaluate", tiny_bert, "--task", "stsb"), "stsb")[1] == "24"
+
+
+def test_what_is_scored_is_said(done, tiny_bert, tiny_calibrated):
+    bare = done("evaluate", tiny_bert, "--task", "stsb", "--data", "data")
+    assert f"model      {tiny_bert}\n" in bare
+    assert "calibrator none\n" in bare
+    assert "data       data/senteval/STS/STSBenchmark/sts-test.csv\n" in bare
+    options = ["--task", "stsb", "--data", "data", "--json", "s.json"]
+    said = done("evaluate", tiny_calibrated, *options)
+    assert "calibrator whitening\n" in said
+    assert "fitted on  300 sentences of mine.txt\n" in said
+    got = read("s.json")["scores"]["stsb"]
+    assert got["calibrator"]["name"] == "whitening"
+    assert got["fitted_on"]["corpus"] == ["mine.txt"]
+    assert got["versions"]["bertflow"]
+    assert got["encoder"]["pooling"] == "mean"
+
+
+def test_against_another_model_every_difference_is_tested(
+    done, tiny_bert, tiny_calibrated, encoder
+):
+    options = ["--task", "sts12,stsb", "--pairs", "labels.tsv", "--data", "data"]
+    said = done("evaluate", tiny_calibrated, "--against", tiny_bert, *options, "--json", "s.json")
+    found = [read_task("sts12", "data"), read_task("stsb", "data"), read_pairs("labels.tsv")]
+    corpus_fitted = load_encoder_of(tiny_calibrated)
+    before, after = (
+        Scores(scores={one.task: one for one in score_all(model, found)}, absent={})
+        for model in (encoder, corpus_fitted)
+    )
+    expected = differences(before, after)
+    names = ["sts12, wmean", "sts12, mean", "sts12, all", "stsb", "pairs"]
+    assert list(expected) == names
+    got = read("s.json")
+    assert (got["model"], got["against"]["model"]) == (str(tiny_calibrated), str(tiny_bert))
+    assert list(got["differences"]) == names
+    table = said[said.index(f"{tiny_calibrated} minus {tiny_bert}, × 100") :]
+    for name, one in expected.items():
+        assert got["differences"][name]["value"] == pytest.approx(one.value, abs=1e-6)
+        assert got["differences"][name]["p_holm"] == pytest.approx(one.adjusted, abs=1e-4)
+        assert got["differences"][name]["real"] == one.real
+        row = cells(table, name)
+        assert row[:3] == [name, f"{100 * one.value:+.2f}", interval_of(one)]
+        assert row[4] == ("real" if one.real else "chance is enough to explain it")
+    assert "paired bootstrap" in table
+    assert "(Holm)" in table
+    for model in (tiny_calibrated, tiny_bert):
+        assert f"model      {model}\n" in said
+    for task in ("sts12", "stsb", "pairs"):
+        same(got["scores"][task], after.scores[task], within=1e-4)
+        same(got["against"]["scores"][task], before.scores[task])
+
+
+def load_encoder_of(folder: Path):
+    import bertflow
+
+    return bertflow.load(folder, device="cpu")
+
+
+def interval_of(one) -> str:
+    return f"{100 * one.low:.1f} to {100 * one.high:.1f}"
+
+
+def test_markdown_holds_what_is_shown(done, tiny_bert, tiny_calibrated):
+    options = ["--task", "sts13,stsb", "--data", "data", "--markdown", "new/s.md"]
+    said = done("evaluate", tiny_calibrated, "--against", tiny_bert, *options)
+    text = Path("new/s.md").read_text()
+    first, second, third = grids(text)
+    assert first[0][:3] == ["task", "pairs", "Spearman × 100"]
+    names = ["sts13, wmean", "sts13, mean", "sts13, all", *CATALOG["sts13"].subsets, "stsb"]
+    assert [row[0] for row in first[1:]] == [row[0] for row in second[1:]] == names
+    assert [row[0] for row in third[1:]] == ["sts13, wmean", "sts13, mean", "sts13, all", "stsb"]
+    for row in (*first[1:], *second[1:], *third[1:]):
+        line = re.compile(
+            r"\s*" + r"\s+".join(re.escape(cell) for cell in row if cell) + r"$", re.M
+        )
+        assert line.search(said), row
+    assert f"- model: {tiny_calibrated}\n" in text
+    assert f"- model: {tiny_bert}\n" in text
+    for note in re.findall(r"^- .*", said, re.M):
+        assert note in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "give --task NAME (or all), or --pairs FILE"),
+        (["--columns", "a,b,c"], "give --task NAME (or all), or --pairs FILE"),
+        (["--task", "stsb", "--columns", "a,b,c"], "--columns goes with --pairs"),
+        (["--pairs", "mine.csv", "--columns", "left,right"], "--columns takes three"),
+        (["--pairs", "mine.csv", "--columns", "left,right,stars,id"], "--columns takes three"),
+        (["--pairs", "mine.csv", "--columns", "left,right,nope"], "nope"),
+        (["--pairs", "mine.csv"], "mine.csv: cannot tell which columns"),
+        (["--pairs", "nope.csv"], "nope.csv"),
+        (["--pairs", "corpus.txt"], "corpus.txt"),
+        (["--task", "sick"], f"unknown task 'sick'; expected one of {', '.join(TASKS)}"),
+        (["--task", ""], "unknown task ''"),
+        (["--task", "stsb,"], "unknown task ''"),
+        (["--task", "stsb", "--data", "nope"], "nope is no folder"),
+    ],
+)
+@pytest.mark.parametrize("command", ["evaluate", "compare"])
+def test_what_cannot_be_scored_is_refused(refused, tiny_bert, command, options, message):
+    data = [] if "--data" in options else ["--data", "data"]
+    written = ["--json", "s.json", "--markdown", "s.md"]
+    assert message in refused(command, tiny_bert, *data, *options, *written)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--task", "stsb", "--split", "all"], "stsb has no split 'all'; expected one of train"),
+        (["--task", "sts12", "--split", "dev"], "sts12 has no split 'dev'; expected one of test"),
+        (["--task", "qnli", "--split", "train"], "no data for qnli (train)"),
+        (["--task", "stsb", "--against", "./nope"], "./nope does not exist"),
+        (["--task", "stsb", "--json", "folder"], "cannot write folder"),
+        (["--task", "stsb", "--json", "corpus.txt/s.json"], "cannot write corpus.txt/s.json"),
+    ],
+)
+def test_an_evaluation_that_cannot_be_is_refused(refused, tiny_bert, work, options, message):
+    (work / "folder").mkdir()
+    assert message in refused("evaluate", tiny_bert, "--data", "data", *options)
+
+
+def test_no_data_say_how_to_give_them(refused, tiny_bert):
+    for command in ("evaluate", "compare"):
+        said = refused(command, tiny_bert, "--task", "stsb")
+        assert "--data" in said
+        assert "BERTFLOW_DATA" in said
+
+
+# compare
+
+SOME = ("none", "all-but-the-top", "whitening", "flow")
+
+
+def methods(*names: str) -> list[str]:
+    return [part for name in names for part in ("--method", name)]
+
+
+def test_a_comparison_is_that_of_the_library(done, tiny_bert, encoder):
+    said = done(
+        *["compare", tiny_bert, "--task", "sts12", "--task", "stsb", "--data", "data"],
+        *methods(*SOME),
+        *["--seeds", 2, "--jobs", 1, "--json", "c.json"],
+    )
+    expected = compare(encoder, ("sts12", "stsb"), data="data", methods=SOME, seeds=2, jobs=1)
+    got, plain = read("c.json"), json.loads(json.dumps(expected.to_dict()))
+    assert got.pop("given") == str(tiny_bert)
+    assert got.keys() == plain.keys()
+    for key in plain.keys() - {"entries", "encode_seconds", "seconds", "time"}:
+        assert got[key] == plain[key], key
+    for name, entry in plain["entries"].items():
+        for part in ("tasks", "overall", "components", "label", "megabytes"):
+            assert got["entries"][name][part] == entry[part]
+        assert got["entries"][name]["differences"] == entry["differences"]
+    assert "304 sentences" in said
+    assert f"{expected.sentences} distinct sentences, once" in said
+    assert "pairs      sts12 80, stsb 24\n" in said
+
+
+def test_every_method_task_and_aggregation_is_shown(done, tiny_bert, encoder):
+    options = ["--task", "sts12,stsb", "--data", "data", "--seeds", 1, "--jobs", 1]
+    said = done("compare", tiny_bert, *options)
+    result = compare(encoder, ("sts12", "stsb"), data="data", seeds=1, jobs=1)
+    page = comparison_page(str(tiny_bert), result)
+    titles = [grid.title for grid in page.grids]
+    for aggregation in ("wmean", "all"):
+        assert titles.count(f"Spearman × 100, {aggregation}") == 2
+        tasks, gains = (
+            grid for grid in page.grids if grid.title == f"Spearman × 100, {aggregation}"
+        )
+        assert tasks.columns == ["calibrator", "sts12", "stsb", "mean of 2"]
+        for method, row, gain in zip(METHODS, tasks.rows, gains.rows, strict=True):
+            entry = result.entries[method]
+            overall = entry.overall(aggregation)
+            found = [*entry.estimates[aggregation].values(), overall]
+            assert row == [entry.label, *(f"{100 * one.value:.2f}" for one in found)]
+            assert gain[:3] == [entry.label, *shown(overall)]
+            if method != "none":
+                one = result.against("none", aggregation)[method]
+                assert gain[3] == f"{100 * one.value:+.2f}"
+                assert gain[4] == f"{100 * one.low:+.1f} to {100 * one.high:+.1f}"
+    assert "the mean is of 2 tasks, not the average of the seven" in said
+    # What is shown is that page, times aside.
+    for grid in page.grids[:-1]:
+        assert grid.text() in said
+    for note in page.notes:
+        assert f"- {note}\n" in said
+
+
+def test_tasks_without_subsets_have_one_table_without_an_aggregation(done, tiny_bert):
+    options = ["--task", "stsb", "--data", "data", *methods("none", "whitening"), "--jobs", 1]
+    said = done("compare", tiny_bert, *options, "--json", "c.json")
+    assert "Spearman × 100\n" in said
+    assert "wmean" not in said
+    got = read("c.json")
+    assert all(set(entry["overall"]) == {"all"} for entry in got["entries"].values())
+    value = got["entries"]["whitening"]["overall"]["all"]["value"]
+    rows = [line for line in said.splitlines() if line.startswith("whitening ")]
+    assert f" {100 * value:.2f} " in rows[0]
+
+
+def test_all_means_the_seven_sts_tasks_and_absent_ones_are_said(done, tiny_bert, tmp_path):
+    given = [*methods("none", "whitening"), "--jobs", 1, "--json", "c.json"]
+    said = done("compare", tiny_bert, "--task", "all", "--data", "data", *given)
+    assert list(read("c.json")["tasks"]) == list(STS_TASKS)
+    assert "average" in said
+    assert "absent" not in said
+    write_tasks(tmp_path / "few", "stsb", "sts13")
+    said = done("compare", tiny_bert, "--task", "all", "--data", "few", *given)
+    got = read("c.json")
+    assert list(got["tasks"]) == ["sts13", "stsb"]
+    assert set(got["absent"]) == set(STS_TASKS) - {"sts13", "stsb"}
+    for task in got["absent"]:
+        assert f"- absent: no data for {task} " in said
+    assert "mean of 2" in said
+    assert "average  " not in said
+    assert "not the average of the seven" in said
+
+
+def test_a_corpus_of_ones_own_is_fitted_on(done, tiny_bert, encoder):
+    said = done(
+        *["compare", tiny_bert, "--task", "stsb", "--data", "data", "--fit", "corpus"],
+        *["--corpus", "corpus.txt", *methods("none", "whitening"), "--jobs", 1],
+        *["--json", "c.json"],
+    )
+    expected = compare(
+        encoder,
+        ("stsb",),
+        data="data",
+        fit=read_corpus(["corpus.txt"]),
+        methods=("none", "whitening"),
+        jobs=1,
+    )
+    got = read("c.json")
+    assert got["fitted_on"] == {"fit": "corpus", "sentences": {"corpus": 80}}
+    value = got["entries"]["whitening"]["overall"]["all"]["value"]
+    assert value == pytest.approx(expected.entries["whitening"].overall("all").value, abs=1e-6)
+    assert "the given corpus (80 sentences)" in said
+
+
+def test_a_column_of_a_table_is_the_corpus(done, tiny_bert):
+    done(
+        *["compare", tiny_bert, "--task", "stsb", "--data", "data", "--fit", "corpus"],
+        *["--corpus", "mine.csv", "--column", "left", *methods("none"), "--jobs", 1],
+        *["--json", "c.json"],
+    )
+    assert read("c.json")["fitted_on"]["sentences"] == {"corpus": 40}
+
+
+def test_nli_is_fitted_on(done, tiny_bert):
+    said = done(
+        *["compare", tiny_bert, "--task", "stsb", "--data", "data", "--fit", "nli"],
+        *[*methods("none", "whitening"), "--jobs", 1, "--json", "c.json"],
+    )
+    assert read("c.json")["fitted_on"] == {"fit": "nli", "sentences": {"corpus": 144}}
+    assert "SNLI" in said
+
+
+def test_pairs_of_ones_own_are_compared_on(done, tiny_bert, encoder):
+    said = done(
+        *["compare", tiny_bert, "--pairs", "mine.csv", "--columns", "left,right,stars"],
+        *[*methods("none", "whitening"), "--jobs", 1, "--json", "c.json"],
+    )
+    pairs = read_pairs("mine.csv", columns=("left", "right", "stars"))
+    expected = compare(encoder, [pairs], methods=("none", "whitening"), jobs=1)
+    got = read("c.json")
+    assert list(got["tasks"]) == ["pairs"]
+    for name, entry in expected.entries.items():
+        value = got["entries"][name]["overall"]["all"]["value"]
+        assert value == pytest.approx(entry.overall("all").value, abs=1e-6)
+        assert f"{100 * value:.2f}" in said
+
+
+def test_the_choice_on_a_dev_split_is_said(done, tiny_bert):
+    options = ["--task", "stsb,sick-r", "--data", "data", "--jobs", 1, "--json", "c.json"]
+    said = done("compare", tiny_bert, *methods("none", "all-but-the-top"), *options)
+    got = read("c.json")
+    counts = got["entries"]["all-but-the-top"]["components"]
+    assert set(counts) == {"stsb", "sick-r"}
+    assert f"a dev split: stsb {counts['stsb']}, sick-r {counts['sick-r']}" in said
+    assert got["dev"] == {"stsb": "stsb dev", "sick-r": "sick-r dev"}
+    assert "dev splits: sick-r dev, stsb dev" in said
+
+
+def test_a_comparison_as_markdown_holds_what_is_shown(done, tiny_bert):
+    options = ["--task", "sts13,stsb", "--data", "data", "--seeds", 2, "--jobs", 1]
+    said = done("compare", tiny_bert, *methods(*SOME), *options, "--markdown", "new/c.md")
+    text = Path("new/c.md").read_text()
+    found = grids(text)
+    assert len(found) == 5
+    labels = [METHODS[name].label for name in SOME]
+    for table in found:
+        assert [row[0] for row in table[1:]] == labels
+        for row in table:
+            line = r"^" + r"\s+".join(re.escape(cell) for cell in row if cell) + r"$"
+            assert re.search(line, said, re.M), row
+    for title in ("Spearman × 100, wmean", "Spearman × 100, all"):
+        assert text.count(f"**{title}**") == 2
+    for note in re.findall(r"^- .*", said, re.M):
+        assert note in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--fit", "test"], "--fit takes target, nli or corpus, got 'test'"),
+        (["--fit", "corpus"], "--fit corpus goes with --corpus FILE"),
+        (["--corpus", "corpus.txt"], "--corpus with --fit corpus"),
+        (["--fit", "nli", "--corpus", "corpus.txt"], "--corpus with --fit corpus"),
+        (["--fit", "corpus", "--corpus", "nope.txt"], "nope.txt does not exist"),
+        (["--method", "Flow"], f"unknown method 'Flow'; expected some of {', '.join(METHODS)}"),
+        (["--method", "none", "--method", ""], "unknown method ''"),
+    ],
+)
+def test_a_comparison_that_cannot_be_is_refused(refused, tiny_bert, options, message):
+    given = ["--task", "stsb", "--data", "data", "--json", "c.json"]
+    assert message in refused("compare", tiny_bert, *given, *options)
+
+
+def test_nli_that_is_not_there_is_refused_with_its_paths(refused, tiny_bert, tmp_path):
+    write_tasks(tmp_path / "few", "stsb")
+    said = refused("compare", tiny_bert, "--task", "stsb", "--data", "few", "--fit", "nli")
+    assert "no data for snli" in said
+    assert "few/" in said
+
+
+def test_the_data_are_untouched(done, tiny_bert, written):
+    before = tree(written)
+    done("compare", tiny_bert, "--task", "stsb", "--data", "data", *methods("none"), "--jobs", 1)
+    done("evaluate", tiny_bert, "--task", "stsb", "--data", "data")
+    assert tree(written) == before
