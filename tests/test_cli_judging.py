@@ -530,7 +530,7 @@ def test_a_corpus_of_ones_own_is_fitted_on(done, tiny_bert, encoder):
         jobs=1,
     )
     got = read("c.json")
-    assert got["fitted_on"] == {"fit": "corpus", "sentences": {"corpus": 80}}
+    assert got["fitted_on"] == {"fit": "corpus", "sets": [], "sentences": {"corpus": 80}}
     value = got["entries"]["whitening"]["overall"]["all"]["value"]
     assert value == pytest.approx(expected.entries["whitening"].overall("all").value, abs=1e-6)
     assert "the given corpus (80 sentences)" in said
@@ -550,8 +550,12 @@ def test_nli_is_fitted_on(done, tiny_bert):
         *["compare", tiny_bert, "--task", "stsb", "--data", "data", "--fit", "nli"],
         *[*methods("none", "whitening"), "--jobs", 1, "--json", "c.json"],
     )
-    assert read("c.json")["fitted_on"] == {"fit": "nli", "sentences": {"corpus": 144}}
-    assert "SNLI" in said
+    assert read("c.json")["fitted_on"] == {
+        "fit": "nli",
+        "sets": ["snli"],
+        "sentences": {"corpus": 144},
+    }
+    assert "snli, all splits that are there (144 sentences)" in said
 
 
 def test_pairs_of_ones_own_are_compared_on(done, tiny_bert, encoder):
@@ -627,3 +631,40 @@ def test_the_data_are_untouched(done, tiny_bert, written):
     done("compare", tiny_bert, "--task", "stsb", "--data", "data", *methods("none"), "--jobs", 1)
     done("evaluate", tiny_bert, "--task", "stsb", "--data", "data")
     assert tree(written) == before
+
+
+# What goes together, and what is said of it.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["evaluate", "m", "--pairs", "p.csv", "--split", "dev"], "--split goes with --task"),
+        (["compare", "m", "--task", "stsb", "--column", "x"], "--column goes with --corpus"),
+        (["diagnose", "m", "--column", "x"], "--column goes with --corpus"),
+        (["diagnose", "m", "--columns", "a,b,c"], "--columns goes with --pairs"),
+        (["evaluate", "m", "--task", "sick"], "unknown task 'sick'; expected one of sts12"),
+    ],
+)
+def test_an_option_without_what_it_belongs_to_is_refused(refused, work, arguments, message):
+    Path("p.csv").write_text("text1,text2,score\na,b,1\n")
+    assert message in refused(*arguments)
+
+
+def test_a_calibrated_model_is_set_against_its_encoder_at_the_same_pooling(work, done, tiny_bert):
+    how = ["--pooling", "last2avg", "--max-length", 20]
+    done("fit", "--encoder", tiny_bert, "--corpus", "corpus.txt", "--output", "m", *how)
+    said = done(
+        *["evaluate", "m", "--against", tiny_bert, "--task", "stsb", "--data", "data", *how],
+        *["--json", "s.json"],
+    )
+    read = json.loads(Path("s.json").read_text())
+    assert read["against"]["scores"]["stsb"]["encoder"]["layers"] == [2, 3]
+    assert read["scores"]["stsb"]["fitted_on"]["encoder"]["layers"] == [2, 3]
+    assert "m minus" in said
+
+
+def test_compare_refuses_what_is_calibrated_already(work, done, refused, tiny_bert):
+    done("fit", "--encoder", tiny_bert, "--corpus", "corpus.txt", "--output", "m")
+    said = refused("compare", "m", "--task", "stsb", "--data", "data", "--method", "none")
+    assert "calibrated already" in said

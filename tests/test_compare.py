@@ -314,7 +314,7 @@ def test_of_equal_counts_the_least_is_chosen(encoder, folder, tmp_path):
 def test_without_a_dev_split_nothing_is_chosen(encoder):
     result = compare(encoder, [own_pairs()], methods=("none", "all-but-the-top"), jobs=1)
     assert result.entries["all-but-the-top"].components == {}
-    assert result.dev == {"pairs": "none: D // 100"}
+    assert result.dev == {"pairs": None}
     untuned = compare(encoder, [own_pairs()], methods=("none", "whitening"), jobs=1)
     assert untuned.dev == {}
 
@@ -383,8 +383,12 @@ def test_one_corpus_serves_all_tasks(encoder, folder, given):
         jobs=1,
     )
     assert set(Counter(encoder.encode.heard).values()) == {1}
-    kind = "nli" if given == "nli" else "corpus"
-    assert result.fitted_on == {"fit": kind, "sentences": {"corpus": len(corpus)}}
+    kind, sets = ("nli", ["snli"]) if given == "nli" else ("corpus", [])
+    assert result.fitted_on == {
+        "fit": kind,
+        "sets": sets,
+        "sentences": {"corpus": len(corpus)},
+    }
     rows = vectors(corpus)
     flow = Flow(random_state=0).fit(rows)
     for task, judge in [("sts12", "stsb"), ("sick-r", "sick-r")]:

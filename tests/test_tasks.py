@@ -632,7 +632,7 @@ def test_an_undefined_score_has_no_difference(encoder, pairs):
     assert difference(constant, score) == Difference(None)
 
 
-@pytest.mark.parametrize("case", ["text", "order", "gold", "ungraded", "fewer"])
+@pytest.mark.parametrize("case", ["text", "order", "gold", "ungraded", "subsets", "fewer"])
 def test_scores_of_different_pairs_have_no_difference(encoder, pairs, case):
     gold = list(pairs.gold)
     other = {
@@ -642,11 +642,12 @@ def test_scores_of_different_pairs_have_no_difference(encoder, pairs, case):
         ),
         "gold": replace(pairs, gold=[*gold[:-1], 0.25]),
         "ungraded": replace(pairs, gold=[*gold[:-1], None]),
+        "subsets": replace(pairs, subset=["one", "two"] * (len(pairs) // 2)),
         "fewer": replace(pairs, first=pairs.first[:9], second=pairs.second[:9], gold=gold[:9]),
     }[case]
     other = replace(other, source="elsewhere")
     one, two = score_pairs(encoder, pairs), score_pairs(encoder, other)
-    with pytest.raises(InputError, match="of different pairs: stsb test from here, and .*elsewh"):
+    with pytest.raises(InputError, match="pairs or subsets: stsb test from here, .*elsewh"):
         difference(one, two)
     again = replace(pairs, source="elsewhere", gold=[*gold])
     assert difference(one, score_pairs(encoder, again)).value == 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertflow.cli.opening import load_raw, open_any, show
+from bertflow.cli.opening import open_any, show
 from bertflow.cli.options import (
     BatchSize,
     Device,
@@ -95,6 +95,7 @@ def evaluate(
     """Score a model, calibrated or bare, on tasks or on pairs of your own."""
     from bertflow.cli.results import difference_page, scores_page
     from bertflow.cli.terminal import progress_bars
+    from bertflow.encoders import is_calibrated
     from bertflow.evaluation import Scores, differences, score_all
 
     _check_files(json_, markdown)
@@ -102,7 +103,10 @@ def evaluate(
     names = [model] if against is None else [model, against]
     results = []
     for name in names:
-        loaded = open_any(name, pooling, max_length, device, trust_remote_code)
+        # A calibrated model has its own; beside another the options are for that one.
+        own = len(names) > 1 and is_calibrated(name)
+        how = (None, None) if own else (pooling, max_length)
+        loaded = open_any(name, *how, device, trust_remote_code)
         with progress_bars() as report:
             scores = score_all(
                 loaded,
@@ -183,6 +187,8 @@ def compare(
         raise InputError(f"--fit takes target, nli or corpus, got {fit!r}")
     if (fit == "corpus") != bool(corpus):
         raise InputError("--fit corpus goes with --corpus FILE, and --corpus with --fit corpus")
+    if column is not None and not corpus:
+        raise InputError("--column goes with --corpus")
     from bertflow.data import read_corpus
 
     sentences: str | Sequence[str] = fit
@@ -198,7 +204,7 @@ def compare(
         raise InputError(f"unknown method {unknown[0]!r}; expected some of {', '.join(METHODS)}")
     _check_files(json_, markdown)
     found, absent = _tests(task, pairs, columns, data, None, sts=True)
-    loaded = load_raw(encoder, pooling, max_length, device, trust_remote_code)
+    loaded = open_any(encoder, pooling, max_length, device, trust_remote_code)
     with progress_bars() as report:
         result = compare_calibrators(
             loaded,
@@ -249,6 +255,12 @@ def diagnose(
     from bertflow.cli.diagnosis import diagnose_encoder, diagnose_file, diagnosis_page
 
     _check_files(json_, markdown)
+    for name, value, of, given_of in (
+        ("--column", column, "--corpus", corpus),
+        ("--columns", columns, "--pairs", pairs),
+    ):
+        if value is not None and not given_of:
+            raise InputError(f"{name} goes with {of}")
     if source.endswith(".npy"):
         given = {"--corpus": corpus, "--pairs": pairs, "--pooling": pooling, "--column": column}
         if clash := [name for name, value in given.items() if value]:
@@ -286,10 +298,14 @@ def _tests(
         raise InputError("give --task NAME (or all), or --pairs FILE")
     if columns is not None and pairs is None:
         raise InputError("--columns goes with --pairs")
+    if split is not None and not tasks:
+        raise InputError("--split goes with --task")
     own = [] if pairs is None else [read_pairs(pairs, columns=_three(columns))]
     names: list[str] = []
     for name in tasks or []:
         for part in name.split(","):
+            if part not in (*TASKS, "all"):
+                raise InputError(f"unknown task {part!r}; expected one of {', '.join(TASKS)}, all")
             names += (STS_TASKS if sts else TASKS) if part == "all" else [part]
     if not names:
         return own, {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertflow.cli.grid import Grid
-from bertflow.evaluation import Comparison, Difference, Estimate, Scores
+from bertflow.evaluation import METHODS, Comparison, Difference, Estimate, Scores
 from bertflow.evaluation.comparison import counted
 from bertflow.evaluation.scores import AVERAGES
 
@@ -136,11 +136,15 @@ def comparison_page(encoder: str, result: Comparison) -> Page:
     }
     for label, counts in choices.items():
         where = ", ".join(f"{task} {count}" for task, count in counts.items())
-        notes.append(f"{label}: directions removed, chosen from 1 to 20 on a dev split: {where}")
+        notes.append(f"{label}: directions removed, chosen on a dev split: {where}")
     if choices:
-        splits = sorted(set(result.dev.values()))
+        splits = sorted({split for split in result.dev.values() if split is not None})
         notes.append(f"dev splits: {', '.join(splits)}; stsb's serves tasks that have none")
-    if result.seeds > 1:
+    if without := [task for task, split in result.dev.items() if split is None]:
+        notes.append(
+            f"no dev split is there for {', '.join(without)}: all-but-the-top removes D // 100"
+        )
+    if result.seeds > 1 and any(METHODS[name].seeded for name in result.entries):
         notes.append(
             f"flows are fitted with {result.seeds} seeds: figures are means, intervals vary with "
             "pairs and seed, fit seconds are one seed's"
@@ -195,7 +199,8 @@ def _overall_name(shown: Sequence[str]) -> str:
 
 def _title(result: Comparison, aggregation: str) -> str:
     measures = {MEASURES[one["measure"]] for one in result.tasks.values()}
-    title = "Spearman × 100, of qnli AUC × 100" if len(measures) > 1 else measures.pop()
+    areas = [task for task, one in result.tasks.items() if one["measure"] == "auc"]
+    title = measures.pop() if len(measures) == 1 else f"Spearman × 100, of {', '.join(areas)} AUC"
     return f"{title}, {aggregation}" if len(result.aggregations) > 1 else title
 
 
@@ -237,11 +242,12 @@ def _pooling(encoder: Mapping[str, Any]) -> str:
 
 
 def _fitted(fitted_on: Mapping[str, Any]) -> str:
-    counts = fitted_on["sentences"]
-    total = f"{sum(counts.values()):,} sentences"
-    if fitted_on["fit"] == "target":
-        return f"each task's own text, all splits, pairs that were never graded included ({total})"
-    return f"{'SNLI and MNLI' if fitted_on['fit'] == 'nli' else 'the given corpus'} ({total})"
+    total = f"{sum(fitted_on['sentences'].values()):,} sentences"
+    if fitted_on["fit"] == "corpus":
+        return f"the given corpus ({total})"
+    if fitted_on["fit"] == "nli":
+        return f"{' and '.join(fitted_on['sets'])}, all splits that are there ({total})"
+    return f"each task's own text: all splits that are there, also pairs never graded ({total})"
 
 
 def _cells(found: Mapping[str, Estimate], measures: Sequence[str]) -> list[str]:

@@ -241,6 +241,11 @@ def _load_with_own_module(
     return model.eval()
 
 
+def is_calibrated(name: str | Path) -> bool:
+    """Whether a name is the folder of a saved calibrated model."""
+    return (Path(name) / SUBFOLDER / "config.json").is_file()
+
+
 def open_model(
     name: str | Path,
     *,
@@ -255,7 +260,7 @@ def open_model(
         InputError: A pooling or maximum length for a calibrated model, whose own are fixed.
         ModelError: It cannot be had.
     """
-    if not (Path(name) / SUBFOLDER / "config.json").is_file():
+    if not is_calibrated(name):
         return load_encoder(
             name,
             pooling=pooling,

@@ -58,7 +58,7 @@ class Resamples:
             raise InputError(f"resamples must be at least 2, got {resamples}")
         self.strata = [np.asarray(stratum, dtype=np.int64) for stratum in strata]
         self.resamples = resamples
-        self.seed = [random_state] if isinstance(random_state, int) else [*random_state]
+        self.seed = [*random_state] if isinstance(random_state, Sequence) else [int(random_state)]
         self.first = first
 
     def spearman(self, similarity: Array, gold: Array) -> Array:

@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array, check_number
 from bertflow.data import CATALOG, STS_TASKS, Pairs, read_sentences, read_task
-from bertflow.encoders import describe_encoder, embed
+from bertflow.encoders import CalibratedSentenceTransformer, describe_encoder, embed
 from bertflow.errors import InputError, MissingDataError
 from bertflow.evaluation.comparison import Comparison, Entry
 from bertflow.evaluation.methods import METHODS, Method, published_dim
@@ -42,11 +42,13 @@ class _Material:
     Attributes:
         tests: The pairs to score on, each task once.
         corpora: Sentences to fit on, by task, or as "corpus" where they are the same for all.
+        sets: The data sets that "corpus" is made of, if it is made of any.
         devs: By task, if a method needs one; None where there is none.
     """
 
     tests: Sequence[Pairs]
     corpora: Mapping[str, Sequence[str]]
+    sets: Sequence[str]
     devs: Mapping[str, _Dev | None]
 
     def texts(self) -> list[str]:
@@ -78,7 +80,7 @@ def compare(
     resamples of them.
 
     Args:
-        encoder: Any SentenceTransformer.
+        encoder: Any SentenceTransformer that is not calibrated.
         tasks: Names of tasks, each scored on its published split, or pairs of one's own.
         fit: Unlabelled sentences: "target" takes for each task the text of all its splits, also of
             pairs that were never graded; "nli" takes SNLI and MNLI, as far as they are there; or
@@ -95,7 +97,8 @@ def compare(
         The comparison.
 
     Raises:
-        InputError: A task, method or fit is unknown, or data are not readable.
+        InputError: A task, method or fit is unknown, the encoder is calibrated, or data are not
+            readable.
         MissingDataError: The data of all tasks, or those to fit on, are not there.
     """
     began = time.perf_counter()
@@ -104,6 +107,8 @@ def compare(
         raise InputError(f"nothing to compare: give at least one {'method' if tasks else 'task'}")
     if unknown := [name for name in methods if name not in METHODS]:
         raise InputError(f"unknown method {unknown[0]!r}; expected some of {', '.join(METHODS)}")
+    if isinstance(encoder, CalibratedSentenceTransformer):
+        raise InputError("the model is calibrated already; give the encoder that it was fitted on")
     report = progress or (lambda stage, done, total: None)
     given = [task for task in tasks if isinstance(task, Pairs)]
     named = [task for task in tasks if isinstance(task, str)]
@@ -153,10 +158,11 @@ def compare(
         absent=absent,
         fitted_on={
             "fit": fit if isinstance(fit, str) else "corpus",
+            "sets": list(material.sets),
             "sentences": {name: len(corpus) for name, corpus in material.corpora.items()},
         },
         dev={
-            task: f"{dev.pairs.task} {dev.pairs.split}" if dev else "none: D // 100"
+            task: f"{dev.pairs.task} {dev.pairs.split}" if dev else None
             for task, dev in material.devs.items()
         },
         encoder=describe_encoder(encoder),
@@ -181,9 +187,11 @@ def _gather(
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"{twice[0]} is there twice; give each task once")
     tuned = any(METHODS[name].tuned for name in methods)
+    corpora, sets = _corpora(fit, tests, data)
     return _Material(
         tests=tests,
-        corpora=_corpora(fit, tests, data),
+        corpora=corpora,
+        sets=sets,
         devs={pairs.task: _dev(pairs, fit, data) for pairs in tests} if tuned else {},
     )
 
@@ -213,29 +221,31 @@ def _plan(
 
 def _corpora(
     fit: str | Sequence[str], tests: Sequence[Pairs], data: str | Path | None
-) -> dict[str, Sequence[str]]:
-    """What is fitted on, by task, or as "corpus" where it is the same for all."""
+) -> tuple[dict[str, Sequence[str]], list[str]]:
+    """What is fitted on, by task or as "corpus" where it is the same for all, and of what sets."""
     if not isinstance(fit, str):
-        return {"corpus": list(fit)}
+        return {"corpus": list(fit)}, []
     if fit == "target":
-        return {
+        own: dict[str, Sequence[str]] = {
             pairs.task: read_sentences(pairs.task, data)
             if pairs.task in CATALOG
             else [*pairs.first, *pairs.second]
             for pairs in tests
         }
+        return own, []
     if fit != "nli":
         raise InputError(f"unknown fit {fit!r}; expected 'target', 'nli' or sentences")
     texts: list[str] = []
-    reasons = []
+    sets, reasons = [], []
     for name in NLI:
         try:
             texts += read_sentences(name, data)
+            sets.append(name)
         except MissingDataError as error:
             reasons.append(str(error))
     if not texts:
         raise MissingDataError(reasons[0])
-    return {"corpus": texts}
+    return {"corpus": texts}, sets
 
 
 def _dev(pairs: Pairs, fit: str | Sequence[str], data: str | Path | None) -> _Dev | None:

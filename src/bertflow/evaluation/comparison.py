@@ -13,6 +13,7 @@ import numpy as np
 from bertflow.calibrators.base import Array
 from bertflow.data import STS_TASKS
 from bertflow.encoders import library_versions
+from bertflow.errors import InputError
 from bertflow.evaluation.bootstrap import Difference, holm, paired_difference
 from bertflow.evaluation.scores import Estimate, as_json
 
@@ -70,8 +71,9 @@ class Comparison:
         entries: By method, in the order given.
         tasks: By task, what it was scored on: split, pairs, scored, skipped, data, measure.
         absent: Why a task is not among them, by task.
-        fitted_on: What was fitted on: kind, and the number of sentences by task or "corpus".
-        dev: Where n_components was chosen, by task.
+        fitted_on: What was fitted on: kind, data sets of a common corpus, and the number of
+            sentences by task or "corpus".
+        dev: Where n_components was chosen, by task; None where nothing was there: D // 100.
         encoder: As `describe_encoder` gives it.
         seeds: How many.
         sentences: How many distinct sentences were encoded, once.
@@ -85,7 +87,7 @@ class Comparison:
     tasks: Mapping[str, Mapping[str, Any]]
     absent: Mapping[str, str]
     fitted_on: Mapping[str, Any]
-    dev: Mapping[str, str]
+    dev: Mapping[str, str | None]
     encoder: Mapping[str, Any]
     seeds: int
     sentences: int
@@ -118,7 +120,15 @@ class Comparison:
         Args:
             reference: A method that was compared.
             aggregation: "wmean" or "all".
+
+        Raises:
+            InputError: The method was not compared, or there is no such aggregation.
         """
+        if reference not in self.entries or aggregation not in self.aggregations:
+            raise InputError(
+                f"no {reference!r} under {aggregation!r}; there are {', '.join(self.entries)} "
+                f"under {', '.join(self.aggregations)}"
+            )
         base = self.entries[reference]
         start = base.overall(aggregation).value
         raw = {}

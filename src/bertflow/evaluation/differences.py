@@ -31,7 +31,7 @@ def difference(before: Score, after: Score, aggregation: str = "all") -> Differe
         one of the two has no cosine for a pair, that counts for neither.
 
     Raises:
-        InputError: They are scores of different pairs.
+        InputError: They are scores of different pairs, or of other subsets of them.
     """
     return _difference(*_together(before, after), aggregation)
 
@@ -72,12 +72,13 @@ def _together(before: Score, after: Score) -> tuple[Figures, Figures]:
     same = (
         list(first.first) == list(second.first)
         and list(first.second) == list(second.second)
+        and list(first.subset) == list(second.subset)
         and np.array_equal(gold_of(first), gold_of(second), equal_nan=True)
     )
     if not same:
         raise InputError(
-            f"the scores are of different pairs: {before.task} {before.split} from {before.data}, "
-            f"and {after.task} {after.split} from {after.data}"
+            f"the scores are of different pairs or subsets: {before.task} {before.split} from "
+            f"{before.data}, and {after.task} {after.split} from {after.data}"
         )
     one, other = figures(first, np.stack([before.cosines, after.cosines]))
     return one, other

@@ -220,7 +220,7 @@ def read_tasks(
     """
     for task in tasks:
         if task not in TASKS:
-            raise InputError(f"unknown task {task!r}; expected one of {', '.join(TASKS)}, all")
+            raise InputError(f"unknown task {task!r}; expected one of {', '.join(TASKS)}")
     found: list[Pairs] = []
     absent: dict[str, str] = {}
     for task in dict.fromkeys(tasks):
