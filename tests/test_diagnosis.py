@@ -68,6 +68,22 @@ def test_alignment_needs_pairs(cloud):
     assert diagnose(cloud).alignment is None
 
 
+def test_zero_vectors_are_left_out_of_every_measure_and_counted(cloud):
+    found = diagnose(np.concatenate([cloud, np.zeros((100, 24))]))
+    expected = diagnose(cloud)
+    assert found.warnings == ("100 zero vectors are left out: they have no direction",)
+    assert (found.rows, found.isoscore) == (400, expected.isoscore)
+    assert found.effective_rank == expected.effective_rank
+
+
+def test_a_bad_row_beyond_the_limit_is_named_as_it_stands_in_the_file(tmp_path, capsys, cloud):
+    vectors = np.concatenate([cloud, cloud])
+    vectors[777, 3] = np.nan
+    np.save(tmp_path / "v.npy", vectors)
+    assert run(["diagnose", str(tmp_path / "v.npy"), "--limit", "20"]) == 1
+    assert "row 777" in capsys.readouterr().err
+
+
 def test_few_vectors_are_said_to_be_few(rng):
     assert "only 60 vectors" in diagnose(rng.normal(size=(60, 8))).warnings[0]
     assert "come out low" in diagnose(rng.normal(size=(300, 64))).warnings[0]
@@ -77,8 +93,9 @@ def test_few_vectors_are_said_to_be_few(rng):
 @pytest.mark.parametrize(
     ("vectors", "message"),
     [
-        (np.ones((5, 3)), "more than 10 vectors, got 5"),
+        (np.ones((5, 3)), "more than 10 vectors that are not zero, got 5 of 5"),
         (np.zeros((20, 3)), "not zero"),
+        (np.eye(12)[:, :6] * 2.0, "more than 10 vectors that are not zero, got 6 of 12"),
         (np.ones((20, 3)), "rows are equal"),
         (np.full((20, 3), np.nan), "row 0"),
         (np.ones(20), "shape"),
@@ -122,7 +139,7 @@ def test_more_vectors_than_the_limit_are_sampled_not_cut(tmp_path, capsys, cloud
     np.save(tmp_path / "v.npy", np.concatenate([cloud, cloud + 5.0]))
     assert run(["diagnose", str(tmp_path / "v.npy"), "--limit", "300"]) == 0
     shown = capsys.readouterr().out
-    assert "300 of 24 dimensions" in shown
+    assert "300, each of 24 dimensions" in shown
     assert "verdict    Calibration is not likely" not in shown
 
 
@@ -135,11 +152,15 @@ def test_an_encoder_with_its_default_sentences_a_corpus_and_pairs(tmp_path, caps
     ]
     (tmp_path / "p.tsv").write_text("sentence1\tsentence2\tscore\n" + "\n".join(rows))
     assert run(["diagnose", str(tiny_bert), "--corpus", str(tmp_path / "c.txt")]) == 0
-    assert "25 of 16 dimensions" in capsys.readouterr().out
+    assert "25, each of 16 dimensions" in capsys.readouterr().out
     assert run(["diagnose", str(tiny_bert), "--pairs", str(tmp_path / "p.tsv")]) == 0
     assert "alignment of pairs alike" in capsys.readouterr().out
+    (tmp_path / "n.tsv").write_text("sentence1\tsentence2\tscore\n" + "a\tb\t0\n" * 12)
+    none = ["--corpus", str(tmp_path / "c.txt"), "--pairs", str(tmp_path / "n.tsv")]
+    assert run(["diagnose", str(tiny_bert), *none]) == 0
+    assert "no alignment: 0 pairs are alike" in capsys.readouterr().out
     assert run(["diagnose", str(tiny_bert), "--limit", "50"]) == 0
-    assert "50 of 16 dimensions" in capsys.readouterr().out
+    assert "50, each of 16 dimensions" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

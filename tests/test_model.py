@@ -79,6 +79,7 @@ def test_saved_model_equals_calibrator_on_encoder_and_reloads(
     assert again.get_embedding_dimension() == exact.shape[1]
 
 
+@pytest.mark.slow
 def test_saved_model_loads_where_bertflow_is_not_installed(encoder, tiny_sentences, tmp_path):
     model = calibrate(encoder, tiny_sentences, Flow())
     model.save_pretrained(str(tmp_path / "model"))

@@ -14,7 +14,7 @@ from bertflow.analysis.alignment import alignment, uniformity
 from bertflow.analysis.dimensions import Dominance, dead_dimensions, dominance, effective_rank
 from bertflow.analysis.hubness import Hubness, hubness
 from bertflow.analysis.isotropy import isoscore, mean_cosine, partition_isotropy
-from bertflow.analysis.rows import checked
+from bertflow.analysis.rows import checked, directed
 from bertflow.calibrators.base import Array
 from bertflow.errors import InputError
 
@@ -36,7 +36,7 @@ class Diagnosis:
             of cosine with meaning.
         reason: Why, in a sentence.
         warnings: What makes the verdict less sure.
-        rows: How many vectors, N.
+        rows: How many vectors, N, those that are zero not counted.
         width: Their dimensions, D.
         mean_cosine: Of random pairs.
         partition_isotropy: Mu and Viswanath's I, of vectors scaled to mean length 1.
@@ -78,13 +78,14 @@ def diagnose(
     """Measure a cloud of vectors without labels, and judge whether calibration will help.
 
     The verdict goes by the mean cosine of random pairs. From 0.35 up vectors crowd around a common
-    direction, and whitening and flows gained on every encoder we measured; below 0.1 they are
-    spread out already, as contrastive training leaves them, and all lost. Between the two it says
-    "unclear". The other measures are shown because they say what is wrong, not whether.
+    direction, and whitening and flows gained on all nine clouds we measured; below 0.1 they are
+    spread out already, as contrastive training leaves them, and on the one we measured all lost.
+    Between the two it says "unclear". The other measures are shown because they say what is wrong,
+    not whether.
 
     Args:
-        vectors: Shape (N, D), N ≥ 2: of sentences like those that will be compared. Thousands are
-            better than hundreds.
+        vectors: Shape (N, D), N > 10 without zero rows: of sentences like those that will be
+            compared. Thousands are better than hundreds.
         pairs: Vectors of sentences that belong together, each of shape (P, D), for alignment.
         random_state: Seed of what is drawn.
 
@@ -92,7 +93,7 @@ def diagnose(
         The measures and the verdict.
 
     Raises:
-        InputError: Fewer than 2 rows that are not zero, all rows equal, or a NaN or infinite row
+        InputError: 10 or fewer rows that are not zero, all rows equal, or a NaN or infinite row
             (named).
 
     Source:
@@ -104,16 +105,20 @@ def diagnose(
         >>> diagnose(cloud).verdict, diagnose(cloud + 3.0).verdict
         ('no', 'yes')
     """
-    vectors = checked(vectors)
+    given = len(checked(vectors))
+    vectors = directed(vectors)
     if len(vectors) <= NEIGHBOURS:
-        raise InputError(f"a diagnosis takes more than {NEIGHBOURS} vectors, got {len(vectors)}")
+        raise InputError(
+            f"a diagnosis takes more than {NEIGHBOURS} vectors that are not zero, "
+            f"got {len(vectors)} of {given}"
+        )
     with _one_thread():
         cosine = mean_cosine(vectors, random_state=random_state)
         verdict, reason = _judge(cosine)
         return Diagnosis(
             verdict=verdict,
             reason=reason,
-            warnings=_warnings(len(vectors), vectors.shape[1]),
+            warnings=_warnings(len(vectors), vectors.shape[1], zeros=given - len(vectors)),
             rows=len(vectors),
             width=vectors.shape[1],
             mean_cosine=cosine,
@@ -139,15 +144,18 @@ def _judge(mean: float) -> tuple[Verdict, str]:
     return "unclear", f"{cosine}, between what gained and what lost where we measured"
 
 
-def _warnings(rows: int, width: int) -> tuple[str, ...]:
+def _warnings(rows: int, width: int, *, zeros: int) -> tuple[str, ...]:
+    said = []
+    if zeros:
+        said.append(f"{zeros:,} zero vectors are left out: they have no direction")
     if rows < FEW_ROWS:
-        return (f"only {rows} vectors: all figures are rough below {FEW_ROWS}",)
-    if rows < 10 * width:
-        return (
+        said.append(f"only {rows} vectors: all figures are rough below {FEW_ROWS}")
+    elif rows < 10 * width:
+        said.append(
             f"{rows:,} vectors of {width} dimensions: IsoScore and effective rank come out low "
-            f"below some {10 * width:,}",
+            f"below some {10 * width:,}"
         )
-    return ()
+    return tuple(said)
 
 
 def _mean_length_one(vectors: Array) -> Array:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bertflow.analysis import Diagnosis, diagnose
+from bertflow.calibrators.base import finite
 from bertflow.calibrators.vectors import read_vectors
 from bertflow.cli.grid import Grid
 from bertflow.cli.results import Page
@@ -16,6 +18,8 @@ from bertflow.cli.terminal import progress_bars
 from bertflow.data import Pairs
 from bertflow.encoders import embed
 
+# Pairs alike are those with at least this share of the highest score.
+ALIKE = 0.8
 VERDICTS = {
     "yes": "Calibration is likely to help",
     "no": "Calibration is not likely to help, and may cost",
@@ -34,7 +38,7 @@ NEXT = {
 
 def diagnose_file(path: Path, limit: int) -> Diagnosis:
     """Diagnose vectors in a .npy file."""
-    vectors = read_vectors(path)
+    vectors = finite(read_vectors(path))
     if len(vectors) > limit:
         # Not the first: files are often sorted.
         drawn = np.random.default_rng(0).choice(len(vectors), size=limit, replace=False)
@@ -52,7 +56,7 @@ def diagnose_encoder(
         alike = [
             (first, second)
             for first, second, grade in zip(pairs.first, pairs.second, pairs.gold, strict=True)
-            if grade is not None and grade >= 0.8 * best and first != second
+            if grade is not None and grade >= ALIKE * best > 0 and first != second
         ]
     texts = [*sentences, *(one for one, _ in alike), *(other for _, other in alike)]
     with progress_bars() as report:
@@ -65,8 +69,13 @@ def diagnose_encoder(
     cloud = embedded.vectors[np.unique(embedded.index[: len(sentences)])]
     rows = embedded.rows()[len(sentences) :]
     count = len(alike)
-    couples = (rows[:count], rows[count:]) if count >= 2 else None
-    return diagnose(cloud, pairs=couples)
+    if pairs is None:
+        return diagnose(cloud)
+    if count < 2:
+        found = diagnose(cloud)
+        few = f"no alignment: {count} pairs are alike (score from {ALIKE} of the highest, above 0)"
+        return replace(found, warnings=(*found.warnings, few))
+    return diagnose(cloud, pairs=(rows[:count], rows[count:]))
 
 
 def diagnosis_page(source: str, found: Diagnosis) -> Page:
@@ -80,12 +89,18 @@ def diagnosis_page(source: str, found: Diagnosis) -> Page:
         ["IsoScore", f"{found.isoscore:.3f}", "1"],
         ["effective rank", f"{found.effective_rank:.0f}", f"{min(found.width, found.rows - 1)}"],
         ["hubness (skewness, k = 10)", f"{found.hubness.skewness:.2f}", "0"],
-        ["nobody's neighbour", f"{100 * found.hubness.antihubs:.0f} %", "0 %"],
+        ["rows that are nobody's neighbour", f"{100 * found.hubness.antihubs:.0f} %", "0 %"],
         ["uniformity", f"{found.uniformity:.2f}", "-4"],
         ["dimensions that do not vary", f"{len(found.dead_dimensions)}", "0"],
     ]
     if found.alignment is not None:
-        rows.append(["alignment of pairs alike", f"{found.alignment:.3f}", "0"])
+        rows.append(
+            [
+                f"alignment of pairs alike (score from {ALIKE} of the highest)",
+                f"{found.alignment:.3f}",
+                "0",
+            ]
+        )
     notes = [f"dimensions with most of the cosine: {top}"]
     if dead:
         notes.append(f"not varying: {dead}{f' and {more} more' if more > 0 else ''}")
@@ -94,6 +109,6 @@ def diagnosis_page(source: str, found: Diagnosis) -> Page:
     notes.append(NEXT[found.verdict])
     facts = {
         "verdict": f"{VERDICTS[found.verdict]}: {found.reason}",
-        "vectors": f"{source}: {found.rows:,} of {found.width} dimensions",
+        "vectors": f"{source}: {found.rows:,}, each of {found.width} dimensions",
     }
     return Page(facts, [Grid("evidence", ["measure", "here", "at best"], rows)], notes)

@@ -19,7 +19,7 @@ from bertflow.cli.options import (
     Pooling,
     TrustRemoteCode,
 )
-from bertflow.errors import InputError
+from bertflow.errors import InputError, MissingDataError
 
 if TYPE_CHECKING:
     from bertflow.cli.results import Page
@@ -30,7 +30,8 @@ Tasks = Annotated[
     typer.Option(
         "--task",
         metavar="NAME",
-        help="sts12, sts13, sts14, sts15, sts16, stsb, sick-r, qnli or all. May be repeated.",
+        help="sts12, sts13, sts14, sts15, sts16, stsb, sick-r, qnli or all (of compare: the seven "
+        "without qnli). May be repeated.",
     ),
 ]
 Data = Annotated[
@@ -104,7 +105,7 @@ def evaluate(
     results = []
     for name in names:
         # A calibrated model has its own; beside another the options are for that one.
-        own = len(names) > 1 and is_calibrated(name)
+        own = is_calibrated(name) and not all(is_calibrated(other) for other in names)
         how = (None, None) if own else (pooling, max_length)
         loaded = open_any(name, *how, device, trust_remote_code)
         with progress_bars() as report:
@@ -241,7 +242,10 @@ def diagnose(
     pairs: OwnPairs = None,
     columns: Columns = None,
     limit: Annotated[
-        int, typer.Option(metavar="N", min=2, help="Take at most the first N sentences.")
+        int,
+        typer.Option(
+            metavar="N", min=2, help="Take the first N sentences, or N vectors at random."
+        ),
     ] = 10000,
     json_: Json = None,
     markdown: Markdown = None,
@@ -262,7 +266,13 @@ def diagnose(
         if value is not None and not given_of:
             raise InputError(f"{name} goes with {of}")
     if source.endswith(".npy"):
-        given = {"--corpus": corpus, "--pairs": pairs, "--pooling": pooling, "--column": column}
+        given = {
+            "--corpus": corpus,
+            "--pairs": pairs,
+            "--pooling": pooling,
+            "--column": column,
+            "--max-length": max_length,
+        }
         if clash := [name for name, value in given.items() if value]:
             raise InputError(f"vectors go without {', '.join(clash)}")
         found = diagnose_file(Path(source), limit)
@@ -303,7 +313,7 @@ def _tests(
     own = [] if pairs is None else [read_pairs(pairs, columns=_three(columns))]
     names: list[str] = []
     for name in tasks or []:
-        for part in name.split(","):
+        for part in map(str.strip, name.split(",")):
             if part not in (*TASKS, "all"):
                 raise InputError(f"unknown task {part!r}; expected one of {', '.join(TASKS)}, all")
             names += (STS_TASKS if sts else TASKS) if part == "all" else [part]
@@ -311,7 +321,7 @@ def _tests(
         return own, {}
     found, absent = read_tasks(names, data, split)
     if absent and "all" not in ",".join(tasks or []).split(","):
-        raise InputError(next(iter(absent.values())))
+        raise MissingDataError("; ".join(absent.values()))
     return [*found, *own], absent
 
 

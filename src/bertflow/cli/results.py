@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertflow.cli.grid import Grid
+from bertflow.data import CATALOG
 from bertflow.evaluation import METHODS, Comparison, Difference, Estimate, Scores
 from bertflow.evaluation.comparison import counted
 from bertflow.evaluation.scores import AVERAGES
@@ -80,7 +81,8 @@ def scores_page(model: str, scores: Scores) -> Page:
         facts["calibrator"] = str(first.calibrator["name"])
         corpus = fitted.get("corpus")
         what = f" of {', '.join(corpus) if isinstance(corpus, list) else corpus}" if corpus else ""
-        facts["fitted on"] = f"{fitted.get('sentences', 0):,} sentences{what}"
+        count = fitted.get("sentences")
+        facts["fitted on"] = "not recorded" if count is None else f"{count:,} sentences{what}"
     else:
         facts["calibrator"] = "none"
     facts["data"] = ", ".join(dict.fromkeys(score.data for score in several))
@@ -95,7 +97,8 @@ def difference_page(model: str, other: str, differences: Mapping[str, Difference
     ]
     title = f"{model} minus {other}, × 100"
     notes = [
-        "p by paired bootstrap over pairs, corrected for the number of differences shown (Holm)"
+        "p by paired bootstrap over pairs (from its deviation), corrected for the number of "
+        "differences shown (Holm); with few pairs it can disagree with the interval"
     ]
     return Page({}, [Grid(title, ["task", "difference", "95 %", "p", ""], rows)], notes)
 
@@ -142,12 +145,13 @@ def comparison_page(encoder: str, result: Comparison) -> Page:
         notes.append(f"dev splits: {', '.join(splits)}; stsb's serves tasks that have none")
     if without := [task for task, split in result.dev.items() if split is None]:
         notes.append(
-            f"no dev split is there for {', '.join(without)}: all-but-the-top removes D // 100"
+            f"no dev split is there for {', '.join(without)}: all-but-the-top removes D // 100, "
+            "at least 1"
         )
     if result.seeds > 1 and any(METHODS[name].seeded for name in result.entries):
         notes.append(
-            f"flows are fitted with {result.seeds} seeds: figures are means, intervals vary with "
-            "pairs and seed, fit seconds are one seed's"
+            f"flows are fitted with {result.seeds} seeds: figures are means, intervals those of "
+            "one fit (they vary with pairs and seed), fit seconds are one seed's"
         )
     for name, one in result.tasks.items():
         skipped = [f"{count:,} {reason}" for reason, count in one["skipped"].items() if count]
@@ -215,12 +219,12 @@ def _verdicts(result: Comparison, aggregation: str) -> list[str]:
         above, below, unclear = _told_apart(result, "none", aggregation)
         said += [f"better than none, beyond chance: {above}"] if above else []
         said += [f"worse than none, beyond chance: {below}"] if below else []
-        said += [f"not to be told from none: {unclear}"] if unclear else []
+        said += [f"cannot be told from none: {unclear}"] if unclear else []
     if best is not None and best != "none":
         _, below, unclear = _told_apart(result, best, aggregation)
         parts = [f"the highest is {result.entries[best].label}"]
         parts += [f"lower beyond chance: {below}"] if below else []
-        parts += [f"not to be told from it: {unclear}"] if unclear else []
+        parts += [f"cannot be told from it: {unclear}"] if unclear else []
         said.append("; ".join(parts))
     return [prefix + one for one in said]
 
@@ -247,6 +251,8 @@ def _fitted(fitted_on: Mapping[str, Any]) -> str:
         return f"the given corpus ({total})"
     if fitted_on["fit"] == "nli":
         return f"{' and '.join(fitted_on['sets'])}, all splits that are there ({total})"
+    if all(name not in CATALOG for name in fitted_on["sentences"]):
+        return f"the text of the pairs themselves ({total})"
     return f"each task's own text: all splits that are there, also pairs never graded ({total})"
 
 
@@ -260,7 +266,10 @@ def _cells(found: Mapping[str, Estimate], measures: Sequence[str]) -> list[str]:
 
 def _reasons(name: str, found: Mapping[str, Estimate]) -> list[str]:
     reasons = dict.fromkeys(one.undefined for one in found.values() if one.undefined)
-    return [f"{name}: undefined: {reason}" for reason in reasons]
+    said = [f"{name}: undefined: {reason}" for reason in reasons]
+    if any(one.value is not None and one.low is None for one in found.values()):
+        said.append(f"{name}: no interval: too many resamples of so few pairs are undefined")
+    return said
 
 
 def _number(one: Estimate) -> str:
@@ -285,4 +294,6 @@ def _p(value: float | None) -> str:
 def _verdict(one: Difference) -> str:
     if one.value is None:
         return "undefined"
+    if one.p is None:
+        return "too few pairs to tell"
     return "real" if one.real else "chance is enough to explain it"

@@ -184,7 +184,8 @@ class Difference:
 
     Attributes:
         value: The difference of the scores; None where one is undefined.
-        low: Lower end of its 95 % interval by paired bootstrap.
+        low: Lower end of its 95 % interval by paired bootstrap; None, as the p-values, where too
+            many resamples leave it undefined.
         high: Upper end.
         p: Two-sided p-value of "they are equal", from the bootstrap's deviation.
         adjusted: The same after Holm's correction for all differences looked at together.
@@ -229,7 +230,7 @@ def paired_difference(value: float | None, before: Array, after: Array) -> Diffe
     differences = after - before
     span = interval(differences)
     if value is None or span is None:
-        return Difference(None)
+        return Difference(value)
     deviation = float(np.nanstd(differences))
     if deviation > 1e-12:
         p = float(2 * scipy.stats.norm.sf(abs(value) / deviation))

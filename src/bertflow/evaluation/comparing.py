@@ -102,6 +102,7 @@ def compare(
         MissingDataError: The data of all tasks, or those to fit on, are not there.
     """
     began = time.perf_counter()
+    methods = list(dict.fromkeys(methods))
     check_number("seeds", seeds, 1, integer=True)
     if not methods or not tasks:
         raise InputError(f"nothing to compare: give at least one {'method' if tasks else 'task'}")
@@ -252,8 +253,11 @@ def _dev(pairs: Pairs, fit: str | Sequence[str], data: str | Path | None) -> _De
     """The task's dev split or, where it has none, STS-B's."""
     declared = CATALOG.get(pairs.task)
     own = declared is not None and "dev" in declared.splits and pairs.split != "dev"
+    name = pairs.task if own else "stsb"
+    if (name, "dev") == (pairs.task, pairs.split):
+        return None  # Never on the pairs that are scored.
     try:
-        dev = read_task(pairs.task if own else "stsb", data, "dev")
+        dev = read_task(name, data, "dev")
         return _Dev(dev, read_sentences("stsb", data) if fit == "target" and not own else [])
     except MissingDataError:
         return None

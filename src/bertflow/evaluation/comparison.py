@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -16,9 +16,6 @@ from bertflow.encoders import library_versions
 from bertflow.errors import InputError
 from bertflow.evaluation.bootstrap import Difference, holm, paired_difference
 from bertflow.evaluation.scores import Estimate, as_json
-
-Progress = Callable[[str, int, int], None]
-NLI = ("snli", "mnli")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +54,7 @@ class Entry:
         return Estimate.of(value, self.overall_replicates(aggregation))
 
     def overall_replicates(self, aggregation: str) -> Array:
-        """The same in each resample; tasks are resampled independently."""
+        """The same in each resample; the pairs of tasks are drawn independently."""
         names = counted(list(self.estimates[aggregation]))
         mean: Array = np.mean([self.replicates[aggregation][name] for name in names], axis=0)
         return mean
@@ -73,7 +70,7 @@ class Comparison:
         absent: Why a task is not among them, by task.
         fitted_on: What was fitted on: kind, data sets of a common corpus, and the number of
             sentences by task or "corpus".
-        dev: Where n_components was chosen, by task; None where nothing was there: D // 100.
+        dev: Where n_components was chosen, by task; None where none was there: D // 100.
         encoder: As `describe_encoder` gives it.
         seeds: How many.
         sentences: How many distinct sentences were encoded, once.
