@@ -37,6 +37,7 @@ bench: $(VENV)/.installed
 
 # The figures of docs/results.md, some 40 minutes: every calibrator on the seven tasks for both
 # packaged encoders, what the preset of the flow was chosen from, and what diagnose rests on.
+results: export BERTFLOW_DATA = $(DATA)
 results: $(VENV)/.installed
 	$(BIN)/bertflow compare "$$($(BIN)/python -c 'from bertflow.demo import default_encoder as d; print(d(None)[0])')" \
 		--pooling layers:1 --max-length 64 --task all --data $(DATA) --json runs/smollm2.json --markdown runs/smollm2.md
