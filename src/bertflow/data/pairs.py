@@ -71,6 +71,12 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.first)
 
+    def graded(self) -> tuple[list[str], list[str], list[float]]:
+        """First sentences, second sentences and gold of the pairs that were graded."""
+        rows = zip(self.first, self.second, self.gold, strict=True)
+        kept = [(first, second, gold) for first, second, gold in rows if gold is not None]
+        return [row[0] for row in kept], [row[1] for row in kept], [row[2] for row in kept]
+
 
 @dataclass(frozen=True)
 class NliPairs:

@@ -11,11 +11,12 @@ from bertflow.evaluation.correlation import (
 )
 from bertflow.evaluation.differences import difference, differences
 from bertflow.evaluation.methods import METHODS, Method
-from bertflow.evaluation.scores import Estimate, figures
+from bertflow.evaluation.scores import Estimate, as_json, figures, over_seeds
 from bertflow.evaluation.tasks import (
     TASKS,
     Score,
     Scores,
+    describe_calibrator,
     evaluate,
     evaluate_all,
     read_tasks,
@@ -35,14 +36,17 @@ __all__ = [
     "Score",
     "Scores",
     "area_under_curve",
+    "as_json",
     "compare",
     "correlate",
+    "describe_calibrator",
     "difference",
     "differences",
     "evaluate",
     "evaluate_all",
     "figures",
     "holm",
+    "over_seeds",
     "paired_cosine",
     "paired_difference",
     "read_tasks",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ from bertflow.encoders import CalibratedSentenceTransformer, describe_encoder, e
 from bertflow.errors import InputError, MissingDataError
 from bertflow.evaluation.comparison import Comparison, Entry
 from bertflow.evaluation.methods import METHODS, Method, published_dim
-from bertflow.evaluation.scores import Estimate, Figures, figures, gold_of
+from bertflow.evaluation.scores import Estimate, Figures, figures, gold_of, over_seeds
 from bertflow.evaluation.tasks import read_tasks
-from bertflow.evaluation.trials import Judge, Outcome, Trial, run_trial
+from bertflow.evaluation.trials import Judge, Outcome, Trial, cpus, run_trial
 
 Progress = Callable[[str, int, int], None]
 NLI = ("snli", "mnli")
@@ -57,7 +56,7 @@ class _Material:
         corpora = [*self.corpora.values(), *(dev.corpus for dev in devs)]
         texts = [text for corpus in corpora for text in corpus]
         for pairs in (*self.tests, *(dev.pairs for dev in devs)):
-            for side in _graded(pairs)[:2]:
+            for side in pairs.graded()[:2]:
                 texts += side
         return texts
 
@@ -127,7 +126,7 @@ def compare(
     encode_seconds = time.perf_counter() - start
     row_of = dict(zip(texts, embedded.index.tolist(), strict=True))
     trials = _plan(material, row_of, methods, seeds)
-    workers = Parallel(n_jobs=jobs or _cpus(), return_as="generator")
+    workers = Parallel(n_jobs=jobs or cpus(), return_as="generator")
     outcomes: list[Outcome] = []
     for outcome in workers(delayed(run_trial)(embedded.vectors, trial) for trial in trials):
         outcomes.append(outcome)
@@ -172,10 +171,6 @@ def compare(
         encode_seconds=encode_seconds,
         seconds=time.perf_counter() - began,
     )
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gather(
@@ -263,20 +258,13 @@ def _dev(pairs: Pairs, fit: str | Sequence[str], data: str | Path | None) -> _De
         return None
 
 
-def _graded(pairs: Pairs) -> tuple[list[str], list[str], list[float]]:
-    """The pairs that were graded, and their gold."""
-    rows = zip(pairs.first, pairs.second, pairs.gold, strict=True)
-    kept = [(first, second, gold) for first, second, gold in rows if gold is not None]
-    return [row[0] for row in kept], [row[1] for row in kept], [row[2] for row in kept]
-
-
 def _rows(row_of: Mapping[str, int], texts: Sequence[str]) -> Array:
     return np.fromiter((row_of[text] for text in texts), dtype=np.int64, count=len(texts))
 
 
 def _judge(row_of: Mapping[str, int], pairs: Pairs) -> Judge:
     """The graded pairs as rows."""
-    first, second, gold = _graded(pairs)
+    first, second, gold = pairs.graded()
     return Judge(pairs.task, _rows(row_of, first), _rows(row_of, second), np.array(gold))
 
 
@@ -340,16 +328,9 @@ def _entry(
 
 
 def _over_seeds(seeds: Sequence[Figures], aggregation: str) -> tuple[Estimate, float, Array]:
-    """The mean over seeds; each resample takes the next seed, so that it varies with both."""
-    mains = [one.main(aggregation) for one in seeds]
-    drawn = np.stack([one.replicates.get(aggregation, one.replicates["all"]) for one in seeds])
-    turns = np.arange(drawn.shape[1])
-    mixed: Array = drawn[turns % len(seeds), turns]
-    for one in mains:
-        if one.value is None:
-            return one, 0.0, mixed
-    values = [float(one.value or 0.0) for one in mains]
-    return Estimate.of(float(np.mean(values)), mixed), float(np.std(values)), mixed
+    drawn = [one.replicates.get(aggregation, one.replicates["all"]) for one in seeds]
+    one, deviation, mixed = over_seeds([one.main(aggregation) for one in seeds], np.stack(drawn))
+    return one, deviation or 0.0, mixed
 
 
 def _described(pairs: Pairs, found: Figures) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -237,3 +237,26 @@ def as_json(estimate: Estimate) -> dict[str, Any]:
     if estimate.undefined is not None:
         shown["undefined"] = estimate.undefined
     return shown
+
+
+def over_seeds(
+    estimates: Sequence[Estimate], replicates: Array
+) -> tuple[Estimate, float | None, Array]:
+    """The mean over runs with several seeds, whose interval covers pairs and seeds.
+
+    Args:
+        estimates: Of each seed.
+        replicates: Of each seed, in the same resamples, shape (seeds, resamples).
+
+    Returns:
+        The mean (undefined if one is), the deviation over seeds (ddof 0; None if undefined), and
+        resamples of it, each of the next seed, shape (resamples,).
+    """
+    turns = np.arange(replicates.shape[1])
+    mixed: Array = replicates[turns % len(replicates), turns]
+    values = []
+    for one in estimates:
+        if one.value is None:
+            return one, None, mixed
+        values.append(one.value)
+    return Estimate.of(float(np.mean(values)), mixed), float(np.std(values)), mixed

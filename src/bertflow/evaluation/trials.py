@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,21 +81,48 @@ def run_trial(vectors: Array, trial: Trial) -> Outcome:
         trial: What to do with them.
     """
     method = METHODS[trial.method]
-    if method.build is None:
-        return Outcome([_cosines(vectors, test, None) for test in trial.tests], 0.0, 0)
+    calibrator = None if method.build is None else method.build(vectors.shape[1], trial.seed)
+    tuning = None if trial.dev_corpus is None else vectors[trial.dev_corpus]
+    return judged(
+        vectors,
+        vectors[trial.corpus] if calibrator is not None else vectors,
+        calibrator,
+        trial.tests,
+        dev=trial.dev if method.tuned else None,
+        tuning=tuning,
+    )
+
+
+def judged(
+    vectors: Array,
+    rows: Array,
+    calibrator: Calibrator | None,
+    tests: Sequence[Judge],
+    *,
+    dev: Judge | None = None,
+    tuning: Array | None = None,
+) -> Outcome:
+    """Fit a calibrator on rows, and take the cosines of pairs of vectors under it.
+
+    Args:
+        vectors: Those that the pairs are of, shape (sentences, D).
+        rows: Those that are fitted on, shape (N, D).
+        calibrator: Not fitted; it is fitted in place. None takes the vectors as they are.
+        tests: Pairs to take the cosines of.
+        dev: Pairs to choose n_components on, of an `AllButTheTop`; None leaves it.
+        tuning: Rows to fit on for that, if others than `rows`.
+    """
+    if calibrator is None:
+        return Outcome([_cosines(vectors, test, None) for test in tests], 0.0, 0)
     began = time.perf_counter()
-    calibrator = method.build(vectors.shape[1], trial.seed)
-    rows = vectors[trial.corpus]
     chosen = None
-    if method.tuned and isinstance(calibrator, AllButTheTop):
-        tuning = rows if trial.dev_corpus is None else vectors[trial.dev_corpus]
-        if trial.dev is not None:
-            chosen = _best_count(calibrator, tuning, vectors, trial.dev)
-            calibrator.set_params(n_components=chosen)
+    if dev is not None and isinstance(calibrator, AllButTheTop):
+        chosen = _best_count(calibrator, rows if tuning is None else tuning, vectors, dev)
+        calibrator.set_params(n_components=chosen)
     calibrator.fit(rows)
     seconds = time.perf_counter() - began
     return Outcome(
-        cosines=[_cosines(vectors, test, calibrator) for test in trial.tests],
+        cosines=[_cosines(vectors, test, calibrator) for test in tests],
         seconds=seconds,
         bytes=sum(t.numel() * t.element_size() for t in calibrator._learned().values()),
         components=chosen,
@@ -124,3 +152,8 @@ def _cosines(vectors: Array, test: Judge, calibrator: Calibrator | None) -> Arra
         rows = calibrator.transform(rows)
     count = len(test.first)
     return paired_cosine(rows[places[:count]], rows[places[count:]])
+
+
+def cpus() -> int:
+    """How many CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
