@@ -1,5 +1,6 @@
 """Encoders: text to matrices, and calibrated models that load anywhere."""
 
+from bertflow.encoders.cache import VectorCache, fill
 from bertflow.encoders.corpus import Embedded, embed
 from bertflow.encoders.fingerprint import describe_encoder, library_versions
 from bertflow.encoders.loading import hidden_states, load_encoder
@@ -13,21 +14,28 @@ from bertflow.encoders.model import (
     save_model,
 )
 from bertflow.encoders.module import CalibratorModule
+from bertflow.encoders.poolings import load_layers, load_poolings
 from bertflow.encoders.portable import to_modules
+from bertflow.encoders.word_vectors import load_word_vectors
 
 __all__ = [
     "CalibratedSentenceTransformer",
     "CalibratorModule",
     "Embedded",
+    "VectorCache",
     "attach",
     "calibrate",
     "describe_encoder",
     "embed",
+    "fill",
     "hidden_states",
     "is_calibrated",
     "library_versions",
     "load",
     "load_encoder",
+    "load_layers",
+    "load_poolings",
+    "load_word_vectors",
     "open_model",
     "save_model",
     "to_modules",

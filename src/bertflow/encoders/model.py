@@ -47,7 +47,7 @@ class CalibratedSentenceTransformer(SentenceTransformer):
     def save(self, path: str, *args: Any, **kwargs: Any) -> None:
         """Write the model, the calibrator and its provenance into a folder."""
         super().save(path, *args, **kwargs)
-        _name_modules_for_every_version(Path(path) / "modules.json")
+        name_modules_for_every_version(Path(path) / "modules.json")
         native = Path(path) / SUBFOLDER
         native.mkdir(exist_ok=True)
         write_calibrator(self.calibrator, native)
@@ -331,7 +331,7 @@ def _compare_encoders(fitted: Mapping[str, Any], given: Mapping[str, Any]) -> No
         )
 
 
-def _name_modules_for_every_version(path: Path) -> None:
+def name_modules_for_every_version(path: Path) -> None:
     """Give built-in modules the names that every version of sentence-transformers resolves."""
     entries = json.loads(path.read_text(encoding="utf-8"))
     for entry in entries:

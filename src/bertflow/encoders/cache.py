@@ -1,0 +1,210 @@
+"""Vectors on disk: each sentence is encoded once, whatever stops the process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+from sentence_transformers import SentenceTransformer
+
+from bertflow.calibrators.base import Array
+from bertflow.calibrators.storage import write_text
+from bertflow.encoders.corpus import CHUNK_SENTENCES, embed
+from bertflow.errors import InputError, ModelError
+
+Progress = Callable[[int, int], None]
+
+FORMAT = 1
+DIGEST = 16
+
+
+class VectorCache:
+    """An encoder's vectors of distinct sentences: a file that only grows, and is memory-mapped.
+
+    A row is written before the sentence it belongs to is, so that a process that is killed leaves
+    nothing half: what lacks its sentence is overwritten by the next one. Several processes may
+    write at the same time.
+
+    Args:
+        folder: Made if it is not there.
+        about: What the vectors depend on; kept beside them and compared.
+
+    Raises:
+        ModelError: The folder holds vectors that depend on something else, or is damaged.
+
+    Example:
+        >>> import numpy as np, tempfile
+        >>> cache = VectorCache(tempfile.mkdtemp(), {"encoder": "none"})
+        >>> cache.add(["a", "b"], np.eye(2, dtype=np.float32))
+        >>> cache.missing(["b", "c", "c"]), cache.vectors()[cache.rows(["b"])].tolist()
+        (['c'], [[0.0, 1.0]])
+    """
+
+    def __init__(self, folder: str | Path, about: dict[str, Any]) -> None:
+        self.folder = Path(folder)
+        self.about = {"format": FORMAT, **about}
+        self._rows: dict[bytes, int] = {}
+        self._width: int | None = None
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                self._refresh()
+        except OSError as error:
+            raise ModelError(f"cannot use {self.folder}: {error.strerror or error}") from None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def missing(self, sentences: Sequence[str]) -> list[str]:
+        """Those that have no vector yet, each once, in order."""
+        distinct = dict.fromkeys(sentences)
+        return [sentence for sentence in distinct if _digest(sentence) not in self._rows]
+
+    def rows(self, sentences: Sequence[str]) -> Array:
+        """Where in `vectors` each sentence is, shape (N,).
+
+        Raises:
+            InputError: One has no vector.
+        """
+        try:
+            found = (self._rows[_digest(sentence)] for sentence in sentences)
+            return np.fromiter(found, dtype=np.int64, count=len(sentences))
+        except KeyError:
+            lost = self.missing(sentences)[0]
+            raise InputError(f"{self.folder} has no vector of {lost[:80]!r}") from None
+
+    def vectors(self) -> Array:
+        """All vectors, shape (sentences, D), float32, memory-mapped and read-only.
+
+        Raises:
+            InputError: There is none yet.
+        """
+        if self._width is None or not self._rows:
+            raise InputError(f"{self.folder} holds no vector yet")
+        shape = (len(self._rows), self._width)
+        vectors: Array = np.memmap(self.folder / "vectors.f32", dtype="<f4", mode="r", shape=shape)
+        return vectors
+
+    def add(self, sentences: Sequence[str], vectors: Array) -> None:
+        """Append vectors; sentences that are there already are left out.
+
+        Args:
+            sentences: Distinct.
+            vectors: Of each, shape (N, D).
+
+        Raises:
+            ModelError: It cannot be written, or the width is another.
+        """
+        try:
+            with self._locked():
+                self._refresh()
+                fresh = [n for n, s in enumerate(sentences) if _digest(s) not in self._rows]
+                if self._width not in (None, vectors.shape[1]):
+                    raise ModelError(
+                        f"{self.folder} holds vectors of {self._width} dimensions, "
+                        f"not {vectors.shape[1]}"
+                    )
+                if self._width is None:
+                    self._width = vectors.shape[1]
+                    content = {**self.about, "width": self._width}
+                    write_text(self.folder / "about.json", json.dumps(content, indent=2) + "\n")
+                rows = np.ascontiguousarray(vectors[fresh], dtype="<f4")
+                _write_at(self.folder / "vectors.f32", 4 * self._width * len(self), rows.tobytes())
+                digests = [_digest(sentences[n]) for n in fresh]
+                _write_at(self.folder / "sentences", DIGEST * len(self), b"".join(digests))
+                self._remember(digests)
+        except OSError as error:
+            raise ModelError(f"cannot write {self.folder}: {error.strerror or error}") from None
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with FileLock(self.folder / ".lock"):
+            yield
+
+    def _refresh(self) -> None:
+        """Read what is there, also what other processes have added since."""
+        about = self.folder / "about.json"
+        if not about.is_file():
+            return
+        try:
+            found = json.loads(about.read_text(encoding="utf-8"))
+            self._width = int(found.pop("width"))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ModelError(f"{about} is damaged; remove {self.folder}") from None
+        if found != json.loads(json.dumps(self.about)):
+            raise ModelError(f"{self.folder} holds vectors of another encoder; remove it")
+        names, vectors = self.folder / "sentences", self.folder / "vectors.f32"
+        if not names.is_file() or not vectors.is_file():
+            return
+        with names.open("rb") as file:
+            file.seek(DIGEST * len(self))
+            added = file.read()
+        whole = min(
+            len(self) + len(added) // DIGEST, vectors.stat().st_size // (4 * self._width)
+        ) - len(self)
+        self._remember([added[DIGEST * n : DIGEST * (n + 1)] for n in range(whole)])
+
+    def _remember(self, digests: Sequence[bytes]) -> None:
+        start = len(self._rows)
+        self._rows.update(zip(digests, range(start, start + len(digests)), strict=True))
+
+
+def fill(
+    caches: Sequence[VectorCache],
+    sentences: Sequence[str],
+    encoder: Callable[[], SentenceTransformer],
+    *,
+    batch_size: int = 32,
+    progress: Progress | None = None,
+) -> None:
+    """Encode what any of the caches lacks, a chunk at a time.
+
+    Args:
+        caches: One for each pooling of the encoder.
+        sentences: Text, repeats allowed.
+        encoder: Gives it; called only if something is lacking. Its vectors are those of the
+            caches side by side.
+        batch_size: Sentences a forward pass.
+        progress: Called with the sentences encoded and their total.
+
+    Raises:
+        InputError: A sentence is no text, or its vector is not finite.
+        ModelError: A cache cannot be written.
+    """
+    lacking = dict.fromkeys(sentence for cache in caches for sentence in cache.missing(sentences))
+    if not lacking:
+        return
+    loaded = encoder()
+    # Longest first: a batch holds sentences of one length, and memory runs out early or never.
+    order = iter(sorted(lacking, key=len, reverse=True))
+    done = 0
+    while chunk := list(islice(order, CHUNK_SENTENCES)):
+        vectors = embed(loaded, chunk, batch_size=batch_size).rows()
+        for cache, part in zip(caches, np.split(vectors, len(caches), axis=1), strict=True):
+            cache.add(chunk, part)
+        done += len(chunk)
+        if progress is not None:
+            progress(done, len(lacking))
+
+
+def _digest(sentence: str) -> bytes:
+    data = sentence.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=DIGEST).digest()
+
+
+def _write_at(path: Path, place: int, data: bytes) -> None:
+    """Write at a place, which ends the file, and wait until it is on the disk."""
+    with path.open("r+b" if path.exists() else "w+b") as file:
+        file.truncate(place)
+        file.seek(place)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

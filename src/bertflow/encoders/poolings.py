@@ -1,0 +1,130 @@
+"""Several poolings of one encoder from one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+
+from bertflow.encoders.loading import hidden_states, load_encoder
+from bertflow.errors import InputError
+
+
+class SeveralPoolings(nn.Module):
+    r"""Sentence vectors of several poolings side by side, from all hidden states.
+
+    .. math:: s = \Big[\, \tfrac1{|L_1|} \sum_{l \in L_1} \operatorname{pool}_1(h_l) \;\Big|\;
+        \tfrac1{|L_2|} \sum_{l \in L_2} \operatorname{pool}_2(h_l) \;\Big|\; \dots \Big]
+
+    Args:
+        poolings: Of each, the hidden states it averages, 0 being the embeddings, and whether it
+            takes the first token alone instead of the mean over tokens.
+        width: Entries of a hidden state, D.
+    """
+
+    def __init__(self, poolings: Sequence[tuple[Sequence[int], bool]], width: int) -> None:
+        super().__init__()
+        self.poolings = [(tuple(states), first) for states, first in poolings]
+        self.width = width * len(poolings)
+
+    def get_embedding_dimension(self) -> int:
+        """Entries of a vector, which sentence-transformers asks for."""
+        return self.width
+
+    def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
+        """Add `sentence_embedding`, shape (N, poolings · D)."""
+        states: Sequence[Tensor] = features["all_layer_embeddings"]
+        mask = features["attention_mask"].unsqueeze(-1).to(states[0].dtype)
+        count = mask.sum(dim=1).clamp(min=1e-9)
+        means: dict[int, Tensor] = {}
+        pooled = []
+        for layers, first in self.poolings:
+            if first:
+                parts = [states[layer][:, 0] for layer in layers]
+            else:
+                for layer in layers:
+                    if layer not in means:
+                        means[layer] = (states[layer] * mask).sum(dim=1) / count
+                parts = [means[layer] for layer in layers]
+            pooled.append(torch.stack(parts).mean(dim=0))
+        features["sentence_embedding"] = torch.cat(pooled, dim=1)
+        return features
+
+
+def load_poolings(
+    name: str | Path,
+    poolings: Sequence[str | None],
+    *,
+    max_length: int | None = None,
+    device: str | None = None,
+    dtype: str = "float32",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> SentenceTransformer:
+    """Load an encoder that gives the vectors of several poolings in one forward pass.
+
+    It cannot be saved: it is for filling a `VectorCache` for each pooling.
+
+    Args:
+        name: As in `load_encoder`, as all that follows.
+        poolings: At least one, each as in `load_encoder`; None only by itself.
+        max_length: Tokens a sentence is cut to.
+        device: Where it runs.
+        dtype: Its type.
+        revision: Branch, tag or commit on the hub.
+        trust_remote_code: Whether code that comes with the encoder may run.
+
+    Returns:
+        An encoder whose vectors are those of the poolings side by side, shape (poolings · D,).
+
+    Raises:
+        InputError: As `load_encoder`, or None is not alone.
+        ModelError: As `load_encoder`.
+    """
+    how: dict[str, Any] = {
+        "max_length": max_length,
+        "device": device,
+        "dtype": dtype,
+        "revision": revision,
+        "trust_remote_code": trust_remote_code,
+    }
+    if len(poolings) == 1:
+        return load_encoder(name, pooling=poolings[0], **how)
+    named = [pooling for pooling in poolings if pooling is not None]
+    if len(named) < len(poolings) or not named:
+        raise InputError(f"several poolings must each be named, got {list(poolings)}")
+    spelled = all(pooling.startswith("layers:") for pooling in named)
+    # Blocks above the highest state are cut off; recipes by name go up to the last.
+    states = {state for one in named if spelled for state in hidden_states(one, 1 << 30)}
+    widest = f"layers:{','.join(map(str, sorted(states)))}" if spelled else "embed-last-avg"
+    encoder = load_encoder(name, pooling=widest, **how)
+    transformer: Any = encoder[0]
+    config = transformer.model.config
+    config.output_hidden_states = True
+    blocks = config.get_text_config().num_hidden_layers
+    pools = [(hidden_states(one, blocks), one == "cls") for one in named]
+    last = SeveralPoolings(pools, transformer.get_embedding_dimension())
+    return SentenceTransformer(modules=[transformer, last], device=str(encoder.device)).eval()
+
+
+def load_layers(name: str | Path, **how: Any) -> tuple[SentenceTransformer, list[str]]:
+    """Load an encoder that gives the mean over tokens of every hidden state side by side.
+
+    Args:
+        name: As in `load_encoder`.
+        how: Keywords of `load_encoder` but pooling.
+
+    Returns:
+        The encoder, and the pooling of each part: "layers:0" for the embeddings to "layers:L".
+    """
+    whole = load_encoder(name, pooling="embed-last-avg", **how)
+    transformer: Any = whole[0]
+    blocks = transformer.model.config.get_text_config().num_hidden_layers
+    names = [f"layers:{state}" for state in range(blocks + 1)]
+    pools = [((state,), False) for state in range(blocks + 1)]
+    last = SeveralPoolings(pools, transformer.get_embedding_dimension())
+    return SentenceTransformer(modules=[transformer, last], device=str(whole.device)).eval(), names

@@ -1,0 +1,174 @@
+"""Vectors on disk, and several poolings in one pass."""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+import pytest
+
+from bertflow.encoders import VectorCache, embed, fill, load_encoder, load_poolings
+from bertflow.errors import InputError, ModelError
+
+ABOUT = {"encoder": "x"}
+
+
+def vectors_of(sentences: list[str], width: int = 3) -> np.ndarray:
+    return np.array([[len(s), *map(ord, s[: width - 1].ljust(width - 1))] for s in sentences], "f4")
+
+
+def test_what_is_added_is_found_again_by_another_cache_on_the_folder(tmp_path):
+    cache = VectorCache(tmp_path, ABOUT)
+    cache.add(["ab", "c"], vectors_of(["ab", "c"]))
+    cache.add(["d"], vectors_of(["d"]))
+    again = VectorCache(tmp_path, ABOUT)
+    assert len(again) == 3
+    assert again.missing(["c", "e", "ab", "e"]) == ["e"]
+    rows = again.rows(["d", "ab", "d"])
+    assert np.array_equal(again.vectors()[rows], vectors_of(["d", "ab", "d"]))
+    assert isinstance(again.vectors(), np.memmap)
+    assert not again.vectors().flags.writeable
+
+
+def test_a_sentence_that_is_there_is_not_added_twice(tmp_path):
+    cache, other = VectorCache(tmp_path, ABOUT), VectorCache(tmp_path, ABOUT)
+    cache.add(["a"], vectors_of(["a"]))
+    other.add(["a", "b"], vectors_of(["a", "b"]))  # Has not seen it yet.
+    cache.add(["c"], vectors_of(["c"]))
+    assert len(cache) == 3
+    assert np.array_equal(cache.vectors(), vectors_of(["a", "b", "c"]))
+
+
+@pytest.mark.parametrize("name", ["vectors.f32", "sentences"])
+@pytest.mark.parametrize("cut", range(1, 24))
+def test_what_a_killed_process_has_half_written_is_written_again(tmp_path, name, cut):
+    """Vectors go first: a vector without its sentence, or half a row of either, counts for nothing."""
+    cache = VectorCache(tmp_path, ABOUT)
+    cache.add(["a", "b"], vectors_of(["a", "b"]))
+    cache.add(["c", "d"], vectors_of(["c", "d"]))
+    file = tmp_path / name
+    file.write_bytes(file.read_bytes()[:-cut])
+    again = VectorCache(tmp_path, ABOUT)
+    assert 2 <= len(again) < 4
+    fill_up = again.missing(["a", "b", "c", "d"])
+    again.add(fill_up, vectors_of(fill_up))
+    last = VectorCache(tmp_path, ABOUT)
+    rows = last.rows(["a", "b", "c", "d"])
+    assert np.array_equal(last.vectors()[rows], vectors_of(["a", "b", "c", "d"]))
+    assert len(last) == 4
+
+
+def add_some(folder: str, start: int) -> None:
+    cache = VectorCache(folder, ABOUT)
+    for number in range(start, start + 20):
+        cache.add([str(number)], vectors_of([str(number)]))
+
+
+def test_two_processes_on_one_folder_lose_nothing(tmp_path):
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=spawn) as pool:
+        list(pool.map(add_some, [str(tmp_path)] * 2, [0, 10]))
+    cache = VectorCache(tmp_path, ABOUT)
+    names = [str(number) for number in range(30)]
+    assert len(cache) == 30
+    assert np.array_equal(cache.vectors()[cache.rows(names)], vectors_of(names))
+
+
+def test_another_encoder_is_refused(tmp_path):
+    VectorCache(tmp_path, ABOUT).add(["a"], vectors_of(["a"]))
+    with pytest.raises(ModelError, match="another encoder"):
+        VectorCache(tmp_path, {"encoder": "y"})
+    with pytest.raises(ModelError, match="vectors of 3 dimensions, not 4"):
+        VectorCache(tmp_path, ABOUT).add(["b"], vectors_of(["b"], 4))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"width": null}', '{"format": 1}'])
+def test_a_damaged_description_is_an_error_that_names_it(tmp_path, content):
+    VectorCache(tmp_path, ABOUT).add(["a"], vectors_of(["a"]))
+    (tmp_path / "about.json").write_text(content)
+    with pytest.raises(ModelError, match=r"about\.json is damaged"):
+        VectorCache(tmp_path, ABOUT)
+
+
+def test_a_sentence_without_vector_is_named(tmp_path):
+    cache = VectorCache(tmp_path, ABOUT)
+    with pytest.raises(InputError, match="holds no vector yet"):
+        cache.vectors()
+    with pytest.raises(InputError, match="has no vector of 'lost'"):
+        cache.rows(["lost"])
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelError, match="cannot use"):
+        VectorCache(tmp_path / "file" / "x", ABOUT)
+
+
+POOLINGS = ["cls", "mean", "last2avg", "first-last-avg", "embed-last-avg", "layers:1,2"]
+
+
+@pytest.mark.parametrize("kind", ["tiny_bert", "tiny_llama"])
+@pytest.mark.parametrize("poolings", [POOLINGS, ["layers:0,2", "layers:1"]], ids=str)
+def test_several_poolings_are_what_each_gives_alone(kind, poolings, request, tiny_sentences):
+    folder = request.getfixturevalue(kind)
+    together = load_poolings(folder, poolings, max_length=16)
+    assert together.get_embedding_dimension() == 16 * len(poolings)
+    parts = np.split(embed(together, tiny_sentences[:70]).rows(), len(poolings), axis=1)
+    for pooling, part in zip(poolings, parts, strict=True):
+        alone = embed(load_encoder(folder, pooling=pooling, max_length=16), tiny_sentences[:70])
+        assert np.abs(part - alone.rows()).max() < 1e-5, pooling
+
+
+def test_one_pooling_is_the_encoder_itself(tiny_bert):
+    assert len(load_poolings(tiny_bert, ["layers:1"])[0].model.encoder.layer) == 1
+    assert load_poolings(tiny_bert, [None]).get_embedding_dimension() == 16
+
+
+@pytest.mark.parametrize("poolings", [["mean", None], []])
+def test_several_poolings_must_be_named(tiny_bert, poolings):
+    with pytest.raises(InputError, match="must each be named"):
+        load_poolings(tiny_bert, poolings)
+
+
+def test_filling_encodes_only_what_a_cache_lacks(tmp_path, tiny_bert, tiny_sentences):
+    poolings = ["mean", "last2avg"]
+    caches = [VectorCache(tmp_path / p, {"pooling": p}) for p in poolings]
+    loaded = []
+
+    def encoder():
+        loaded.append(load_poolings(tiny_bert, poolings))
+        return loaded[-1]
+
+    seen = []
+    some = tiny_sentences[:50]
+    fill(caches[:1], some, lambda: load_encoder(tiny_bert, pooling="mean"))
+    fill(caches, tiny_sentences, encoder, progress=lambda *step: seen.append(step))
+    distinct = len(set(tiny_sentences))
+    assert seen == [(distinct, distinct)]  # The second cache lacked them all.
+    for cache, pooling in zip(caches, poolings, strict=True):
+        expected = embed(load_encoder(tiny_bert, pooling=pooling), tiny_sentences).rows()
+        rows = cache.rows(tiny_sentences)
+        assert len(cache) == distinct
+        assert np.abs(cache.vectors()[rows] - expected).max() < 1e-5
+    fill(caches, tiny_sentences, encoder)
+    assert len(loaded) == 1
+
+
+def test_a_run_that_is_stopped_goes_on(tmp_path, tiny_bert, monkeypatch):
+    monkeypatch.setattr("bertflow.encoders.cache.CHUNK_SENTENCES", 10)
+    sentences = [f"a dog {'runs ' * (n % 7)}{n}" for n in range(45)]
+    cache = VectorCache(tmp_path, ABOUT)
+    encoder = load_encoder(tiny_bert)
+
+    def stop(done, total):
+        if done == 30:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fill([cache], sentences, lambda: encoder, progress=stop)
+    seen = []
+    again = VectorCache(tmp_path, ABOUT)
+    fill([again], sentences, lambda: encoder, progress=lambda *step: seen.append(step))
+    assert seen == [(10, 15), (15, 15)]
+    assert not again.missing(sentences)
