@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from bertflow.data import CATALOG, DATA_VARIABLE, read_nli, read_sentences, read_task
+from bertflow.data import (
+    CATALOG,
+    DATA_VARIABLE,
+    nli_splits,
+    read_nli,
+    read_sentences,
+    read_task,
+)
 from bertflow.data import hub as hub_module
 from bertflow.errors import InputError
 
@@ -802,6 +809,20 @@ def test_every_path_that_was_tried_is_in_one_line(tmp_path, name):
         for folder in layout.folders:
             path = tmp_path / folder / layout.files[data_set.default_split][0]
             assert message.count(f"{path},") + message.count(f"{path};") == 1
+
+
+def test_the_splits_that_are_there_are_told_and_all_where_none_is(tmp_path, monkeypatch):
+    monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    assert nli_splits("snli") == nli_splits("snli", tmp_path) == ("train", "dev", "test")
+    (tmp_path / "snli_test.jsonl").write_text("{}")
+    assert nli_splits("snli", tmp_path) == ("test",)
+    (tmp_path / "snli_dev.jsonl").write_text("{}")
+    assert nli_splits("snli", tmp_path) == ("dev", "test")
+    assert nli_splits("mnli", tmp_path) == ("train", "dev-matched", "dev-mismatched")
+    with pytest.raises(InputError, match="stsb"):
+        nli_splits("stsb", tmp_path)
+    with pytest.raises(InputError, match="is no folder"):
+        nli_splits("snli", tmp_path / "nowhere")
 
 
 def test_another_split_of_the_same_folder_is_not_taken(tmp_path):

@@ -12,7 +12,7 @@ from bertflow.data.pairs import (
     sample_pairs,
     sample_sentences,
 )
-from bertflow.data.readers import read_nli, read_sentences, read_task
+from bertflow.data.readers import nli_splits, read_nli, read_sentences, read_task
 
 __all__ = [
     "CATALOG",
@@ -26,6 +26,7 @@ __all__ = [
     "Pairs",
     "check_corpus",
     "find_data_set",
+    "nli_splits",
     "read_corpus",
     "read_nli",
     "read_pairs",

@@ -123,6 +123,29 @@ def read_nli(name: str, data: str | Path | None = None, split: str | None = None
     return NliPairs(name, split, first, second, labels, source, dict(skipped))
 
 
+def nli_splits(name: str, data: str | Path | None = None) -> tuple[str, ...]:
+    """Tell which splits of an NLI data set can be read.
+
+    Args:
+        name: The data set.
+        data: As in `read_task`.
+
+    Returns:
+        Those whose files are in the folder, in the catalogue's order; all of them where none is,
+        because then `read_nli` asks the hub.
+
+    Raises:
+        InputError: The data set is unknown, or the folder is none.
+
+    Example:
+        >>> nli_splits("mnli")
+        ('train', 'dev-matched', 'dev-mismatched')
+    """
+    data_set = find_data_set(name, ("nli",))
+    there = [split for split in data_set.splits if _found(data_set, [split], data)[0]]
+    return tuple(there or data_set.splits)
+
+
 def read_sentences(name: str, data: str | Path | None = None) -> list[str]:
     """Read the text of a data set without its labels: what a fit on the target task uses.
 

@@ -1,0 +1,142 @@
+"""The command that trains an encoder with labels: finetune."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bertflow.cli.opening import load_raw, show
+from bertflow.cli.options import POOLING_HELP, Device, MaxLength, TrustRemoteCode
+from bertflow.errors import InputError
+
+if TYPE_CHECKING:
+    from bertflow.finetuning import FineTuned, NliCorpus
+
+
+def finetune(
+    encoder: Annotated[
+        str, typer.Option(metavar="NAME|DIR|FILE.gguf", help="Encoder to fine-tune.")
+    ],
+    nli: Annotated[
+        list[str],
+        typer.Option(metavar="NAME", help="Labelled pairs: snli, mnli or sick-e. May be repeated."),
+    ],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder to save to.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of the data, in any layout people have; default: BERTFLOW_DATA, and "
+            "where it has none the model hub.",
+        ),
+    ] = None,
+    pooling: Annotated[
+        str, typer.Option(metavar="R", help=POOLING_HELP.partition(" Default")[0])
+    ] = "mean",
+    max_length: MaxLength = None,
+    epochs: Annotated[
+        float, typer.Option(metavar="X", help="Passes over the pairs, or a part of one.")
+    ] = 1.0,
+    learning_rate: Annotated[
+        float, typer.Option(metavar="X", help="The highest, after the warm-up.")
+    ] = 2e-5,
+    batch_size: Annotated[int, typer.Option(metavar="N", help="Pairs a step.")] = 16,
+    warmup: Annotated[
+        float, typer.Option(metavar="X", help="Share of the steps in which it rises.")
+    ] = 0.1,
+    held_out: Annotated[
+        float,
+        typer.Option(
+            metavar="X", help="Share of the premises held out of a set that has no split for it."
+        ),
+    ] = 0.1,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="Take only the first N pairs of each split.")
+    ] = None,
+    random_state: Annotated[int, typer.Option(metavar="N", help="Seed.")] = 0,
+    precision: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="auto, float32, bf16 or fp16; auto is mixed precision where the device has it.",
+        ),
+    ] = "auto",
+    device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Fine-tune an encoder on labelled NLI pairs, and save it; interrupted, it goes on."""
+    from bertflow.calibrators.storage import check_replaceable
+    from bertflow.cli.terminal import progress_bars
+    from bertflow.encoders import is_calibrated
+    from bertflow.finetuning import Recipe, nli_corpus, save_finetuned
+    from bertflow.finetuning import finetune as train
+    from bertflow.finetuning.training import check_packages
+
+    check_replaceable(output)
+    check_packages()
+    recipe = Recipe(
+        epochs=epochs,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        warmup=warmup,
+        random_state=random_state,
+        precision=precision,
+    )
+    if is_calibrated(encoder):
+        raise InputError(
+            f"{encoder} is a calibrated model; fine-tune the encoder it was made of, then "
+            "calibrate what comes out"
+        )
+    corpus = nli_corpus(nli, data, held_out=held_out, random_state=random_state, limit=limit)
+    loaded = load_raw(encoder, pooling, max_length, device, trust_remote_code)
+    _show_corpus(corpus)
+    checkpoints = Path(f"{output}.checkpoints")
+    try:
+        with progress_bars() as report:
+            result = train(loaded, corpus, recipe, checkpoints=checkpoints, progress=report)
+    except KeyboardInterrupt:
+        saved = any(checkpoints.glob("checkpoint-*"))
+        where = f"goes on from {checkpoints}" if saved else "begins anew: nothing was saved yet"
+        show(f"interrupted; the same command {where}")
+        raise
+    save_finetuned(result, output)
+    _show_result(result, output, pooling)
+
+
+def _show_corpus(corpus: NliCorpus) -> None:
+    for part in corpus.sets:
+        how = part.held_out_split or f"{corpus.division['held_out']:.0%} of the premises"
+        show(
+            f"{part.name}: {part.train:,} pairs to train on, {part.held_out:,} held out ({how}) "
+            f"of {', '.join(part.sources)}"
+        )
+        for reason, count in part.skipped.items():
+            show(f"  {count:,} skipped: {reason}")
+
+
+def _show_result(result: FineTuned, output: Path, pooling: str) -> None:
+    facts, accuracy = result.provenance, result.accuracy
+    if result.discarded:
+        show(f"began anew: the checkpoints found were of another {', '.join(result.discarded)}")
+    if result.resumed_at < facts["steps"]:
+        show(
+            f"trained steps {result.resumed_at + 1:,} to {facts['steps']:,} in "
+            f"{facts['recipe']['precision']} on {facts['device']} in {facts['seconds']:.0f} s"
+        )
+    else:
+        seconds = facts["seconds"]
+        show(f"all {facts['steps']:,} steps were trained before; measured in {seconds:.0f} s")
+    show(
+        f"accuracy on {accuracy.pairs:,} held-out pairs: {accuracy.value:.1%} "
+        f"(95 % interval {accuracy.low:.1%} to {accuracy.high:.1%}); always saying "
+        f"{accuracy.majority_label}: {accuracy.majority:.1%}"
+    )
+    show(f"saved to {output}: SentenceTransformer({str(output)!r}) loads it anywhere")
+    # Of the last blocks something is left only if the last one was trained.
+    pooled = "last2avg" if pooling == "mean" else pooling
+    show(
+        f"next: bertflow fit --encoder {output} --pooling {pooled} --corpus FILE "
+        f"--output {output}-flow"
+    )

@@ -1,0 +1,109 @@
+"""Checkpoints of a run: whole or not there, and of this very run or discarded.
+
+sentence-transformers' trainer saves the encoder, the optimizer, the schedule and the random
+states, but not the weights of the loss: the classifier. It is added here, and after it a list of
+all files with their sizes, by which a checkpoint is known to be whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from bertflow.calibrators.storage import write_text
+from bertflow.errors import ModelError
+from bertflow.finetuning.result import CLASSIFIER
+
+RUN, WHOLE = "run.json", "whole.json"
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def open_checkpoints(folder: Path, run: Mapping[str, Any]) -> tuple[Path | None, list[str]]:
+    """Find the checkpoint a run goes on from, and remove what it cannot use.
+
+    Args:
+        folder: Where its checkpoints are or will be.
+        run: All that the result depends on, for JSON.
+
+    Returns:
+        The last whole checkpoint of this run or None, and the names in `run` of what was another
+        in checkpoints that were discarded.
+
+    Raises:
+        ModelError: The folder holds something else, or cannot be written.
+    """
+    described = json.loads(json.dumps(run))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():
+            if not (_NAME.fullmatch(path.name) or path.name.lstrip(".").startswith(RUN)):
+                raise ModelError(
+                    f"{folder} is for checkpoints, but holds {path.name}, which bertflow did not "
+                    "write; move it, or choose another folder"
+                )
+        found = {step(path): path for path in folder.iterdir() if _NAME.fullmatch(path.name)}
+        if (earlier := _described(folder)) == described:
+            for number, path in list(found.items()):
+                if not is_whole(path):
+                    shutil.rmtree(path)
+                    del found[number]
+            return (found[max(found)] if found else None), []
+        for path in found.values():
+            shutil.rmtree(path)
+    except OSError as error:
+        raise ModelError(f"cannot write {folder}: {error.strerror or error}") from None
+    write_text(folder / RUN, json.dumps(described, indent=2) + "\n")
+    return None, [
+        name for name in described if earlier.get(name) != described[name]
+    ] if found else []
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def step(checkpoint: Path) -> int:
+    """The step after which a checkpoint was saved."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def complete_checkpoint(checkpoint: Path, classifier: nn.Module) -> None:
+    """Add the classifier and the list of files, then remove the checkpoints before this one."""
+    save_file(classifier.state_dict(), checkpoint / CLASSIFIER)
+    write_text(checkpoint / WHOLE, json.dumps(_sizes(checkpoint)) + "\n")
+    for other in checkpoint.parent.iterdir():
+        if _NAME.fullmatch(other.name) and step(other) < step(checkpoint):
+            shutil.rmtree(other)
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Whether every file of a checkpoint is there in full."""
+    try:
+        listed = json.loads((checkpoint / WHOLE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(listed == _sizes(checkpoint))
+
+
+def restore_classifier(checkpoint: Path, classifier: nn.Module) -> None:
+    """Give a classifier the weights of a checkpoint."""
+    classifier.load_state_dict(load_file(checkpoint / CLASSIFIER))
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {
+        path.relative_to(folder).as_posix(): path.stat().st_size
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != WHOLE
+    }

@@ -1,0 +1,209 @@
+"""What is trained on and what is held out: labelled pairs of NLI data sets, divided."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from bertflow.calibrators.base import check_number
+from bertflow.data import NLI_LABELS, NliPairs, nli_splits, read_nli
+from bertflow.errors import InputError
+
+SEEN = "premise also trained on"
+
+
+@dataclass(frozen=True)
+class NliSet:
+    """What one data set gives to a corpus.
+
+    Attributes:
+        name: The data set.
+        splits: The splits that were read.
+        sources: Of each split, the file or repository@revision.
+        held_out_split: The split that is held out; None where a share of the premises is.
+        train: How many pairs are trained on.
+        held_out: How many are held out.
+        skipped: Rows that are in neither, counted by reason.
+    """
+
+    name: str
+    splits: Sequence[str]
+    sources: Sequence[str]
+    held_out_split: str | None
+    train: int
+    held_out: int
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NliCorpus:
+    """Labelled pairs to train on and others to measure on, no premise on both sides.
+
+    Attributes:
+        train: The pairs to train on.
+        held_out: The pairs to measure on.
+        sets: What each data set gives.
+        division: The arguments they were divided by.
+    """
+
+    train: NliPairs
+    held_out: NliPairs
+    sets: Sequence[NliSet]
+    division: Mapping[str, float | int | None] = field(default_factory=dict)
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Of both sides, how many pairs have each label."""
+        sides = {"train": self.train, "held_out": self.held_out}
+        return {
+            side: {label: Counter(pairs.labels)[label] for label in NLI_LABELS}
+            for side, pairs in sides.items()
+        }
+
+    def digest(self) -> str:
+        """A SHA-256 of all pairs and labels in their order: the same corpus has the same."""
+        digest = hashlib.sha256()
+        for pairs in (self.train, self.held_out):
+            for row in zip(pairs.first, pairs.second, pairs.labels, strict=True):
+                digest.update(json.dumps(row).encode())
+            digest.update(b"\n")
+        return digest.hexdigest()
+
+
+def nli_corpus(
+    names: Sequence[str],
+    data: str | Path | None = None,
+    *,
+    held_out: float = 0.1,
+    random_state: int = 0,
+    limit: int | None = None,
+) -> NliCorpus:
+    """Read NLI data sets and divide them into pairs to train on and pairs to measure on.
+
+    Where a set's train split can be had it is trained on, and its dev split (of mnli the matched
+    one) is held out. Where there is no train split all others are divided, and where there is no
+    dev split the train split is: a share of the premises is held out with all their pairs. A pair
+    that would be held out although its premise is trained on is left out and counted.
+
+    Args:
+        names: Some of snli, mnli and sick-e.
+        data: As in `bertflow.data.read_nli`: files in the folder first, else the model hub.
+        held_out: Share of the premises that is held out where there is no split for it.
+        random_state: Seed of that division.
+        limit: Take only the first so many pairs of each split.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        MissingDataError: A set is nowhere; the message says what was tried.
+        InputError: An unknown or repeated set, a malformed row or an unknown label (named by
+            line), a value out of range, or too few pairs to divide.
+
+    Example:
+        ``nli_corpus(["snli", "mnli"], "data").counts``
+    """
+    check_number("held_out", held_out, 0, 1, above=True)
+    check_number("random_state", random_state, 0, integer=True)
+    if limit is not None:
+        check_number("limit", limit, 1, integer=True)
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"give NLI data sets, each once, got {', '.join(names) or 'none'}")
+    divided = [_divided(name, data, held_out, random_state, limit) for name in names]
+    trained_on = {_key(premise) for train, _, _ in divided for premise in train.first}
+    trains, helds, sets = [], [], []
+    for train, held, facts in divided:
+        kept = _chosen(held, [_key(premise) not in trained_on for premise in held.first])
+        skipped = Counter(facts.skipped)
+        if len(kept) < len(held):
+            skipped[SEEN] += len(held) - len(kept)
+        trains.append(train)
+        helds.append(kept)
+        sets.append(replace(facts, train=len(train), held_out=len(kept), skipped=dict(skipped)))
+    corpus = NliCorpus(
+        train=_joined(trains, "train"),
+        held_out=_joined(helds, "held-out"),
+        sets=sets,
+        division={"held_out": held_out, "random_state": random_state, "limit": limit},
+    )
+    if not len(corpus.held_out):
+        raise InputError(
+            f"{corpus.held_out.source}: no pair is left to hold out, every premise is trained on"
+        )
+    if len(labels := set(corpus.train.labels)) < 2:
+        raise InputError(
+            f"{corpus.train.source}: all {len(corpus.train)} pairs to train on are "
+            f"{next(iter(labels))}; training needs at least two labels"
+        )
+    return corpus
+
+
+def _divided(
+    name: str, data: str | Path | None, share: float, random_state: int, limit: int | None
+) -> tuple[NliPairs, NliPairs, NliSet]:
+    """One set's pairs to train on and to hold out."""
+    there = nli_splits(name, data)
+    trained = ["train"] if "train" in there else list(there)
+    dev = next((split for split in there if split.startswith("dev")), None)
+    held_split = dev if "train" in there else None
+    splits = trained if held_split is None else [*trained, held_split]
+    read = {split: _first(read_nli(name, data, split), limit) for split in splits}
+    if held_split is None:
+        train, held = _by_premise(_joined(list(read.values()), "train"), share, random_state)
+    else:
+        train, held = read["train"], read[held_split]
+    skipped: Counter[str] = Counter()
+    for pairs in read.values():
+        skipped.update(pairs.skipped)
+    sources = [pairs.source for pairs in read.values()]
+    return train, held, NliSet(name, splits, sources, held_split, 0, 0, dict(skipped))
+
+
+def _by_premise(pairs: NliPairs, share: float, random_state: int) -> tuple[NliPairs, NliPairs]:
+    """Hold out a share of the premises with all their pairs."""
+    premises = list(dict.fromkeys(map(_key, pairs.first)))
+    if len(premises) < 2:
+        raise InputError(
+            f"{pairs.source}: {len(premises)} premise cannot be divided; give at least 2"
+        )
+    count = min(max(round(share * len(premises)), 1), len(premises) - 1)
+    order = np.random.default_rng(random_state).permutation(len(premises))
+    chosen = {premises[place] for place in order[:count]}
+    held = [_key(premise) in chosen for premise in pairs.first]
+    return _chosen(pairs, [not out for out in held]), _chosen(pairs, held)
+
+
+def _key(premise: str) -> str:
+    """What is the same premise: case and space do not make another."""
+    return " ".join(premise.split()).casefold()
+
+
+def _first(pairs: NliPairs, limit: int | None) -> NliPairs:
+    return pairs if limit is None else _chosen(pairs, [row < limit for row in range(len(pairs))])
+
+
+def _chosen(pairs: NliPairs, rows: Sequence[bool]) -> NliPairs:
+    places = [place for place, chosen in enumerate(rows) if chosen]
+    return replace(
+        pairs,
+        first=[pairs.first[place] for place in places],
+        second=[pairs.second[place] for place in places],
+        labels=[pairs.labels[place] for place in places],
+    )
+
+
+def _joined(parts: Sequence[NliPairs], split: str) -> NliPairs:
+    return NliPairs(
+        name="+".join(dict.fromkeys(part.name for part in parts)),
+        split=split,
+        first=[text for part in parts for text in part.first],
+        second=[text for part in parts for text in part.second],
+        labels=[label for part in parts for label in part.labels],
+        source=", ".join(dict.fromkeys(part.source for part in parts)),
+    )

@@ -1,0 +1,130 @@
+"""A fine-tuned encoder with what it was measured at, and how it is saved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from scipy.stats import binomtest
+from sentence_transformers import SentenceTransformer
+from torch import nn
+
+from bertflow.calibrators.storage import replaced_folder
+from bertflow.encoders.model import name_modules_for_every_version
+
+FORMAT = 1
+FACTS, CLASSIFIER = "finetuning.json", "classifier.safetensors"
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How many held-out pairs get their label.
+
+    Attributes:
+        value: The share that does.
+        low: Lower end of the 95 % Wilson interval, which takes pairs for independent.
+        high: Its upper end.
+        pairs: How many pairs were held out.
+        majority: The share of their most frequent label: what saying it always would get.
+        majority_label: That label.
+        recall: Of each label that occurs, the share of its pairs that get it.
+    """
+
+    value: float
+    low: float
+    high: float
+    pairs: int
+    majority: float
+    majority_label: str
+    recall: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """A fine-tuned encoder.
+
+    Attributes:
+        model: The encoder, in evaluation mode.
+        classifier: The head over [u, v, |u − v|] with which it was trained, on the CPU.
+        labels: What the head's outputs stand for, in their order.
+        accuracy: On the held-out pairs.
+        counts: Of "train" and "held_out", how many pairs have each label.
+        loss_curve: Steps and the mean loss since the one before.
+        resumed_at: The step of the checkpoint it went on from; 0 if there was none.
+        discarded: Names of what was another in checkpoints that were found and discarded.
+        provenance: Recipe, data sets, encoder, versions, device and seconds.
+        checkpoints: The folder of the last checkpoint, which `save_finetuned` removes.
+    """
+
+    model: SentenceTransformer
+    classifier: nn.Linear
+    labels: Sequence[str]
+    accuracy: Accuracy
+    counts: Mapping[str, Mapping[str, int]]
+    loss_curve: Sequence[tuple[int, float]]
+    resumed_at: int
+    discarded: Sequence[str]
+    provenance: Mapping[str, Any]
+    checkpoints: Path | None
+
+
+def accuracy_of(predicted: Sequence[str], labels: Sequence[str]) -> Accuracy:
+    """Compare predicted labels with the given ones.
+
+    Example:
+        >>> accuracy_of(["neutral", "neutral"], ["neutral", "entailment"]).value
+        0.5
+    """
+    totals = Counter(labels)
+    hits = Counter(label for label, guess in zip(labels, predicted, strict=True) if label == guess)
+    correct = hits.total()
+    interval = binomtest(correct, len(labels)).proportion_ci(CONFIDENCE, method="wilson")
+    # Of equally frequent ones the first by name, so that the same pairs give the same answer.
+    majority_label = min(totals, key=lambda label: (-totals[label], label))
+    return Accuracy(
+        value=correct / len(labels),
+        low=float(interval.low),
+        high=float(interval.high),
+        pairs=len(labels),
+        majority=totals[majority_label] / len(labels),
+        majority_label=majority_label,
+        recall={label: hits[label] / totals[label] for label in sorted(totals)},
+    )
+
+
+def save_finetuned(result: FineTuned, folder: str | Path) -> None:
+    """Save a fine-tuned encoder to a folder that is then the new one whole, or still the old one.
+
+    The folder is an ordinary sentence-transformers model; beside it finetuning.json says how it
+    came about and classifier.safetensors keeps the head. The checkpoints are removed once it is
+    there: until then they are the only copy.
+
+    Args:
+        result: What `finetune` gave.
+        folder: Made if it is not there; replaced if bertflow wrote what it holds.
+
+    Raises:
+        ModelError: The folder holds something that bertflow did not write, or cannot be written.
+    """
+    facts = {
+        "format": FORMAT,
+        "labels": list(result.labels),
+        "accuracy": asdict(result.accuracy),
+        "counts": result.counts,
+        **result.provenance,
+        "loss_curve": result.loss_curve,
+    }
+    with replaced_folder(folder) as staging:
+        result.model.save_pretrained(str(staging))
+        name_modules_for_every_version(staging / "modules.json")
+        (staging / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        save_file(result.classifier.state_dict(), staging / CLASSIFIER)
+    if result.checkpoints is not None:
+        shutil.rmtree(result.checkpoints, ignore_errors=True)

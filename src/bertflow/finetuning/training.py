@@ -1,0 +1,351 @@
+"""Siamese training on NLI by sentence-transformers' own trainer and loss."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import version
+from importlib.util import find_spec
+from logging import ERROR, getLogger
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.sentence_transformer.losses import SoftmaxLoss
+from torch import nn
+from transformers import PrinterCallback, TrainerCallback
+from transformers.utils import logging
+
+from bertflow.data import NLI_LABELS, NliPairs
+from bertflow.encoders import describe_encoder, embed, library_versions
+from bertflow.errors import InputError, MissingDependencyError, TrainingError
+from bertflow.finetuning.checkpoints import (
+    complete_checkpoint,
+    open_checkpoints,
+    restore_classifier,
+    step,
+)
+from bertflow.finetuning.corpus import NliCorpus
+from bertflow.finetuning.recipe import Recipe, resolved_precision
+from bertflow.finetuning.result import FineTuned, accuracy_of
+
+Progress = Callable[[str, int, int], None]
+
+PACKAGES = ("accelerate", "datasets")
+LOGGED = 100  # Points of the loss curve.
+CHUNK_PAIRS = 4096
+_LOG = getLogger(__name__)
+
+
+def finetune(
+    encoder: SentenceTransformer,
+    corpus: NliCorpus,
+    recipe: Recipe | None = None,
+    *,
+    checkpoints: Path | None = None,
+    progress: Progress | None = None,
+) -> FineTuned:
+    r"""Fine-tune an encoder on labelled pairs of sentences, both through the same weights.
+
+    With u and v the vectors of a premise and its hypothesis, what is trained is
+
+    .. math:: p = \mathrm{softmax}(W [u, v, |u - v|] + b), \quad W \in \mathbb{R}^{3 \times 3D}
+
+    by cross entropy, and of it the encoder is kept (Reimers and Gurevych, 2019, the
+    classification objective; the paper's Appendix B).
+
+    The encoder that is passed is not changed, nor are the caller's random states. The same
+    encoder, corpus, recipe, device and thread count give the same bits, also if the run was
+    interrupted and went on from its last checkpoint.
+
+    Args:
+        encoder: Any SentenceTransformer with float32 weights; `load_encoder(name,
+            pooling="mean")` is SBERT's.
+        corpus: What `nli_corpus` gave.
+        recipe: How; None takes the paper's.
+        checkpoints: A folder for the last checkpoint. If it holds one of this very run, that
+            is gone on from; one of another run is discarded. `save_finetuned` removes it.
+        progress: Called with the name of the stage ("train", then "encode" for the held-out
+            sentences), the steps done and their total.
+
+    Returns:
+        The fine-tuned encoder, its accuracy on the held-out pairs and where it comes from.
+
+    Raises:
+        MissingDependencyError: datasets or accelerate is missing; the message is the pip line.
+        InputError: Weights that are not float32, a precision the device does not have, or a
+            second GPU.
+        TrainingError: The loss is not finite; the message names the step.
+        ModelError: The folder of the checkpoints holds something else, or cannot be written.
+
+    Example:
+        ``save_finetuned(finetune(load_encoder(name, pooling="mean"), corpus), "sbert")``
+    """
+    recipe = Recipe() if recipe is None else recipe
+    check_packages()
+    precision = resolved_precision(recipe.precision, encoder.device)
+    _check_encoder(encoder)
+    began = time.perf_counter()
+    total = math.ceil(recipe.epochs * math.ceil(len(corpus.train) / recipe.batch_size))
+    facts: dict[str, Any] = {
+        "recipe": {**asdict(recipe), "precision": precision},
+        "encoder": describe_encoder(encoder),
+        "device": encoder.device.type,
+    }
+    resume, discarded = None, list[str]()
+    if checkpoints is not None:
+        resume, discarded = open_checkpoints(checkpoints, _identity(facts, corpus))
+    if discarded:
+        _LOG.info("checkpoints in %s discarded: other %s", checkpoints, ", ".join(discarded))
+    model = copy.deepcopy(encoder)
+    with (
+        _as_if_alone(recipe.random_state),
+        tempfile.TemporaryDirectory() as nowhere,
+        # Whoever truncates the vectors does so after them, which the loss does not see.
+        model.truncate_embeddings(None),
+    ):
+        width = model.get_embedding_dimension() or 0
+        loss = SoftmaxLoss(model, width, len(NLI_LABELS))
+        arguments = _arguments(model, recipe, precision, total, checkpoints or Path(nowhere))
+        trainer = _trainer(loss, corpus.train, arguments)
+        if checkpoints is not None:
+            trainer.add_callback(_Checkpoints(loss.classifier, recipe.checkpoint_steps))
+        if resume is not None:
+            _LOG.info("going on after step %d of %d", step(resume), total)
+            restore_classifier(resume, loss.classifier)
+        trainer.add_callback(_Watch(progress))
+        curve = _train(trainer, resume, total)
+        # Mixed precision has put itself around `forward`.
+        trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+        classifier = loss.classifier.cpu().requires_grad_(False)
+        model.eval()
+        predicted = _predicted(model, classifier, corpus.held_out, progress)
+    return FineTuned(
+        model=model,
+        classifier=classifier,
+        labels=NLI_LABELS,
+        accuracy=accuracy_of(predicted, corpus.held_out.labels),
+        counts=corpus.counts,
+        loss_curve=curve,
+        resumed_at=0 if resume is None else step(resume),
+        discarded=discarded,
+        provenance={
+            **facts,
+            "steps": total,
+            "resumed_at": 0 if resume is None else step(resume),
+            "division": dict(corpus.division),
+            "sets": [asdict(part) for part in corpus.sets],
+            "versions": {**library_versions(), **{name: version(name) for name in PACKAGES}},
+            "seconds": round(time.perf_counter() - began, 1),
+        },
+        checkpoints=checkpoints,
+    )
+
+
+def check_packages() -> None:
+    """Refuse to begin without the packages that training needs.
+
+    Raises:
+        MissingDependencyError: One is missing; the message is the pip line.
+    """
+    if missing := [package for package in PACKAGES if find_spec(package) is None]:
+        raise MissingDependencyError(
+            f"fine-tuning needs {' and '.join(missing)}: pip install 'bertflow[train]'"
+        )
+
+
+def _check_encoder(encoder: SentenceTransformer) -> None:
+    if encoder.dtype != torch.float32:
+        raise InputError(
+            f"the encoder's weights are {str(encoder.dtype).removeprefix('torch.')}, in which "
+            "small steps are lost; load it in float32 and choose the precision by the recipe"
+        )
+    if encoder.device.type == "cuda" and encoder.device.index not in (None, 0):
+        raise InputError(
+            f"the encoder is on {encoder.device}, but the trainer takes the first GPU it sees; "
+            f"set CUDA_VISIBLE_DEVICES={encoder.device.index} and use cuda"
+        )
+
+
+def _identity(facts: dict[str, Any], corpus: NliCorpus) -> dict[str, Any]:
+    """All that the result's bits depend on: not where the encoder lies, nor how often it saves."""
+    return {
+        "recipe": {k: v for k, v in facts["recipe"].items() if k != "checkpoint_steps"},
+        "corpus": corpus.digest(),
+        "encoder": {k: v for k, v in facts["encoder"].items() if k != "name"},
+        "device": facts["device"],
+    }
+
+
+@contextmanager
+def _as_if_alone(seed: int) -> Iterator[None]:
+    """Seed all global generators, which the trainer uses, and leave them as they were before.
+
+    So also the environment, into which the trainer's libraries write, and their loudness: they
+    warn of what they themselves set right, such as a padding token that the model did not know.
+    """
+    environment, verbosity = dict(os.environ), logging.get_verbosity()
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    # To ask for a GPU's state would start it.
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    try:
+        with torch.random.fork_rng(list(gpus)):
+            torch.manual_seed(seed)
+            logging.set_verbosity(ERROR)
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        random.setstate(python)
+        np.random.set_state(legacy)  # noqa: NPY002
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
+
+
+class _Trainer(SentenceTransformerTrainer):
+    """The trainer, but for its model card: it would show sentences of the corpus.
+
+    For each checkpoint it would also ask the hub whether it knows the encoder.
+    """
+
+    def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
+        """Do not collect what such a card needs."""
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        self.model.save_pretrained(str(output_dir), create_model_card=False)
+
+
+def _arguments(
+    model: SentenceTransformer, recipe: Recipe, precision: str, total: int, folder: Path
+) -> SentenceTransformerTrainingArguments:
+    """What the recipe is in the trainer's words, and silence."""
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=recipe.epochs,
+        per_device_train_batch_size=recipe.batch_size,
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=math.ceil(recipe.warmup * total),
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.max_grad_norm,
+        seed=recipe.random_state,
+        bf16=precision == "bf16",
+        fp16=precision == "fp16",
+        use_cpu=model.device.type == "cpu",
+        dataloader_pin_memory=model.device.type == "cuda",
+        prompts=model.prompts.get(model.default_prompt_name or "") or None,
+        save_strategy="no",  # `_Checkpoints` says when.
+        logging_steps=max(total // LOGGED, 1),
+        logging_nan_inf_filter=False,
+        report_to="none",
+        disable_tqdm=True,
+    )
+    # With several GPUs it would split each batch over them.
+    arguments._n_gpu = min(arguments.n_gpu, 1)
+    return arguments
+
+
+def _trainer(
+    loss: SoftmaxLoss, pairs: NliPairs, arguments: SentenceTransformerTrainingArguments
+) -> SentenceTransformerTrainer:
+    from datasets import Dataset
+
+    data = Dataset.from_dict(
+        {
+            "sentence1": list(pairs.first),
+            "sentence2": list(pairs.second),
+            "label": [NLI_LABELS.index(label) for label in pairs.labels],
+        }
+    )
+    trainer = _Trainer(model=loss.model, args=arguments, train_dataset=data, loss=loss)
+    trainer.remove_callback(PrinterCallback)  # It prints each log.
+    return trainer
+
+
+def _train(
+    trainer: SentenceTransformerTrainer, resume: Path | None, total: int
+) -> list[tuple[int, float]]:
+    """Train to the end, and give the loss curve of the whole run."""
+    if resume is not None and step(resume) == total:
+        # Nothing is left to do, and `train` would do one step more if the last epoch is a part.
+        trainer._load_from_checkpoint(str(resume))
+        trainer.state = trainer.state.load_from_json(str(resume / "trainer_state.json"))
+    else:
+        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+    history = trainer.state.log_history
+    return [(int(entry["step"]), entry["loss"]) for entry in history if "loss" in entry]
+
+
+class _Watch(TrainerCallback):
+    """Reports each step and stops at a loss that is not finite."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress = progress
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Report the step."""
+        # The trainer of sentence-transformers 5.7 zeroes the encoder's gradients alone.
+        kwargs["optimizer"].zero_grad()
+        if self.progress is not None:
+            self.progress("train", state.global_step, state.max_steps)
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Look at the loss."""
+        loss = kwargs["logs"].get("loss")
+        if loss is not None and not math.isfinite(loss):
+            raise TrainingError(
+                f"the loss is {loss} by step {state.global_step} of {state.max_steps}; take a "
+                f"smaller learning rate than {args.learning_rate:g}, or precision float32"
+            )
+
+
+class _Checkpoints(TrainerCallback):
+    """Says when to save, and makes whole what the trainer has saved."""
+
+    def __init__(self, classifier: nn.Module, every: int) -> None:
+        self.classifier = classifier
+        self.every = every
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask for a checkpoint."""
+        if state.global_step % self.every == 0 or state.global_step == state.max_steps:
+            control.should_save = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Add the classifier."""
+        complete_checkpoint(
+            Path(args.output_dir) / f"checkpoint-{state.global_step}", self.classifier
+        )
+
+
+def _predicted(
+    model: SentenceTransformer, classifier: nn.Linear, pairs: NliPairs, progress: Progress | None
+) -> list[str]:
+    """The most probable label of each pair."""
+    embedded = embed(
+        model,
+        [*pairs.first, *pairs.second],
+        progress=None if progress is None else lambda done, of: progress("encode", done, of),
+    )
+    first, second = embedded.index[: len(pairs)], embedded.index[len(pairs) :]
+    predicted: list[str] = []
+    for start in range(0, len(pairs), CHUNK_PAIRS):
+        rows = slice(start, start + CHUNK_PAIRS)
+        u = torch.from_numpy(embedded.vectors[first[rows]])
+        v = torch.from_numpy(embedded.vectors[second[rows]])
+        logits = classifier(torch.cat([u, v, (u - v).abs()], dim=1))
+        predicted += [NLI_LABELS[label] for label in logits.argmax(dim=1).tolist()]
+    return predicted
