@@ -3,6 +3,12 @@
 from bertflow.analysis.alignment import alignment, uniformity
 from bertflow.analysis.diagnosis import Diagnosis, diagnose
 from bertflow.analysis.dimensions import Dominance, dead_dimensions, dominance, effective_rank
+from bertflow.analysis.frequency import (
+    WordStatistics,
+    frequent_words,
+    word_embeddings,
+    word_statistics,
+)
 from bertflow.analysis.hubness import Hubness, hubness
 from bertflow.analysis.isotropy import (
     isoscore,
@@ -10,22 +16,33 @@ from bertflow.analysis.isotropy import (
     partition_isotropy,
     singular_spectrum,
 )
+from bertflow.analysis.layers import Isotropy, measure_isotropy
+from bertflow.analysis.lexical import Lexical, edit_distances, lexical_statistics
 from bertflow.analysis.neighbours import nearest
 
 __all__ = [
     "Diagnosis",
     "Dominance",
     "Hubness",
+    "Isotropy",
+    "Lexical",
+    "WordStatistics",
     "alignment",
     "dead_dimensions",
     "diagnose",
     "dominance",
+    "edit_distances",
     "effective_rank",
+    "frequent_words",
     "hubness",
     "isoscore",
+    "lexical_statistics",
     "mean_cosine",
+    "measure_isotropy",
     "nearest",
     "partition_isotropy",
     "singular_spectrum",
     "uniformity",
+    "word_embeddings",
+    "word_statistics",
 ]

@@ -208,11 +208,20 @@ def write_text(path: str | Path, text: str) -> None:
     Raises:
         ModelError: It cannot be written.
     """
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Write a file that is then the new one whole, or still the old one.
+
+    Raises:
+        ModelError: It cannot be written.
+    """
     path = Path(path)
     staging = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        staging.write_text(text, encoding="utf-8")
+        staging.write_bytes(content)
         staging.replace(path)
     except OSError as error:
         with suppress(OSError):

@@ -1,0 +1,42 @@
+"""What exact neighbours cost: seconds, and memory above the matrix, every row being a query.
+
+The matrix has the size of a large vocabulary, and clusters, so that neighbours are near.
+
+    python -m benchmarks.word_neighbours [--rows 50000] [--width 768]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import time
+
+import numpy as np
+
+from bertflow.analysis.neighbours import nearest_neighbours
+
+
+def main() -> None:
+    """Search once and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=50_000)
+    parser.add_argument("--width", type=int, default=768)
+    given = parser.parse_args()
+    random = np.random.default_rng(0)
+    matrix = random.standard_normal((given.rows, given.width), dtype=np.float32)
+    centres = random.standard_normal((500, given.width), dtype=np.float32)
+    matrix += centres[random.integers(len(centres), size=given.rows)]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.perf_counter()
+    nearest_neighbours(np.arange(given.rows), matrix, k=7)
+    seconds = time.perf_counter() - began
+    above = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
+    print(
+        f"{given.rows:,} x {given.width}, every row: {seconds:.1f} s on {os.cpu_count()} CPUs, "
+        f"{above:.0f} MiB above the matrix"
+    )
+
+
+if __name__ == "__main__":
+    main()

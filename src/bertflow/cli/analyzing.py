@@ -1,0 +1,245 @@
+"""The commands that look at an encoder as the paper does: analyze words, lexical, isotropy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bertflow.cli.opening import load_raw, open_any
+from bertflow.cli.options import (
+    BatchSize,
+    Columns,
+    Data,
+    Device,
+    Json,
+    Markdown,
+    MaxLength,
+    Model,
+    OwnPairs,
+    Pooling,
+    TrustRemoteCode,
+    check_files,
+    device_or_none,
+    three,
+)
+from bertflow.errors import InputError
+
+if TYPE_CHECKING:
+    from bertflow.data import Pairs
+
+analyze = typer.Typer(
+    no_args_is_help=True,
+    help="Look at an encoder as the paper does: its words, edit distance, isotropy.",
+)
+
+Encoder = Annotated[
+    str,
+    typer.Argument(
+        metavar="ENCODER",
+        help="A sentence-transformers or transformers folder, a hub name or a .gguf file.",
+    ),
+]
+
+
+@analyze.command()
+def words(
+    encoder: Encoder,
+    language: Annotated[
+        str, typer.Option(metavar="CODE", help="Language of the frequencies, such as en or de.")
+    ] = "en",
+    json_: Json = None,
+    markdown: Markdown = None,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Norms and neighbours of word embeddings by frequency of the word (the paper's Table 1)."""
+    from bertflow.analysis import frequent_words, word_embeddings, word_statistics
+    from bertflow.cli.paper_pages import words_page
+    from bertflow.cli.results import give
+
+    check_files(json_, markdown)
+    loaded = load_raw(encoder, None, None, "cpu", trust_remote_code)
+    ranked = frequent_words(loaded[0].tokenizer, language=language)
+    found = word_statistics(word_embeddings(loaded), ranked)
+    give(
+        [words_page(encoder, language, found)],
+        {"encoder": encoder, "language": language, **found.to_dict()},
+        json_,
+        markdown,
+    )
+
+
+@analyze.command()
+def lexical(
+    model: Model,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Another model, such as the bare encoder of this one."),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A task with graded pairs. Default: stsb.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Its part. Default: dev of stsb.")
+    ] = None,
+    pairs: OwnPairs = None,
+    columns: Columns = None,
+    unit: Annotated[
+        str, typer.Option(metavar="NAME", help="Edits are counted in characters or words.")
+    ] = "characters",
+    short: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Pairs at most so far apart are set apart.")
+    ] = 4,
+    figure: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw it: .svg, .png or .pdf (the paper's Figure 2)."),
+    ] = None,
+    data: Data = None,
+    json_: Json = None,
+    markdown: Markdown = None,
+    pooling: Pooling = None,
+    max_length: MaxLength = None,
+    batch_size: BatchSize = 32,
+    device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """How far similarity is only edit distance (the paper's Table 6 and Figure 2)."""
+    from bertflow.analysis import edit_distances, lexical_statistics
+    from bertflow.cli.paper_pages import lexical_page
+    from bertflow.cli.results import give
+    from bertflow.cli.terminal import progress_bars
+    from bertflow.encoders import is_calibrated
+    from bertflow.evaluation import score_pairs
+    from bertflow.evaluation.scores import gold_of
+    from bertflow.report.plots import check_figure, edit_distance_scatter, save_figure
+
+    check_files(json_, markdown)
+    if figure is not None:
+        check_figure(figure)
+    found = _pairs(task, split, pairs, columns, data)
+    distances = edit_distances(found.first, found.second, unit=unit)
+    names = [model] if against is None else [against, model]
+    cosines = {}
+    for name in names:
+        own = is_calibrated(name) and not all(is_calibrated(other) for other in names)
+        how = (None, None) if own else (pooling, max_length)
+        loaded = open_any(name, *how, device, trust_remote_code)
+        with progress_bars() as report:
+            cosines[name] = score_pairs(
+                loaded,
+                found,
+                batch_size=batch_size,
+                progress=lambda done, total, report=report: report("encode", done, total),  # type: ignore[misc]
+            ).cosines
+    gold = gold_of(found)
+    statistics = lexical_statistics(gold, cosines, distances, short=short)
+    give(
+        [lexical_page(found, unit, statistics)],
+        {
+            "task": found.task,
+            "split": found.split,
+            "data": found.source,
+            "unit": unit,
+            **statistics.to_dict(),
+        },
+        json_,
+        markdown,
+    )
+    if figure is not None:
+        panels = {"gold": gold, **cosines}
+        save_figure(edit_distance_scatter(panels, distances, short=short, unit=unit), figure)
+
+
+@analyze.command()
+def isotropy(
+    encoder: Encoder,
+    corpus: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Sentences to encode, as --corpus of fit; default: sentences that come along.",
+        ),
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Text column of a table in --corpus.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=3, help="Take the first N sentences.")
+    ] = 2000,
+    pooling: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="R",
+            help="Only these poolings, such as last2avg or layers:1. May be repeated. Default: "
+            "the mean over tokens of every hidden state.",
+        ),
+    ] = None,
+    json_: Json = None,
+    markdown: Markdown = None,
+    max_length: MaxLength = None,
+    batch_size: BatchSize = 32,
+    device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Isotropy of the sentence vectors of every hidden state, or of the poolings named."""
+    if column is not None and not corpus:
+        raise InputError("--column goes with --corpus")
+    import numpy as np
+
+    from bertflow.analysis import measure_isotropy
+    from bertflow.cli.paper_pages import isotropy_page
+    from bertflow.cli.results import give
+    from bertflow.cli.terminal import busy, progress_bars
+    from bertflow.data import read_corpus, sample_sentences
+    from bertflow.encoders import embed, load_layers, load_poolings
+
+    check_files(json_, markdown)
+    sentences = read_corpus(corpus, column=column) if corpus else sample_sentences()
+    distinct = list(dict.fromkeys(sentences))[:limit]
+    how: dict[str, Any] = {
+        "max_length": max_length,
+        "device": device_or_none(device),
+        "trust_remote_code": trust_remote_code,
+    }
+    with busy(f"loading {encoder}"):
+        if pooling:
+            poolings = list(dict.fromkeys(pooling))
+            loaded = load_poolings(encoder, poolings, **how)
+        else:
+            loaded, poolings = load_layers(encoder, **how)
+    with progress_bars() as report:
+        vectors = embed(
+            loaded,
+            distinct,
+            batch_size=batch_size,
+            progress=lambda done, total: report("encode", done, total),
+        ).rows()
+    parts = np.split(vectors, len(poolings), axis=1)
+    found = {name: measure_isotropy(part) for name, part in zip(poolings, parts, strict=True)}
+    give(
+        [isotropy_page(encoder, found)],
+        {"encoder": encoder, "poolings": {name: one.to_dict() for name, one in found.items()}},
+        json_,
+        markdown,
+    )
+
+
+def _pairs(
+    task: str | None,
+    split: str | None,
+    pairs: Path | None,
+    columns: str | None,
+    data: Path | None,
+) -> Pairs:
+    from bertflow.data import read_pairs, read_task
+
+    if columns is not None and pairs is None:
+        raise InputError("--columns goes with --pairs")
+    if pairs is not None:
+        if task is not None or split is not None:
+            raise InputError("--pairs goes without --task and --split")
+        return read_pairs(pairs, columns=three(columns))
+    if task is None:
+        return read_task("stsb", data, split or "dev")
+    return read_task(task, data, split)
