@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertflow.data import CATALOG
+from bertflow.data import CATALOG, NLI_LABELS
 from conftest import WORDS
 
 SPLITS = {"train": "SICK_train", "dev": "SICK_trial", "test": "SICK_test_annotated"}
@@ -75,10 +75,18 @@ def write_qnli(folder: Path, *, labels: tuple[str, ...] = ("entailment", "not_en
 
 
 def write_snli(folder: Path) -> None:
+    """The labels in turn."""
     (folder / "nli").mkdir(parents=True)
     lines = [
-        json.dumps({"gold_label": "neutral", "sentence1": a, "sentence2": b}) + "\n"
-        for a, b, _ in graded_rows(3 * PAIRS, 30)
+        json.dumps(
+            {
+                "gold_label": NLI_LABELS[number % len(NLI_LABELS)],
+                "sentence1": a,
+                "sentence2": b,
+            }
+        )
+        + "\n"
+        for number, (a, b, _) in enumerate(graded_rows(3 * PAIRS, 30))
     ]
     (folder / "nli/snli_dev.jsonl").write_text("".join(lines))
 

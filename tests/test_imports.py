@@ -22,9 +22,12 @@ ALLOWED = {
     "encoders": {"flows", "calibrators", "network"},
     "evaluation": {"flows", "calibrators", "encoders", "data"},
     "analysis": {"flows", "calibrators", "encoders", "data", "evaluation"},
+    "finetuning": {"flows", "calibrators", "encoders", "data", "evaluation"},
     "demo": {"flows", "calibrators", "encoders", "data", "evaluation", "analysis"},
-    "cli": {"flows", "calibrators", "encoders", "data", "evaluation", "analysis", "demo"},
 }
+ALLOWED["paper"] = {*ALLOWED["demo"], "finetuning", "network"}
+ALLOWED["report"] = {*ALLOWED["paper"], "paper"}
+ALLOWED["cli"] = {*ALLOWED["report"], "demo", "report"}
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))
 INSIDE = [path for path in MODULES if path.parts[0] != "__init__.py"]
 HEAVY = ["torch", "transformers", "sentence_transformers", "sklearn", "scipy", "numpy"]

@@ -9,9 +9,12 @@ from typing import Annotated
 import typer
 
 import bertflow
+from bertflow.cli.analyzing import analyze
 from bertflow.cli.demonstration import demo
 from bertflow.cli.fitting import encode, fit, transform
 from bertflow.cli.judging import compare, diagnose, evaluate
+from bertflow.cli.reproduction import reproduce
+from bertflow.cli.training import finetune
 
 app = typer.Typer(
     add_completion=False,
@@ -52,5 +55,16 @@ def options(
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
 
 
-for command in (fit, transform, encode, evaluate, compare, diagnose, demo):
+for command in (
+    fit,
+    transform,
+    encode,
+    evaluate,
+    compare,
+    diagnose,
+    finetune,
+    reproduce,
+    demo,
+):
     app.command()(command)
+app.add_typer(analyze, name="analyze")

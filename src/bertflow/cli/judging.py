@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,19 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertflow.cli.opening import open_any, show
+from bertflow.cli.opening import open_any
 from bertflow.cli.options import (
     BatchSize,
+    Columns,
+    Data,
     Device,
+    Json,
+    Markdown,
     MaxLength,
     Model,
+    OwnPairs,
     Pooling,
     TrustRemoteCode,
+    check_files,
+    three,
 )
 from bertflow.errors import InputError, MissingDataError
 
 if TYPE_CHECKING:
-    from bertflow.cli.results import Page
     from bertflow.data import Pairs
 
 Tasks = Annotated[
@@ -33,37 +38,6 @@ Tasks = Annotated[
         help="sts12, sts13, sts14, sts15, sts16, stsb, sick-r, qnli or all (of compare: the seven "
         "without qnli). May be repeated.",
     ),
-]
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Folder of the data, in any layout people have; default: BERTFLOW_DATA, and where "
-        "it has none the model hub.",
-    ),
-]
-OwnPairs = Annotated[
-    Path | None,
-    typer.Option(
-        "--pairs",
-        metavar="FILE",
-        help="Pairs of your own: .csv, .tsv, .jsonl or .parquet with two columns of text and one "
-        "of scores or of 0 and 1.",
-    ),
-]
-Columns = Annotated[
-    str | None,
-    typer.Option(
-        metavar="A,B,SCORE",
-        help="The columns of --pairs by name, or by number from 1 where there is no header.",
-    ),
-]
-Json = Annotated[
-    Path | None,
-    typer.Option("--json", metavar="FILE", help="Write the result and all it depends on."),
-]
-Markdown = Annotated[
-    Path | None, typer.Option("--markdown", metavar="FILE", help="Write what is shown as Markdown.")
 ]
 
 
@@ -94,12 +68,12 @@ def evaluate(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Score a model, calibrated or bare, on tasks or on pairs of your own."""
-    from bertflow.cli.results import difference_page, scores_page
+    from bertflow.cli.results import difference_page, give, scores_page
     from bertflow.cli.terminal import progress_bars
     from bertflow.encoders import is_calibrated
     from bertflow.evaluation import Scores, differences, score_all
 
-    _check_files(json_, markdown)
+    check_files(json_, markdown)
     found, absent = _tests(task, pairs, columns, data, split)
     names = [model] if against is None else [model, against]
     results = []
@@ -129,7 +103,7 @@ def evaluate(
         pages.append(difference_page(model, against, found_differences))
         content["against"] = {"model": against, **results[1].to_dict()}
         content["differences"] = {name: one.to_dict() for name, one in found_differences.items()}
-    _give(pages, content, json_, markdown)
+    give(pages, content, json_, markdown)
 
 
 def compare(
@@ -195,7 +169,7 @@ def compare(
     sentences: str | Sequence[str] = fit
     if corpus:
         sentences = read_corpus(corpus, column=column)
-    from bertflow.cli.results import comparison_page
+    from bertflow.cli.results import comparison_page, give
     from bertflow.cli.terminal import progress_bars
     from bertflow.evaluation import METHODS
     from bertflow.evaluation import compare as compare_calibrators
@@ -203,7 +177,7 @@ def compare(
     methods = method or list(METHODS)
     if unknown := [name for name in methods if name not in METHODS]:
         raise InputError(f"unknown method {unknown[0]!r}; expected some of {', '.join(METHODS)}")
-    _check_files(json_, markdown)
+    check_files(json_, markdown)
     found, absent = _tests(task, pairs, columns, data, None, sts=True)
     loaded = open_any(encoder, pooling, max_length, device, trust_remote_code)
     with progress_bars() as report:
@@ -219,7 +193,7 @@ def compare(
             progress=report,
         )
     result = replace(result, absent=absent)
-    _give(
+    give(
         [comparison_page(encoder, result)], {"given": encoder, **result.to_dict()}, json_, markdown
     )
 
@@ -257,8 +231,9 @@ def diagnose(
 ) -> None:
     """Look at vectors without labels, and say whether calibration is likely to help."""
     from bertflow.cli.diagnosis import diagnose_encoder, diagnose_file, diagnosis_page
+    from bertflow.cli.results import give
 
-    _check_files(json_, markdown)
+    check_files(json_, markdown)
     for name, value, of, given_of in (
         ("--column", column, "--corpus", corpus),
         ("--columns", columns, "--pairs", pairs),
@@ -279,7 +254,7 @@ def diagnose(
     else:
         from bertflow.data import read_corpus, read_pairs, sample_sentences
 
-        own = read_pairs(pairs, columns=_three(columns)) if pairs else None
+        own = read_pairs(pairs, columns=three(columns)) if pairs else None
         if corpus:
             sentences = read_corpus(corpus, column=column, limit=limit)
         elif own is not None:
@@ -288,7 +263,7 @@ def diagnose(
             sentences = sample_sentences()[:limit]
         loaded = open_any(source, pooling, max_length, device, trust_remote_code)
         found = diagnose_encoder(loaded, sentences, own, batch_size)
-    _give([diagnosis_page(source, found)], {"source": source, **found.to_dict()}, json_, markdown)
+    give([diagnosis_page(source, found)], {"source": source, **found.to_dict()}, json_, markdown)
 
 
 def _tests(
@@ -310,7 +285,7 @@ def _tests(
         raise InputError("--columns goes with --pairs")
     if split is not None and not tasks:
         raise InputError("--split goes with --task")
-    own = [] if pairs is None else [read_pairs(pairs, columns=_three(columns))]
+    own = [] if pairs is None else [read_pairs(pairs, columns=three(columns))]
     names: list[str] = []
     for name in tasks or []:
         for part in map(str.strip, name.split(",")):
@@ -323,44 +298,3 @@ def _tests(
     if absent and "all" not in ",".join(tasks or []).split(","):
         raise MissingDataError("; ".join(absent.values()))
     return [*found, *own], absent
-
-
-def _check_files(*files: Path | None) -> None:
-    from bertflow.calibrators.storage import check_writable
-
-    for file in files:
-        if file is not None:
-            check_writable(file)
-
-
-def _three(columns: str | None) -> tuple[str, str, str] | None:
-    if columns is None:
-        return None
-    parts = [part.strip() for part in columns.split(",")]
-    if len(parts) != 3:
-        raise InputError(f"--columns takes three, such as text1,text2,score, got {columns!r}")
-    return parts[0], parts[1], parts[2]
-
-
-def _give(
-    pages: Sequence[Page], content: dict[str, Any], json_: Path | None, markdown: Path | None
-) -> None:
-    """Show pages, and write them and the content where it is asked for."""
-    from bertflow.calibrators.storage import write_text
-
-    for place, page in enumerate(pages):
-        if place:
-            show("")
-        for name, value in page.facts.items():
-            show(f"{name:<11}{value}")
-        for grid in page.grids:
-            show("")
-            show(grid.text())
-        if page.notes:
-            show("")
-        for note in page.notes:
-            show(f"- {note}")
-    if json_ is not None:
-        write_text(json_, json.dumps(content, indent=2, allow_nan=False) + "\n")
-    if markdown is not None:
-        write_text(markdown, "\n".join(page.markdown() for page in pages))

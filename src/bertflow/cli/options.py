@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -43,11 +44,67 @@ Model = Annotated[
         help="A saved model, a sentence-transformers folder, a hub name or a .gguf file.",
     ),
 ]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder of the data, in any layout people have; default: BERTFLOW_DATA, and where "
+        "it has none the model hub.",
+    ),
+]
+OwnPairs = Annotated[
+    Path | None,
+    typer.Option(
+        "--pairs",
+        metavar="FILE",
+        help="Pairs of your own: .csv, .tsv, .jsonl or .parquet with two columns of text and one "
+        "of scores or of 0 and 1.",
+    ),
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B,SCORE",
+        help="The columns of --pairs by name, or by number from 1 where there is no header.",
+    ),
+]
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write the result and all it depends on."),
+]
+Markdown = Annotated[
+    Path | None, typer.Option("--markdown", metavar="FILE", help="Write what is shown as Markdown.")
+]
 
 
 def device_or_none(device: str) -> str | None:
     """What the libraries take: None where it is theirs to choose."""
     return None if device == "auto" else device
+
+
+def check_files(*files: Path | None) -> None:
+    """Refuse files that cannot be written, before any work is done for them."""
+    from bertflow.calibrators.storage import check_writable
+
+    for file in files:
+        if file is not None:
+            check_writable(file)
+
+
+def three(columns: str | None) -> tuple[str, str, str] | None:
+    """The columns of --columns.
+
+    Raises:
+        InputError: They are not three.
+    """
+    from bertflow.errors import InputError
+
+    if columns is None:
+        return None
+    parts = [part.strip() for part in columns.split(",")]
+    if len(parts) != 3:
+        raise InputError(f"--columns takes three, such as text1,text2,score, got {columns!r}")
+    return parts[0], parts[1], parts[2]
 
 
 def build_calibrator(name: str, settings: list[str], random_state: int, device: str) -> Calibrator:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bertflow.cli.grid import Grid
+from bertflow.cli.opening import show
 from bertflow.data import CATALOG
 from bertflow.evaluation import METHODS, Comparison, Difference, Estimate, Scores
 from bertflow.evaluation.comparison import counted
@@ -35,6 +38,30 @@ class Page:
         facts = "".join(f"- {name}: {value}\n" for name, value in self.facts.items())
         notes = "".join(f"- {note}\n" for note in self.notes)
         return "\n".join([facts, *(grid.markdown() for grid in self.grids), notes])
+
+
+def give(
+    pages: Sequence[Page], content: dict[str, Any], json_: Path | None, markdown: Path | None
+) -> None:
+    """Show pages, and write them and the content where it is asked for."""
+    from bertflow.calibrators.storage import write_text
+
+    for place, page in enumerate(pages):
+        if place:
+            show("")
+        for name, value in page.facts.items():
+            show(f"{name:<11}{value}")
+        for grid in page.grids:
+            show("")
+            show(grid.text())
+        if page.notes:
+            show("")
+        for note in page.notes:
+            show(f"- {note}")
+    if json_ is not None:
+        write_text(json_, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    if markdown is not None:
+        write_text(markdown, "\n".join(page.markdown() for page in pages))
 
 
 def scores_page(model: str, scores: Scores) -> Page:

@@ -17,7 +17,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-LABELS = {"encode": "encode sentences", "fit": "fit steps", "transform": "transform rows"}
+LABELS = {
+    "encode": "encode sentences",
+    "fit": "fit steps",
+    "cells": "finished cells",
+    "train": "train steps",
+    "transform": "transform rows",
+}
 
 
 def console() -> Console:

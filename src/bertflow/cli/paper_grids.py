@@ -1,0 +1,123 @@
+"""What a reproduced table looks like: a line each for ours, interval, published, difference."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping, Sequence
+
+from bertflow.cli.grid import Grid
+from bertflow.paper.results import CellResult, RowResult, TableResult
+
+# Rows of values whose median is worth a line: the seeds are what that table is about.
+ABOUT_SEEDS = ("table8",)
+
+
+def table_grid(one: TableResult) -> Grid:
+    """Ours, its 95 % interval, spread over seeds, published, and the difference."""
+    scale = " × 100" if one.unit == 100 else ""
+    aggregated = len({row.aggregation for row in one.rows} - {None}) > 0
+    marks = doubts_of(one)
+    rows: list[list[str]] = []
+    for row in one.rows:
+        for place, (name, cells) in enumerate(_lines(row, one, marks)):
+            label = row.label if place == 0 else ""
+            middle = [row.aggregation or "" if place == 0 else ""] if aggregated else []
+            rows.append([label, *middle, name, *cells])
+    heads = ["", "of subsets", ""] if aggregated else ["", ""]
+    return Grid(f"ours and published{scale}", [*heads, *one.columns], rows)
+
+
+def _lines(
+    row: RowResult, one: TableResult, marks: Mapping[str, str]
+) -> list[tuple[str, list[str]]]:
+    cells = [row.cells[column] for column in one.columns]
+    digits = 2 if one.unit == 100 else 3
+    foreign = f"published, {row.published_for}" if row.published_for else "published"
+    wanted: list[tuple[str, Callable[[CellResult], str]]] = [
+        ("ours", lambda cell: _number(cell.value, digits) + _arrow(cell)),
+        ("95 %", lambda cell: _span(cell.low, cell.high, digits - 1)),
+        ("± over seeds", lambda cell: _number(cell.deviation, 2)),
+    ]
+    if one.name in ABOUT_SEEDS:
+        wanted.append(("median", lambda cell: _number(cell.median, digits)))
+    wanted += [
+        (foreign, lambda cell: f"{_number(cell.published, 2)} {_letters(cell, marks)}".strip()),
+        ("difference", lambda cell: _number(cell.difference, 2, signed=True)),
+    ]
+    lines = [(name, [form(cell) for cell in cells]) for name, form in wanted]
+    return [(name, shown) for name, shown in lines if any(shown)] or [("ours", ["" for _ in cells])]
+
+
+def doubts_of(one: TableResult) -> dict[str, str]:
+    """Of each doubt about a published number of the table, the letter that marks it."""
+    doubts = dict.fromkeys(
+        doubt for row in one.rows for cell in row.cells.values() for doubt in cell.doubts
+    )
+    return dict(zip(doubts, string.ascii_lowercase, strict=False))
+
+
+def _letters(cell: CellResult, marks: Mapping[str, str]) -> str:
+    if cell.published is None:
+        return ""
+    return "".join(sorted(marks[doubt] for doubt in cell.doubts))
+
+
+def claims_grid(one: TableResult) -> Grid:
+    """What the paper says, and whether we see it."""
+    encoders = list(dict.fromkeys(claim.encoder for claim in one.claims))
+    rows = []
+    for claim in one.claims:
+        found = claim.difference
+        rows.append(
+            [
+                claim.text,
+                *([claim.encoder] if len(encoders) > 1 else []),
+                _number(claim.published, 2, signed=True),
+                _number(found.value, 2, signed=True),
+                _span(found.low, found.high, 1 if one.unit == 100 else 2, signed=True),
+                _p(found.adjusted),
+                claim.verdict,
+            ]
+        )
+    whose = f" on {encoders[0]}" if len(encoders) == 1 else ""
+    heads: Sequence[str] = [
+        "claim",
+        *(["encoder"] if len(encoders) > 1 else []),
+        "published",
+        "ours",
+        "95 %",
+        "p (Holm)",
+        "verdict",
+    ]
+    return Grid(f"the paper's claims{whose}", heads, rows)
+
+
+def _number(value: float | None, digits: int, *, signed: bool = False) -> str:
+    if value is None:
+        return ""
+    return f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
+
+
+def _span(low: float | None, high: float | None, digits: int, *, signed: bool = False) -> str:
+    if low is None or high is None:
+        return ""
+    form = f"{'+' if signed else ''}.{digits}f"
+    return f"{low:{form}} to {high:{form}}"
+
+
+def _arrow(cell: CellResult) -> str:
+    """Above or below the row's baseline beyond chance, as the paper's arrows; · where not."""
+    if cell.baseline is None or cell.value is None:
+        return ""
+    if not cell.baseline.real:
+        return " ·"
+    return " ↑" if (cell.baseline.value or 0) > 0 else " ↓"
+
+
+def _p(value: float | None) -> str:
+    return "" if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def notes_of(one: TableResult) -> list[str]:
+    """What must be said beside the table, the doubts about published numbers last."""
+    return [*one.notes, *(f"{letter}: {doubt}" for doubt, letter in doubts_of(one).items())]

@@ -1,0 +1,206 @@
+"""The command that reproduces the paper: reproduce."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bertflow.cli.opening import show
+from bertflow.cli.options import BatchSize, Device, TrustRemoteCode, device_or_none
+from bertflow.errors import InputError
+
+if TYPE_CHECKING:
+    from bertflow.paper import Reproduction, Subject, TableResult
+
+DEFAULT_ENCODERS = ("bert-base-uncased", "bert-large-uncased")
+
+
+def reproduce(
+    table: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TABLE...", help="table1 to table8, figure2, or all. Several are possible."
+        ),
+    ],
+    encoder: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|DIR|FILE.gguf",
+            help="Encoder. May be repeated. Default: the paper's two, bert-base-uncased and "
+            "bert-large-uncased.",
+        ),
+    ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="What the encoder is called in the tables."),
+    ] = None,
+    pooling: Annotated[
+        str | None,
+        typer.Option(
+            metavar="R",
+            help="Use only this pooling instead of the paper's, such as layers:1; rows about "
+            "other poolings are left out.",
+        ),
+    ] = None,
+    max_length: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Tokens a sentence is cut to.")
+    ] = 64,
+    glove: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|NAME",
+            help="Word vectors for the row Avg. GloVe: a text file, or a sentence-transformers "
+            "model of word vectors.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of the data, in any layout people have; default: BERTFLOW_DATA, and "
+            "where it has none the model hub.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR", help="Folder for tables, records, vectors and fine-tuned models."
+        ),
+    ] = Path("runs"),
+    seeds: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Fits of each flow; in table8 fine-tunings of the encoder."
+        ),
+    ] = 5,
+    limit: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Take about N pairs of each split: a quick trial."),
+    ] = None,
+    flow: Annotated[
+        str, typer.Option(metavar="NAME", help="The flow: paper, released or tempered.")
+    ] = "paper",
+    jobs: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Processes that fit at a time; default: the CPUs."),
+    ] = None,
+    batch_size: BatchSize = 32,
+    device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Reproduce tables of the paper: ours, published, difference. Stopped, it goes on."""
+    from bertflow.paper.names import NAMES
+
+    if unknown := [name for name in table if name not in (*NAMES, "all")]:
+        raise InputError(f"unknown table {unknown[0]!r}; expected some of {', '.join(NAMES)}, all")
+    names = encoder or list(DEFAULT_ENCODERS)
+    if label is not None and len(names) != 1:
+        raise InputError(f"--label goes with one --encoder, got {len(names)}")
+    from dataclasses import replace
+
+    from bertflow.cli.terminal import progress_bars
+    from bertflow.paper import Material, Options, Planner, Workplace, identify
+    from bertflow.paper import reproduce as run
+
+    options = Options(flow=flow, seeds=seeds)  # type: ignore[arg-type]
+    subjects = [identify(name, pooling=pooling, max_length=max_length) for name in names]
+    if label is not None:
+        subjects = [replace(subjects[0], label=label)]
+    words = None if glove is None else replace(identify(glove), label="GloVe", max_length=None)
+    place = Workplace(
+        folder=output,
+        batch_size=batch_size,
+        device=device_or_none(device),
+        jobs=jobs,
+        trust_remote_code=trust_remote_code,
+    )
+    planner = Planner(Material(data, limit), options, words)
+    try:
+        with progress_bars() as report:
+            result = run(table, subjects, planner, place, progress=report)
+    except KeyboardInterrupt:
+        show(f"interrupted; what is finished lies in {output}, and the same command goes on")
+        raise
+    folder = output / _slug(subjects)
+    written = _write(result, folder)
+    for place_of, one in enumerate(result.tables.values()):
+        if place_of:
+            show("")
+        show(_text(one))
+    for name, reason in result.absent.items():
+        show(f"\n{name} is absent: {reason}")
+    show(f"\nwrote {', '.join(written)} to {folder}")
+
+
+def _slug(subjects: Sequence[Subject]) -> str:
+    """A name for the folder of these encoders' tables."""
+    names = [one.label if one.pooling is None else f"{one.label}-{one.pooling}" for one in subjects]
+    return "+".join(map(_file_name, names))
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^\w.+-]+", "-", text.replace(":", ""))
+
+
+def _write(result: Reproduction, folder: Path) -> list[str]:
+    """Write every table as Markdown, CSV and JSON, and the figure; the names of the files."""
+    from bertflow.calibrators.storage import write_text
+
+    written = []
+    for name, one in result.tables.items():
+        content = json.dumps(one.to_dict(), indent=2, allow_nan=False, ensure_ascii=False)
+        for suffix, text in {
+            "md": table_markdown(one),
+            "csv": _csv(one),
+            "json": content + "\n",
+        }.items():
+            write_text(folder / f"{name}.{suffix}", text)
+            written.append(f"{name}.{suffix}")
+    for scatter in result.scatters:
+        from bertflow.report.plots import edit_distance_scatter, save_figure
+
+        for unit, distances in scatter.distances.items():
+            figure = edit_distance_scatter(scatter.panels, distances, unit=unit)
+            for suffix in ("svg", "png"):
+                name = f"figure2-{_file_name(scatter.encoder)}-{unit}.{suffix}"
+                save_figure(figure, folder / name)
+                written.append(name)
+    return written
+
+
+def _csv(one: TableResult) -> str:
+    rows = one.flat()
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _text(one: TableResult) -> str:
+    from bertflow.cli.paper_grids import claims_grid, notes_of, table_grid
+
+    parts = [f"{one.name}: {one.title}", "", table_grid(one).text()]
+    if one.claims:
+        parts += ["", claims_grid(one).text()]
+    if notes := notes_of(one):
+        parts += ["", *(f"- {note}" for note in notes)]
+    return "\n".join(parts)
+
+
+def table_markdown(one: TableResult) -> str:
+    """A table with its claims and notes as Markdown."""
+    from bertflow.cli.paper_grids import claims_grid, notes_of, table_grid
+
+    parts = [f"## {one.name}: {one.title}\n", table_grid(one).markdown()]
+    if one.claims:
+        parts.append(claims_grid(one).markdown())
+    parts.append("".join(f"- {note}\n" for note in notes_of(one)))
+    return "\n".join(parts)

@@ -1,0 +1,752 @@
+"""Tables from end to end: the same numbers as evaluate's, computed once whatever stops the run."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertflow import evaluation
+from bertflow.calibrators import AllButTheTop, Flow, Standardization
+from bertflow.data import STS_TASKS, read_sentences
+from bertflow.encoders import calibrate, load_encoder
+from bertflow.errors import InputError, MissingDataError, TrainingError
+from bertflow.evaluation import compare, evaluate
+from bertflow.paper import (
+    Material,
+    Options,
+    Planner,
+    Reproduction,
+    Subject,
+    Workplace,
+    identify,
+    records,
+    reproduce,
+    reproduction,
+    scoring,
+)
+from bertflow.paper.names import NAMES
+from task_files import write_tasks
+
+# All that stsb and snli give.
+SMALL = ["table2", "table3", "table4", "table5", "table6", "table8", "figure2"]
+# So much that 24 pairs show which fine-tuning it was.
+FAST = {"learning_rate": 3e-3}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_resamples():
+    """Intervals are tested elsewhere; here they only take time."""
+    with pytest.MonkeyPatch.context() as patched:
+        few = functools.partial(evaluation.figures, resamples=40)
+        patched.setattr(scoring, "figures", few)
+        yield
+
+
+@dataclass(frozen=True)
+class Project:
+    """An encoder, data, and a folder for what is computed."""
+
+    subject: Subject
+    data: Path
+    runs: Path
+
+    def run(self, *names: str, limit: int | None = None, **changes: Any) -> Reproduction:
+        """Reproduce tables; changes are of `Options`, or progress, jobs or words."""
+        progress, words = changes.pop("progress", None), changes.pop("words", None)
+        place = Workplace(folder=self.runs, device="cpu", jobs=changes.pop("jobs", 1))
+        options = Options(**{"seeds": 2, "finetuning": FAST, **changes})
+        planner = Planner(Material(self.data, limit), options, words)
+        return reproduce(names, [self.subject], planner, place, progress=progress)
+
+    def anew(self, runs: Path, **changes: Any) -> Project:
+        """The same with a copy of what was computed."""
+        shutil.copytree(self.runs, runs)
+        return replace(self, runs=runs, **changes)
+
+    def times(self) -> dict[str, int]:
+        """When each record was written."""
+        folder = self.runs / "records"
+        return {path.stem: path.stat().st_mtime_ns for path in folder.glob("*.json")}
+
+    def written_since(self, before: dict[str, int]) -> list[dict[str, Any]]:
+        """What the records that are new say they are about; the others must be as they were."""
+        after = self.times()
+        assert {key: after.get(key) for key in before} == before
+        fresh = after.keys() - before.keys()
+        return [json.loads((self.runs / f"records/{key}.json").read_text()) for key in fresh]
+
+
+def contents(project: Project) -> dict[str, Any]:
+    """What every record holds besides times, machines and places."""
+    found = {}
+    for path in sorted((project.runs / "records").iterdir()):
+        if path.suffix == ".json":
+            record = json.loads(path.read_text())
+            found[path.name] = {name: record[name] for name in ("kind", "recipe", "result")}
+        else:
+            with np.load(path) as arrays:
+                found[path.name] = {name: arrays[name].tobytes() for name in arrays.files}
+    return found
+
+
+@pytest.fixture(scope="module")
+def base(tiny_bert, tmp_path_factory) -> Project:
+    """STS-B and SNLI alone, and nothing computed."""
+    root = tmp_path_factory.mktemp("reproduce")
+    encoder = Path(shutil.copytree(tiny_bert, root / "tiny"))
+    data = write_tasks(root / "data", "stsb", "snli")
+    return Project(identify(encoder, max_length=32), data, root / "runs")
+
+
+@pytest.fixture(scope="module")
+def small(base) -> tuple[Project, Reproduction, list[tuple[str, int, int]]]:
+    """All that can be had of STS-B and SNLI, once, and the progress that was told."""
+    told: list[tuple[str, int, int]] = []
+    result = base.run(*SMALL, progress=lambda *step: told.append(step))
+    return base, result, told
+
+
+@pytest.fixture
+def copy(small, tmp_path) -> Project:
+    """What was computed, to go on with."""
+    return small[0].anew(tmp_path / "runs")
+
+
+@pytest.fixture(scope="module")
+def table(small) -> Callable:
+    """A cell by table, row and column."""
+
+    def find(name: str, row: str, column: str = "stsb"):
+        (found,) = [one for one in small[1].tables[name].rows if one.name == row]
+        return found.cells[column]
+
+    return find
+
+
+# The numbers.
+
+
+def scored(project: Project, model: Any, split: str | None = None) -> float:
+    return 100 * evaluate(model, "stsb", data=project.data, split=split).all.value
+
+
+def loaded(project: Project, pooling: str, name: str | Path | None = None) -> Any:
+    return load_encoder(name or project.subject.name, pooling=pooling, max_length=32, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "pooling"),
+    [
+        ("table2", "bert avg (sbert)", "mean"),
+        ("table2", "cls (sbert)", "cls"),
+        ("table2", "", "mean"),
+        ("table2", "true last2avg", "last2avg"),
+        ("table2", "last2avg", "first-last-avg"),
+        ("table5", "", "mean"),
+    ],
+)
+def test_a_raw_cell_is_what_evaluate_gives(small, table, name, row, pooling):
+    expected = scored(small[0], loaded(small[0], pooling))
+    assert table(name, row).value == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "pooling", "fit", "arguments"),
+    [
+        ("table2", "flow target", "first-last-avg", "stsb", {}),
+        ("table2", "flow nli", "first-last-avg", "snli", {"epochs": 0.15, "learning_rate": 2e-5}),
+        ("table5", "flow target", "mean", "stsb", {}),
+    ],
+)
+def test_a_flow_cell_is_what_calibrate_and_evaluate_give(
+    small, table, name, row, pooling, fit, arguments
+):
+    sentences = read_sentences(fit, small[0].data)
+    encoder = loaded(small[0], pooling)
+    expected = [
+        scored(
+            small[0],
+            calibrate(encoder, sentences, Flow(random_state=seed, device="cpu", **arguments)),
+        )
+        for seed in (0, 1)
+    ]
+    cell = table(name, row)
+    assert list(cell.values) == pytest.approx(expected, abs=1e-4)
+    assert cell.value == pytest.approx(np.mean(expected), abs=1e-4)
+    assert cell.deviation == pytest.approx(np.std(expected, ddof=1), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("row", "calibrator"),
+    [
+        ("sn", Standardization()),
+        ("natsv k=1", AllButTheTop(1)),
+        ("sn natsv k=1", AllButTheTop(1, standardize=True)),
+    ],
+)
+def test_a_calibrated_cell_is_what_calibrate_and_evaluate_give(small, table, row, calibrator):
+    sentences = read_sentences("stsb", small[0].data)
+    model = calibrate(loaded(small[0], "mean"), sentences, calibrator)
+    assert table("table5", row).value == pytest.approx(scored(small[0], model), abs=1e-4)
+
+
+def test_the_chosen_count_is_the_one_that_compare_chooses(small, table):
+    found = compare(
+        loaded(small[0], "mean"),
+        ["stsb"],
+        methods=["all-but-the-top", "standardization+all-but-the-top"],
+        data=small[0].data,
+        jobs=1,
+    )
+    for row, method in [
+        ("natsv k=10", "all-but-the-top"),
+        ("sn natsv k=6", "standardization+all-but-the-top"),
+    ]:
+        cell, entry = table("table5", row), found.entries[method]
+        assert cell.components == entry.components["stsb"]
+        assert cell.value == pytest.approx(100 * entry.estimates["all"]["stsb"].value, abs=1e-4)
+        (label,) = [one.label for one in small[1].tables["table5"].rows if one.name == row]
+        assert label.endswith(f"k = {cell.components} (chosen)")
+
+
+def models(project: Project) -> dict[int, Path]:
+    """By seed, the folders of the fine-tuned encoders."""
+    records = [json.loads(p.read_text()) for p in (project.runs / "records").glob("*.json")]
+    tunings = {one["about"]["seed"]: one["key"] for one in records if one["kind"] == "tuning"}
+    return {seed: project.runs / "models" / key for seed, key in tunings.items()}
+
+
+def test_fine_tuned_rows_are_scores_of_the_encoders_in_models(small, table):
+    found = models(small[0])
+    assert sorted(found) == [0, 1]
+    assert {path.name for path in (small[0].runs / "models").iterdir()} == {
+        path.name for path in found.values()
+    }
+    for row, pooling in [("nli", "mean"), ("nli last2avg", "first-last-avg")]:
+        expected = [scored(small[0], loaded(small[0], pooling, found[seed])) for seed in (0, 1)]
+        assert table("table3", row).value == pytest.approx(expected[0], abs=1e-4)
+        assert list(table("table8", row).values) == pytest.approx(expected, abs=1e-4)
+
+
+def test_in_table_8_every_seed_is_a_fine_tuning_and_a_flow_of_its_own(small, table):
+    sentences = read_sentences("stsb", small[0].data)
+    expected = [
+        scored(
+            small[0],
+            calibrate(
+                loaded(small[0], "first-last-avg", models(small[0])[seed]),
+                sentences,
+                Flow(random_state=seed, device="cpu"),
+            ),
+        )
+        for seed in (0, 1)
+    ]
+    assert list(table("table8", "nli last2avg flow target").values) == pytest.approx(
+        expected, abs=1e-4
+    )
+    # In Table 3 the encoder is fine-tuned once, and the flow alone has seeds.
+    values = table("table3", "nli flow target").values
+    assert values[0] == pytest.approx(expected[0], abs=1e-4)
+    assert values[1] != pytest.approx(expected[1], abs=1e-4)
+
+
+def test_two_fine_tunings_differ_in_their_weights_and_tell_their_accuracy(small):
+    project, result, _ = small
+    weights = {(path / "model.safetensors").read_bytes() for path in models(project).values()}
+    assert len(weights) == 2
+    for seed, path in models(project).items():
+        facts = json.loads((path / "finetuning.json").read_text())
+        share = facts["accuracy"]
+        note = (
+            f"tiny-NLI, seed {seed}: trained on {sum(facts['counts']['train'].values())} pairs of "
+            f"SNLI; accuracy on {share['pairs']} held-out pairs {100 * share['value']:.1f} %"
+        )
+        assert any(one.startswith(note) for one in result.tables["table8"].notes)
+        assert any(one.startswith(note) for one in result.tables["table3"].notes) == (seed == 0)
+
+
+def test_the_figure_shows_gold_the_encoder_and_the_first_seeds_flow_on_dev(small):
+    project, result, _ = small
+    (scatter,) = result.scatters
+    assert scatter.encoder == "tiny"
+    names = ["gold", "tiny, first and last block", "flow (target)"]
+    assert list(scatter.panels) == names
+    flow = calibrate(
+        loaded(project, "first-last-avg"),
+        read_sentences("stsb", project.data),
+        Flow(random_state=0, device="cpu"),
+    )
+    dev = evaluate(flow, "stsb", data=project.data, split="dev")
+    np.testing.assert_allclose(scatter.panels["flow (target)"], dev.cosines, atol=1e-5)
+    np.testing.assert_array_equal(scatter.panels["gold"], np.array(dev.graded.gold))
+    assert {unit: len(one) for unit, one in scatter.distances.items()} == {
+        "characters": 24,
+        "words": 24,
+    }
+
+
+# What is not there.
+
+
+def test_a_table_without_data_is_absent_with_the_reason(small):
+    assert list(small[1].tables) == ["table2", "table3", "table5", "table6", "table8"]
+    assert list(small[1].absent) == ["table4"]
+    assert small[1].absent["table4"].startswith("no data for qnli (dev): tried")
+
+
+def test_a_task_without_data_is_empty_with_the_reason_and_there_is_no_average(small, table):
+    for name, row in [("table2", "flow target"), ("table3", "nli last2avg")]:
+        for column in ("sick-r", "sts12", "sts16"):
+            cell = table(name, row, column)
+            assert (cell.value, cell.low, list(cell.values)) == (None, None, [])
+            assert cell.reason.startswith(f"no data for {column}")
+        average = table(name, row, "average")
+        assert average.value is None
+        assert average.reason == "no sick-r, sts12, sts13, sts14, sts15, sts16"
+        assert small[1].tables[name].claims == []
+
+
+def test_without_any_data_nothing_is_written(base, tmp_path):
+    empty = replace(base, data=write_tasks(tmp_path / "none"), runs=tmp_path / "runs")
+    with pytest.raises(MissingDataError, match="no data for stsb"):
+        empty.run("table5", "table8")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "change", "message"),
+    [
+        (["table9"], lambda one: [one], "unknown table 'table9'; expected some of table1,"),
+        (["table5"], lambda one: [], "no encoder is given"),
+        (["table5"], lambda one: [one, one], "two encoders are called tiny"),
+        (
+            ["table5"],
+            lambda one: [replace(one, words=True)],
+            "is a file of word vectors, not an encoder",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_done(base, tmp_path, names, change, message):
+    planner = Planner(Material(base.data), Options())
+    with pytest.raises(InputError, match=re.escape(message)):
+        reproduce(names, change(base.subject), planner, Workplace(folder=tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
+
+
+# What it leaves, and what it tells.
+
+
+def test_every_job_leaves_a_record_and_nothing_else_is_left(small):
+    project, result, _ = small
+    assert {path.name for path in project.runs.iterdir()} == {"records", "vectors", "models"}
+    kinds = Counter(one["kind"] for one in project.written_since({}))
+    assert sum(kinds.values()) == result.ran
+    assert kinds["tuning"] == 2
+    names = [path.name for path in project.runs.rglob("*")]
+    assert not [name for name in names if "checkpoint" in name or name.startswith("corpus-")]
+    assert not list((project.runs / "records").glob(".*"))
+
+
+def test_a_record_says_what_it_is_about(small, table):
+    project = small[0]
+    (key, _) = table("table2", "flow nli").records
+    record = json.loads((project.runs / f"records/{key}.json").read_text())
+    about = record["about"]
+    assert about["encoder"] == project.subject.name
+    assert about["label"] == "tiny"
+    assert (about["task"], about["split"], about["pooling"]) == ("stsb", "test", "first-last-avg")
+    assert (about["fitted_on"], about["sentences"], about["seed"]) == ("nli", 144, 0)
+    assert about["data"].startswith(str(project.data))
+    assert record["seconds"] > 0
+    assert {"torch", "numpy"} <= record["versions"].keys()
+    assert record["result"]["scored"] == {"": 24}
+    assert record["recipe"]["encoding"]["encoder"] == project.subject.digest
+
+
+def test_progress_counts_finished_jobs_to_the_end(small):
+    cells = [(done, total) for stage, done, total in small[2] if stage == "cells"]
+    assert [done for done, _ in cells] == list(range(1, small[1].ran + 1))
+    assert {total for _, total in cells} == {small[1].ran}
+    assert {stage for stage, _, _ in small[2]} == {"cells", "encode", "train"}
+
+
+def test_a_second_run_does_nothing_and_says_the_same(small, monkeypatch):
+    project, result, _ = small
+    before = project.times()
+    monkeypatch.setattr(scoring, "load_poolings", None)
+    again = project.run(*SMALL)
+    assert again.ran == 0
+    assert project.times() == before
+    for name, one in result.tables.items():
+        assert again.tables[name].to_dict() == one.to_dict()
+
+
+def test_a_part_of_the_tables_runs_nothing_that_another_has_run(copy):
+    assert copy.run("table5", "table3").ran == 0
+
+
+def test_a_sentence_is_encoded_once_for_all_tables(copy, monkeypatch):
+    """What the vectors on disk have, no other table asks for again."""
+    shutil.rmtree(copy.runs / "records")
+    shutil.rmtree(copy.runs / "models")
+    loads = []
+    load = scoring.load_poolings
+    monkeypatch.setattr(
+        scoring, "load_poolings", lambda *a, **k: (loads.append(a[1]), load(*a, **k))[1]
+    )
+    copy.run("table2", "table5", "table6")
+    assert loads == []
+
+
+def test_several_poolings_are_encoded_in_one_pass(base, tmp_path, monkeypatch):
+    loads = []
+    load = scoring.load_poolings
+    monkeypatch.setattr(
+        scoring, "load_poolings", lambda *a, **k: (loads.append(set(a[1])), load(*a, **k))[1]
+    )
+    replace(base, runs=tmp_path / "runs").run("table2", seeds=1)
+    # The pairs under all poolings, the corpora under the one that flows are fitted on.
+    assert sorted(map(len, loads)) == [1, 4]
+    assert loads[-1] == {"first-last-avg"} or loads[0] == {"first-last-avg"}
+
+
+# Stopped and gone on with.
+
+
+class Stop:
+    """Progress that stops the run at one of its steps, as Ctrl-C does."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+
+def test_stopped_at_three_random_places_it_ends_with_the_same_records(small, tmp_path, monkeypatch):
+    project, result, told = small
+    whole = contents(project)
+    written: list[str] = []
+    put = records.Records.put
+
+    def counting(self, record, arrays=None):
+        written.append(record.key)
+        put(self, record, arrays)
+
+    monkeypatch.setattr(records.Records, "put", counting)
+    places = random.Random(4)
+    stopped = replace(project, runs=tmp_path / "runs")
+    # A third of the way each, so that it is stopped three times for sure.
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            stopped.run(*SMALL, progress=Stop(places.randrange(len(told) // 4)))
+    ended = stopped.run(*SMALL)
+    assert contents(stopped) == whole
+    assert max(Counter(written).values()) == 1
+    assert len(written) == result.ran
+    assert 0 < ended.ran < result.ran
+    for name, one in result.tables.items():
+        assert ended.tables[name].to_dict() == one.to_dict()
+
+
+def test_a_fine_tuning_that_was_stopped_goes_on_and_costs_no_bit(small, tmp_path):
+    project = small[0]
+    stopped = replace(project, runs=tmp_path / "runs")
+    steps = [0]
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage == "train":
+            steps[0] = done
+            if done == 3:
+                raise KeyboardInterrupt
+
+    frequent = {**FAST, "checkpoint_steps": 2}
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run("table8", progress=stop, finetuning=frequent)
+    first = []
+    stopped.run(
+        "table8",
+        finetuning=frequent,
+        progress=lambda stage, done, _: first.append(done) if stage == "train" else None,
+    )
+    assert first[0] == 3
+    assert not list(stopped.runs.rglob("*.checkpoints"))
+    assert len(models(stopped)) == 2
+    for path in (stopped.runs / "models").iterdir():
+        weights = (project.runs / "models" / path.name / "model.safetensors").read_bytes()
+        assert (path / "model.safetensors").read_bytes() == weights
+
+
+def test_a_fine_tuned_model_whose_record_was_not_written_is_not_trained_again(copy):
+    whole = contents(copy)
+    (key,) = [path.name for seed, path in models(copy).items() if seed == 1]
+    (copy.runs / f"records/{key}.json").unlink()
+    told = []
+    assert copy.run("table8", progress=lambda *step: told.append(step[0])).ran == 1
+    assert told == ["cells"]
+    assert contents(copy) == whole
+
+
+def test_a_fine_tuned_model_that_was_removed_is_trained_again_when_it_is_needed(copy):
+    for path in models(copy).values():
+        shutil.rmtree(path)
+    assert copy.run("table3", "table8").ran == 0
+    before = contents(copy)
+    # One flow more on the first model; a new sentence vector is not needed for it.
+    flows = copy.run("table3", seeds=3)
+    assert flows.ran == 2 + 1
+    assert before.items() <= contents(copy).items()
+
+
+def test_damaged_records_alone_are_computed_again(copy, table):
+    whole = contents(copy)
+    one, other = table("table5", "flow target").records
+    third = table("table5", "sn").records[0]
+    folder = copy.runs / "records"
+    (folder / f"{one}.json").write_text((folder / f"{one}.json").read_text()[:-20])
+    (folder / f"{other}.npz").write_bytes((folder / f"{other}.npz").read_bytes()[:99])
+    (folder / f"{third}.npz").unlink()
+    assert copy.run(*SMALL).ran == 3
+    assert contents(copy) == whole
+
+
+def test_what_was_written_half_when_the_power_went_is_left_aside(copy):
+    """A record's file is moved into place whole; what lies beside it is not read."""
+    folder = copy.runs / "records"
+    (folder / ".abc.json-123").write_text('{"kind": "score"')
+    assert copy.run("table5").ran == 0
+
+
+# A changed recipe.
+
+
+def test_more_seeds_run_the_new_ones_alone(copy):
+    before = copy.times()
+    result = copy.run("table5", "table8", "table6", seeds=3)
+    about = [one["about"] for one in copy.written_since(before)]
+    assert result.ran == len(about) == 6
+    assert [one["seed"] for one in about].count(2) == 4  # Two flows, a tuning, a flow on it.
+    tuned = [one["fine_tuned"]["seed"] for one in about if one.get("fine_tuned")]
+    assert tuned == [2, 2, 2]
+
+
+def test_another_flow_runs_the_flows_alone(copy):
+    before = copy.times()
+    assert copy.run("table2", "table5", flow="tempered").ran == 2 * 2 + 2
+    for one in copy.written_since(before):
+        assert one["about"]["calibrator"]["name"] == "flow"
+        assert one["recipe"]["fitting"]["arguments"]["normalize"] is True
+
+
+def test_other_arguments_of_a_fine_tuning_run_what_is_fine_tuned_alone(copy):
+    before = copy.times()
+    result = copy.run("table2", "table3", "table5", seeds=1, finetuning={"epochs": 0.5})
+    found = copy.written_since(before)
+    assert result.ran == len(found) == 1 + 4
+    assert [one["kind"] for one in found].count("tuning") == 1
+    assert all(one["kind"] == "tuning" or one["about"]["fine_tuned"] for one in found)
+
+
+def test_another_length_runs_all_again(copy):
+    before = copy.times()
+    other = replace(copy, subject=replace(copy.subject, max_length=8))
+    result = other.run("table5")
+    assert result.ran == len(copy.written_since(before)) == 8
+
+
+def test_another_encoder_of_the_same_name_runs_all_again(copy, tmp_path):
+    path = shutil.copytree(copy.subject.name, tmp_path / "tiny")
+    assert replace(copy, subject=identify(path, max_length=32)).run("table5").ran == 0
+    with (path / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x3c")
+    assert replace(copy, subject=identify(path, max_length=32)).run("table5").ran == 8
+
+
+@pytest.mark.parametrize("what", ["gold", "text"])
+def test_a_changed_task_runs_its_cells_alone(base, tmp_path, what):
+    data = write_tasks(tmp_path / "data", "stsb", "sts12", "snli")
+    project = replace(base, data=data, runs=tmp_path / "runs")
+    project.run("table2", seeds=1)
+    before = project.times()
+    kind = {"gold": "gs", "text": "input"}[what]
+    path = data / f"senteval/STS/STS12-en-test/STS.{kind}.MSRpar.txt"
+    lines = path.read_text().splitlines()
+    lines[0] = "1.5" if what == "gold" else "the man\tthe dog"
+    path.write_text("\n".join(lines) + "\n")
+    result = project.run("table2", seeds=1)
+    found = project.written_since(before)
+    # Two encoder rows that differ in their aggregation alone are one job.
+    assert result.ran == len(found) == 6
+    assert {one["about"]["task"] for one in found} == {"sts12"}
+
+
+# Many processes, and corpora that memory does not hold.
+
+
+@pytest.fixture(scope="module")
+def plain(base) -> Project:
+    """Two tables, one fit after the other in this process and in memory."""
+    project = replace(base, runs=base.runs.parent / "plain")
+    assert project.run("table2", "table5").ran == 15
+    return project
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_same_records(plain, tmp_path):
+    project = replace(plain, runs=tmp_path / "runs")
+    project.run("table2", "table5", jobs=2)
+    assert contents(project) == contents(plain)
+
+
+def corpora(project: Project) -> list[Path]:
+    return [path for path in project.runs.rglob("*") if path.name.startswith("corpus-")]
+
+
+def test_a_large_corpus_is_fitted_from_a_file_that_is_gone_afterwards(plain, tmp_path, monkeypatch):
+    project = replace(plain, runs=tmp_path / "runs")
+    seen = []
+    judge = scoring.judged
+
+    def judged(vectors, rows, calibrator, tests, **more):
+        if calibrator is not None:
+            assert isinstance(rows, np.memmap)
+            seen.append((len(rows), Path(rows.filename).is_file()))
+        return judge(vectors, rows, calibrator, tests, **more)
+
+    monkeypatch.setattr(scoring, "IN_MEMORY", 0)
+    monkeypatch.setattr(scoring, "SPREAD_ROWS", 50)
+    monkeypatch.setattr(scoring, "judged", judged)
+    project.run("table2", "table5")
+    # Repeats count: as many rows as there are sentences.
+    assert Counter(seen) == {(144, True): 4 + 7}
+    assert corpora(project) == []
+    assert contents(project) == contents(plain)
+
+
+def test_the_file_is_gone_after_a_fit_that_fails_and_what_was_done_is_kept(
+    base, tmp_path, monkeypatch
+):
+    project = replace(base, runs=tmp_path / "runs")
+    judge, count = scoring.judged, [0]
+
+    def judged(*arguments, **more):
+        count[0] += 1
+        if count[0] == 4:
+            assert corpora(project)
+            raise TrainingError("the loss is not finite")
+        return judge(*arguments, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(scoring, "IN_MEMORY", 0)
+        patched.setattr(scoring, "judged", judged)
+        with pytest.raises(TrainingError, match="not finite"):
+            project.run("table5")
+    assert corpora(project) == []
+    assert len(project.times()) == 3
+    assert project.run("table5").ran == 8 - 3
+
+
+# Two encoders, and less data.
+
+
+def test_rows_that_are_there_once_are_computed_for_the_first_encoder_alone(base, monkeypatch):
+    asked: list[Any] = []
+
+    def run_jobs(jobs, *_, **__):
+        asked.extend(jobs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reproduction, "run_jobs", run_jobs)
+    other = replace(base.subject, label="other", digest="f" * 64)
+    planner = Planner(Material(base.data), Options(seeds=1))
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(
+            ["table2"], [base.subject, other], planner, Workplace(folder=base.runs.parent / "no")
+        )
+    cls = [one.encoding.subject.label for one in asked if one.encoding.pooling == "cls"]
+    assert cls == ["tiny"]
+
+
+def test_a_limit_computes_on_fewer_pairs(copy):
+    before = copy.times()
+    result = copy.run("table5", limit=7)
+    assert result.ran == 8
+    assert {one["result"]["scored"][""] for one in copy.written_since(before)} == {7}
+
+
+# Everything.
+
+
+@pytest.mark.slow
+def test_all_of_the_paper_stopped_at_three_random_places(base, tmp_path):
+    data = write_tasks(tmp_path / "data", *STS_TASKS, "qnli", "snli")
+    whole = replace(base, data=data, runs=tmp_path / "whole")
+    stopped = replace(whole, runs=tmp_path / "stopped")
+    told = []
+    result = whole.run("all", progress=lambda *step: told.append(step))
+    assert [*result.tables, "figure2"] == list(NAMES)
+    assert result.absent == {}
+    assert len(result.scatters) == 1
+    for name in ("table2", "table3"):
+        for row in result.tables[name].rows:
+            ours = row.name != "glove" and "published" not in (row.cells["stsb"].reason or "")
+            assert (row.cells["average"].value is not None) == ours, row.name
+    places = random.Random(11)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            stopped.run("all", progress=Stop(places.randrange(len(told) // 4)))
+    ended = stopped.run("all")
+    assert 0 < ended.ran < result.ran
+    assert contents(stopped) == contents(whole)
+    for name, one in result.tables.items():
+        assert ended.tables[name].to_dict() == one.to_dict()
+    assert whole.run("all").ran == 0
+
+
+@pytest.mark.slow
+def test_killed_it_goes_on(base, tmp_path, monkeypatch):
+    monkeypatch.setattr(scoring, "figures", evaluation.figures)
+    whole = replace(base, runs=tmp_path / "whole")
+    whole.run("table3", "table5", finetuning=None)
+    killed = replace(base, runs=tmp_path / "killed")
+    command = [
+        *[sys.executable, "-c", "from bertflow.cli.main import main; main()", "reproduce"],
+        *["table3", "table5", "--encoder", base.subject.name, "--data", base.data],
+        *["--max-length", "32", "--seeds", "2", "--device", "cpu", "--jobs", "1"],
+        *["--output", killed.runs],
+    ]
+    process = subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    try:
+        until = time.monotonic() + 120
+        while len(killed.times()) < 4 and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, said.decode()
+    before = killed.times()
+    assert 4 <= len(before) < len(whole.times())
+    result = killed.run("table3", "table5", finetuning=None)
+    assert result.ran == len(whole.times()) - len(before)
+    killed.written_since(before)
+    assert contents(killed) == contents(whole)
