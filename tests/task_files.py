@@ -101,3 +101,14 @@ def write_tasks(folder: Path, *names: str) -> Path:
         else:
             write_sts_year(folder, name)
     return folder
+
+
+def write_word_vectors(path: Path, seed: int = 0) -> Path:
+    """Vectors of 8 numbers for all words but the last ten, as GloVe's files have them."""
+    random = np.random.default_rng(seed)
+    lines = [
+        f"{word} {' '.join(f'{number:.4f}' for number in random.normal(size=8))}\n"
+        for word in WORDS[:-10]
+    ]
+    path.write_text("".join(lines))
+    return path

@@ -43,7 +43,7 @@ def test_a_sentence_that_is_there_is_not_added_twice(tmp_path):
 @pytest.mark.parametrize("name", ["vectors.f32", "sentences"])
 @pytest.mark.parametrize("cut", range(1, 24))
 def test_what_a_killed_process_has_half_written_is_written_again(tmp_path, name, cut):
-    """Vectors go first: a vector without its sentence, or half a row of either, counts for nothing."""
+    """Vectors go first: what lacks its sentence, or half a row of either, counts for nothing."""
     cache = VectorCache(tmp_path, ABOUT)
     cache.add(["a", "b"], vectors_of(["a", "b"]))
     cache.add(["c", "d"], vectors_of(["c", "d"]))

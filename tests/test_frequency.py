@@ -97,6 +97,18 @@ def test_rows_closer_together_than_float32_can_tell_are_still_told_apart(rng):
     assert steps[found.largest[0] - 1].tolist() == [199, 198, 197, 196, 195, 194]
 
 
+def test_what_float32_puts_in_a_wrong_order_is_put_right(rng, monkeypatch):
+    # On a sphere, distances 3e-9 apart: to float32 some are equal, and none is to spare.
+    monkeypatch.setattr(neighbours, "SPARE", 0)
+    for _ in range(40):
+        directions = rng.normal(size=(300, 64))
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        radii = 1 + 3e-9 * rng.permutation(300)
+        vectors = np.concatenate([np.zeros((1, 64)), radii[:, None] * directions])
+        found = nearest_neighbours([0], vectors, k=4)
+        assert found.nearest[0].tolist() == (1 + np.argsort(radii)[:4]).tolist()
+
+
 def test_one_row_far_out_does_not_spoil_the_others(rng):
     vectors = rng.normal(size=(500, 6))
     vectors[17] = 1e9
@@ -108,7 +120,8 @@ def test_one_row_far_out_does_not_spoil_the_others(rng):
     assert_allclose(found.distances, distances, rtol=1e-13)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e30])
+# The last two leave the range of float32, in which the search begins.
+@pytest.mark.parametrize("scale", [1e-30, 1e30, 1e-60, 1e60])
 def test_the_unit_of_the_vectors_does_not_matter(rng, scale):
     vectors = rng.normal(size=(200, 5)) + 3
     plain, scaled = (nearest_neighbours(np.arange(200), x, k=4) for x in (vectors, scale * vectors))

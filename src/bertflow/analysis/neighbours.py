@@ -170,9 +170,12 @@ class _Search:
         filled = -(-count // GROUP) * GROUP
         self.matrix = np.zeros((filled, width), dtype=np.float32)
         inner = self.matrix[:count]
-        np.subtract(vectors, self.centre, out=inner, casting="same_kind")
-        self.scale = max(float(inner.max()), -float(inner.min())) or 1.0
-        inner /= self.scale
+        above, below = vectors.max(axis=0) - self.centre, self.centre - vectors.min(axis=0)
+        self.scale = float(np.maximum(above, below).max()) or 1.0
+        # Scaled before they become float32, whose range they may leave.
+        for start in range(0, count, SCAN_ROWS):
+            part = slice(start, start + SCAN_ROWS)
+            inner[part] = (vectors[part] - self.centre) / self.scale
         squares = np.einsum("nd,nd->n", inner, inner, dtype=np.float64)
         shifts = np.einsum("nd,d->n", inner, self.centre / self.scale, dtype=np.float64)
         self.longest = float(np.sqrt(squares.max()))

@@ -68,10 +68,11 @@ def words_table(jobs: Sequence[Words], records: Records) -> TableResult:
             for k in [None] if measure == "norm" else job.neighbours:
                 name = measure if k is None else f"{measure} {k}"
                 means = [_mean(group, measure, k) for group in groups]
+                label = MEASURE_LABELS[measure].format(k=k)
                 rows.append(
                     RowResult(
                         name=name,
-                        label=MEASURE_LABELS[measure].format(k=k),
+                        label=label if len(jobs) == 1 else f"{job.subject.label}: {label}",
                         encoder=job.subject.label,
                         aggregation=None,
                         cells={
@@ -87,7 +88,7 @@ def words_table(jobs: Sequence[Words], records: Records) -> TableResult:
                     )
                 )
                 printed = [numbers.value(name, column) for column in columns]
-                claims += _rising(MEASURE_LABELS[measure].format(k=k), job, means, printed)
+                claims += _rising(label, job, means, printed)
     return TableResult(
         name="table1",
         title="Word embeddings by rank of the word's frequency",

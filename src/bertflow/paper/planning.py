@@ -16,7 +16,7 @@ from bertflow.paper.subjects import Subject
 from bertflow.paper.tables import FLOWS, PAPER_POOLING, PLAIN_POOLING, FlowName, Row, Table
 
 # What of a fine-tuning's arguments changes nothing but how it is carried out.
-WITHOUT_EFFECT = ("checkpoint_steps", "random_state", "precision")
+WITHOUT_EFFECT = ("checkpoint_steps", "random_state")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +167,9 @@ class Planner:
     def _tuning(self, subject: Subject, seed: int) -> Tuning:
         corpus = self.labelled()
         arguments = asdict(self.recipe(seed))
+        if arguments["precision"] == "auto":
+            # What that comes to is the device's, of which no record depends.
+            del arguments["precision"]
         return Tuning(
             subject=subject,
             pooling=subject.pooling or PLAIN_POOLING,

@@ -124,7 +124,9 @@ def reproduce(
             if name == FIGURE:
                 scatters = seen
             else:
-                tables[name] = lexical_table(seen, [subject.size for subject in subjects])
+                tables[name] = lexical_table(
+                    seen, [subject.size if subject.papers else None for subject in subjects]
+                )
         elif name in plans:
             make = sweep_table if name == SWEEP else score_table
             tables[name] = make(plans[name], records)

@@ -178,7 +178,8 @@ class TableResult:
                 "reason": cell.reason or "",
             }
             for row in self.rows
-            for column, cell in row.cells.items()
+            for column in self.columns
+            for cell in [row.cells[column]]
         ]
 
 

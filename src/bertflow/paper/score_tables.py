@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -134,7 +135,7 @@ def _cell(
     known = numbers is not None and name in numbers.names
     number = numbers.value(name, column) if numbers is not None and known else None
     doubts = numbers.doubts(name, column) if numbers is not None and known else ()
-    comparable = plan.subject.size is not None or row.source in ("words", "published")
+    comparable = plan.subject.papers or row.source in ("words", "published")
     shown = CellResult(published=number, comparable=comparable, doubts=doubts)
     if seen is None:
         return replace(shown, reason=plan.cells[row.name, column].reason)
@@ -302,6 +303,9 @@ def _reasons(plan: Plan) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for cell in plan.cells.values():
         if cell.reason is not None and cell.row.source != "published":
-            name = f"{cell.column}" if cell.row.source != "words" else cell.row.label
-            reasons.setdefault(cell.reason, []).append(name)
+            # Without a file of word vectors the row is empty, whatever the task.
+            about = cell.row.label if cell.reason.startswith("as published") else cell.column
+            # The places that were tried are many, and differ only in the task.
+            reason = re.sub(r"no data for .*?: tried [^;]*;", "no data there;", cell.reason)
+            reasons.setdefault(reason, []).append(about)
     return [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in reasons.items()]

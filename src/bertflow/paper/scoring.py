@@ -147,6 +147,7 @@ def _corpora(
     names = {one.fitting.corpus: one.fitting.corpus_digest for one in scores if one.fitting}
     rows: dict[str, Array] = {}
     written: list[Path] = []
+    _remove_left_over(cache.folder)
     try:
         for name, digest in names.items():
             rows[name] = numbers = cache.rows(material.corpus(name))
@@ -160,6 +161,26 @@ def _corpora(
         rows.clear()
         for path in written:
             path.unlink(missing_ok=True)
+
+
+def _remove_left_over(folder: Path) -> None:
+    """Remove the corpora of processes that were killed before they could."""
+    for path in folder.glob("corpus-*.f32"):
+        owner = path.stem.rpartition("-")[2]
+        if owner.isdigit() and not _is_running(int(owner)):
+            path.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":
+        return True  # Elsewhere signal 0 is none that only asks.
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _spread(vectors: Array, numbers: Array, path: Path) -> Array:

@@ -45,6 +45,11 @@ class Subject:
     max_length: int | None = 64
     words: bool = False
 
+    @property
+    def papers(self) -> bool:
+        """Whether published numbers are of this very encoder, pooled as the paper does."""
+        return self.size is not None and self.pooling is None
+
 
 def identify(
     name: str | Path, *, pooling: str | None = None, max_length: int | None = 64
@@ -101,7 +106,8 @@ def _files_digest(path: Path) -> str:
         hidden = any(part.startswith(".") for part in inside.parts)
         if file != path and (hidden or file.suffix.lower() not in PARTS):
             continue
-        digest.update(f"{inside.as_posix()} {file.stat().st_size}\n".encode())
+        name = "" if file == path else inside.as_posix()  # Its own name is no part of it.
+        digest.update(f"{name} {file.stat().st_size}\n".encode())
         with file.open("rb") as content:
             while block := content.read(BLOCK):
                 digest.update(block)
@@ -112,17 +118,21 @@ def _commit(name: str) -> str:
     """The commit of a hub name: the newest if the hub answers, else the one in the cache."""
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name:
         raise ModelError(f"{name} does not exist; give a folder, a file or a hub name")
-    try:
-        if hub_answers():
-            return str(HfApi().model_info(name).sha)
-        for file in ("config.json", "modules.json"):
-            cached = try_to_load_from_cache(name, file)
-            if isinstance(cached, str):
-                return Path(cached).parent.name
-    except Exception as error:  # The hub client has many; all mean that it cannot be had.
-        detail = str(error).strip().split("\n")[0]
-        raise ModelError(f"{name} cannot be had from the model hub: {detail}") from None
+    # A name alone may be one of sentence-transformers', as `load_encoder` reads it.
+    candidates = [name] if "/" in name else [name, f"sentence-transformers/{name}"]
+    detail = "no connection, and it is not in the cache"
+    online = hub_answers()
+    for candidate in candidates:
+        try:
+            if online:
+                return str(HfApi().model_info(candidate).sha)
+            for file in ("config.json", "modules.json"):
+                cached = try_to_load_from_cache(candidate, file)
+                if isinstance(cached, str):
+                    return Path(cached).parent.name
+        except Exception as error:  # The hub client has many; all mean that it cannot be had.
+            detail = str(error).strip().split("\n")[0]
     raise ModelError(
-        f"{name} is no folder here and cannot be had from the model hub (no connection, and it is "
-        "not in the cache); check the name and the network, or give a folder or a .gguf file"
+        f"{name} is no folder here and cannot be had from the model hub ({detail}); check the "
+        "name and the network, or give a folder or a .gguf file"
     )
