@@ -18,9 +18,10 @@ def table_grid(one: TableResult) -> Grid:
     aggregated = len({row.aggregation for row in one.rows} - {None}) > 0
     marks = doubts_of(one)
     rows: list[list[str]] = []
-    for row in one.rows:
+    labels = _labels(one)
+    for row, own in zip(one.rows, labels, strict=True):
         for place, (name, cells) in enumerate(_lines(row, one, marks)):
-            label = row.label if place == 0 else ""
+            label = own if place == 0 else ""
             middle = [row.aggregation or "" if place == 0 else ""] if aggregated else []
             rows.append([label, *middle, name, *cells])
     heads = ["", "of subsets", ""] if aggregated else ["", ""]
@@ -41,11 +42,29 @@ def _lines(
     if one.name in ABOUT_SEEDS:
         wanted.append(("median", lambda cell: _number(cell.median, digits)))
     wanted += [
-        (foreign, lambda cell: f"{_number(cell.published, 2)} {_letters(cell, marks)}".strip()),
+        (foreign, lambda cell: _published(cell, marks)),
         ("difference", lambda cell: _number(cell.difference, 2, signed=True)),
     ]
     lines = [(name, [form(cell) for cell in cells]) for name, form in wanted]
     return [(name, shown) for name, shown in lines if any(shown)] or [("ours", ["" for _ in cells])]
+
+
+def _labels(one: TableResult) -> list[str]:
+    """The rows' labels, with the encoder before those that several encoders have."""
+    labels = [row.label for row in one.rows]
+    return [
+        f"{row.encoder}: {row.label}" if row.encoder and labels.count(row.label) > 1 else row.label
+        for row in one.rows
+    ]
+
+
+def _published(cell: CellResult, marks: Mapping[str, str]) -> str:
+    shown = _number(cell.published, 2)
+    if cell.published_deviation is not None:
+        shown += f" ± {cell.published_deviation:.2f}"
+    if cell.published_median is not None:
+        shown += f", median {cell.published_median:.2f}"
+    return f"{shown} {_letters(cell, marks)}".strip()
 
 
 def doubts_of(one: TableResult) -> dict[str, str]:
@@ -80,10 +99,11 @@ def claims_grid(one: TableResult) -> Grid:
             ]
         )
     whose = f" on {encoders[0]}" if len(encoders) == 1 else ""
+    foreign = {row.published_for for row in one.rows} - {None}
     heads: Sequence[str] = [
         "claim",
         *(["encoder"] if len(encoders) > 1 else []),
-        "published",
+        f"published, {' and '.join(sorted(map(str, foreign)))}" if foreign else "published",
         "ours",
         "95 %",
         "p (Holm)",
@@ -120,4 +140,30 @@ def _p(value: float | None) -> str:
 
 def notes_of(one: TableResult) -> list[str]:
     """What must be said beside the table, the doubts about published numbers last."""
-    return [*one.notes, *(f"{letter}: {doubt}" for doubt, letter in doubts_of(one).items())]
+    return [
+        *_settings(one),
+        *one.notes,
+        *(f"{letter}: {doubt}" for doubt, letter in doubts_of(one).items()),
+    ]
+
+
+def _settings(one: TableResult) -> list[str]:
+    """What the whole table depends on."""
+    if not one.settings:
+        return []
+    found = one.settings
+    notes = []
+    for label, encoder in found["encoders"].items():
+        which = f"revision {encoder['revision']}" if encoder["revision"] else encoder["files"]
+        notes.append(
+            f"{label}: {encoder['name']} ({which}), pooling {encoder['pooling']}, at most "
+            f"{encoder['max_length']} tokens"
+        )
+    said = f"flow: {found['flow']}, {found['seeds']} seeds"
+    if found["limit"] is not None:
+        said += f"; ONLY A TRIAL: about {found['limit']:,} pairs of each split"
+    notes.append(said)
+    if found["nli"]:
+        sets = ", ".join(f"{count:,} of {name.upper()}" for name, count in found["nli"].items())
+        notes.append(f"NLI: sentences of the splits that are there: {sets}")
+    return notes

@@ -17,7 +17,8 @@ from bertflow.cli.options import BatchSize, Device, TrustRemoteCode, device_or_n
 from bertflow.errors import InputError
 
 if TYPE_CHECKING:
-    from bertflow.paper import Reproduction, Subject, TableResult
+    from bertflow.paper import Subject, TableResult
+    from bertflow.paper.analyses import Scatter
 
 DEFAULT_ENCODERS = ("bert-base-uncased", "bert-large-uncased")
 
@@ -32,7 +33,7 @@ def reproduce(
     encoder: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME|DIR|FILE.gguf",
+            metavar="NAME[@REVISION]|DIR|FILE.gguf",
             help="Encoder. May be repeated. Default: the paper's two, bert-base-uncased and "
             "bert-large-uncased.",
         ),
@@ -82,7 +83,11 @@ def reproduce(
     ] = 5,
     limit: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Take about N pairs of each split: a quick trial."),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Take about N pairs of each split, of labelled NLI the first: a quick trial.",
+        ),
     ] = None,
     flow: Annotated[
         str, typer.Option(metavar="NAME", help="The flow: paper, released or tempered.")
@@ -122,56 +127,60 @@ def reproduce(
         trust_remote_code=trust_remote_code,
     )
     planner = Planner(Material(data, limit), options, words)
+    folder = output / _slug(subjects, flow, limit)
+    written: list[str] = []
+
+    def finished(one: TableResult | Sequence[Scatter]) -> None:
+        written.extend(_write(one, folder))
+
     try:
         with progress_bars() as report:
-            result = run(table, subjects, planner, place, progress=report)
+            result = run(table, subjects, planner, place, progress=report, finished=finished)
     except KeyboardInterrupt:
         show(f"interrupted; what is finished lies in {output}, and the same command goes on")
         raise
-    folder = output / _slug(subjects)
-    written = _write(result, folder)
-    for place_of, one in enumerate(result.tables.values()):
-        if place_of:
-            show("")
-        show(_text(one))
-    for name, reason in result.absent.items():
-        show(f"\n{name} is absent: {reason}")
-    show(f"\nwrote {', '.join(written)} to {folder}")
+    parts = [table_text(one) for one in result.tables.values()]
+    parts += [f"{name} is absent: {reason}" for name, reason in result.absent.items()]
+    show("\n\n".join([*parts, f"wrote {', '.join(written)} to {folder}"]))
 
 
-def _slug(subjects: Sequence[Subject]) -> str:
-    """A name for the folder of these encoders' tables."""
+def _slug(subjects: Sequence[Subject], flow: str, limit: int | None) -> str:
+    """A name for the folder of these tables; a trial does not take the place of the real ones."""
     names = [one.label if one.pooling is None else f"{one.label}-{one.pooling}" for one in subjects]
-    return "+".join(map(_file_name, names))
+    parts = ["+".join(map(_file_name, names))]
+    parts += [f"{flow}-flow"] if flow != "paper" else []
+    parts += [f"limit{limit}"] if limit is not None else []
+    return "-".join(parts)
 
 
 def _file_name(text: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", text.replace(":", ""))
 
 
-def _write(result: Reproduction, folder: Path) -> list[str]:
-    """Write every table as Markdown, CSV and JSON, and the figure; the names of the files."""
+def _write(one: TableResult | Sequence[Scatter], folder: Path) -> list[str]:
+    """Write a table as Markdown, CSV and JSON, or the figure; the names of the files."""
     from bertflow.calibrators.storage import write_text
+    from bertflow.paper import TableResult
+
+    if not isinstance(one, TableResult):
+        return [name for scatter in one for name in _draw(scatter, folder)]
+    content = json.dumps(one.to_dict(), indent=2, allow_nan=False, ensure_ascii=False)
+    forms = {"md": table_markdown(one), "csv": _csv(one), "json": f"{content}\n"}
+    for suffix, text in forms.items():
+        write_text(folder / f"{one.name}.{suffix}", text)
+    return [f"{one.name}.{suffix}" for suffix in forms]
+
+
+def _draw(scatter: Scatter, folder: Path) -> list[str]:
+    from bertflow.report.plots import edit_distance_scatter, save_figure
 
     written = []
-    for name, one in result.tables.items():
-        content = json.dumps(one.to_dict(), indent=2, allow_nan=False, ensure_ascii=False)
-        for suffix, text in {
-            "md": table_markdown(one),
-            "csv": _csv(one),
-            "json": content + "\n",
-        }.items():
-            write_text(folder / f"{name}.{suffix}", text)
-            written.append(f"{name}.{suffix}")
-    for scatter in result.scatters:
-        from bertflow.report.plots import edit_distance_scatter, save_figure
-
-        for unit, distances in scatter.distances.items():
-            figure = edit_distance_scatter(scatter.panels, distances, unit=unit)
-            for suffix in ("svg", "png"):
-                name = f"figure2-{_file_name(scatter.encoder)}-{unit}.{suffix}"
-                save_figure(figure, folder / name)
-                written.append(name)
+    for unit, distances in scatter.distances.items():
+        figure = edit_distance_scatter(scatter.panels, distances, unit=unit)
+        for suffix in ("svg", "png"):
+            name = f"figure2-{_file_name(scatter.encoder)}-{unit}.{suffix}"
+            save_figure(figure, folder / name)
+            written.append(name)
     return written
 
 
@@ -184,7 +193,8 @@ def _csv(one: TableResult) -> str:
     return out.getvalue()
 
 
-def _text(one: TableResult) -> str:
+def table_text(one: TableResult) -> str:
+    """A table with its claims and notes as a terminal shows it."""
     from bertflow.cli.paper_grids import claims_grid, notes_of, table_grid
 
     parts = [f"{one.name}: {one.title}", "", table_grid(one).text()]

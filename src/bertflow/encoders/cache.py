@@ -187,7 +187,7 @@ def fill(
     order = iter(sorted(lacking, key=len, reverse=True))
     done = 0
     while chunk := list(islice(order, CHUNK_SENTENCES)):
-        vectors = embed(loaded, chunk, batch_size=batch_size).rows()
+        vectors = embed(loaded, chunk, batch_size=batch_size, count_cut=False).rows()
         for cache, part in zip(caches, np.split(vectors, len(caches), axis=1), strict=True):
             cache.add(chunk, part)
         done += len(chunk)

@@ -24,7 +24,8 @@ class Embedded:
     Attributes:
         vectors: Shape (distinct, D), float32.
         index: Row of each sentence as it was given, repeats included, shape (N,).
-        cut: How many of the distinct sentences were longer than the encoder's limit.
+        cut: How many of the distinct sentences were longer than the encoder's limit; 0 if that was
+            not asked for.
     """
 
     vectors: Array
@@ -43,6 +44,7 @@ def embed(
     *,
     batch_size: int = 32,
     finite: bool = True,
+    count_cut: bool = True,
     progress: Progress | None = None,
 ) -> Embedded:
     """Encode each distinct sentence once.
@@ -52,6 +54,7 @@ def embed(
         sentences: Text, repeats allowed.
         batch_size: Sentences a forward pass.
         finite: Refuse a vector that is not; otherwise it is for the caller to count.
+        count_cut: Count the sentences that are too long, which tokenizes them once more.
         progress: Called with the distinct sentences done and their total.
 
     Returns:
@@ -92,7 +95,9 @@ def embed(
         if progress is not None:
             progress(start + len(chunk), len(distinct))
     assert vectors is not None
-    return Embedded(vectors=vectors, index=index, cut=_count_cut(encoder, distinct))
+    return Embedded(
+        vectors=vectors, index=index, cut=_count_cut(encoder, distinct) if count_cut else 0
+    )
 
 
 def _count_cut(encoder: SentenceTransformer, distinct: list[str]) -> int:

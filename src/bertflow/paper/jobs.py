@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from bertflow.calibrators import Calibrator
 from bertflow.calibrators.storage import calibrator_name
@@ -212,4 +212,3 @@ class Words:
 
 
 Job = Tuning | Score | Words
-Kind = Literal["tuning", "score", "words"]

@@ -29,7 +29,8 @@ class Material:
         self._pairs: dict[tuple[str, str | None], Pairs | MissingDataError] = {}
         self._corpora: dict[str, list[str] | MissingDataError] = {}
         self._digests: dict[tuple[str, ...], str] = {}
-        self.nli_sets: list[str] = []
+        # Of each set that "nli" is made of, how many sentences.
+        self.found_nli: dict[str, int] = {}
 
     def pairs(self, task: str, split: str | None = None) -> Pairs:
         """The pairs of a task.
@@ -86,11 +87,11 @@ class Material:
             return self._fewer_sentences(read_sentences(name, self.data))
         texts: list[str] = []
         reasons: list[MissingDataError] = []
-        self.nli_sets = []
         for one in NLI:
             try:
-                texts += self._fewer_sentences(read_sentences(one, self.data))
-                self.nli_sets.append(one)
+                added = self._fewer_sentences(read_sentences(one, self.data))
+                texts += added
+                self.found_nli[one] = len(added)
             except MissingDataError as error:
                 reasons.append(error)
         if not texts:

@@ -51,12 +51,14 @@ class Cell:
         column: The task.
         jobs: One a seed, or one; none if it cannot be.
         reason: Why it cannot be, or None.
+        published_only: Whether that is no want of data: the row is there for its published number.
     """
 
     row: Row
     column: str
     jobs: Sequence[Score]
     reason: str | None = None
+    published_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,9 +136,10 @@ class Planner:
 
     def _cell(self, table: Table, subject: Subject, row: Row, column: str) -> Cell:
         if row.source == "published":
-            return Cell(row, column, [], "as published: not a model that bertflow runs")
+            return Cell(row, column, [], "not a model that bertflow runs", published_only=True)
         if row.source == "words" and self.words is None:
-            return Cell(row, column, [], "as published: name the file of the vectors to run it")
+            reason = "name the file of the word vectors to run it"
+            return Cell(row, column, [], reason, published_only=True)
         try:
             split = table.split or CATALOG[column].default_split
             pairs = self.material.pairs_digest(column, split)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
 
-from bertflow.errors import InputError, MissingDataError
+from bertflow.encoders import library_versions
+from bertflow.errors import BertflowError, InputError, MissingDataError, MissingDependencyError
 from bertflow.paper.analyses import Scatter, lexical_table, scatter, sweep_table, words_table
 from bertflow.paper.jobs import Job
 from bertflow.paper.names import NAMES
 from bertflow.paper.planning import Plan, Planner
+from bertflow.paper.records import Records
 from bertflow.paper.results import TableResult
 from bertflow.paper.running import run_jobs
 from bertflow.paper.score_tables import score_table
@@ -21,6 +25,7 @@ FIGURE = "figure2"
 WORDS = "table1"
 LEXICAL = "table6"
 SWEEP = "table7"
+TUNED = ("table3", "table4", "table8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +41,7 @@ class Reproduction:
 
     tables: Mapping[str, TableResult]
     scatters: Sequence[Scatter]
-    absent: Mapping[str, str]
+    absent: Mapping[str, BertflowError]
     ran: int
 
 
@@ -47,6 +52,7 @@ def reproduce(
     place: Workplace,
     *,
     progress: Progress | None = None,
+    finished: Callable[[TableResult | Sequence[Scatter]], None] | None = None,
 ) -> Reproduction:
     """Reproduce tables of the paper for encoders.
 
@@ -59,14 +65,15 @@ def reproduce(
         planner: Holds the data and what may vary.
         place: Where records, vectors and fine-tuned models lie.
         progress: As in `run_jobs`.
+        finished: Called with each table, or what Figure 2 shows, as soon as it is there.
 
     Returns:
-        The tables. One whose data are nowhere is absent, with the reason.
+        The tables. One that cannot be had is absent, with the reason.
 
     Raises:
         InputError: A name is unknown, no encoder is given, two have the same label, or one is a
             file of word vectors.
-        MissingDataError: None of the tables can be had; the message is the first one's reason.
+        BertflowError: None of the tables can be had: the first one's reason.
         MissingDependencyError: A package is lacking; the message is the pip line.
 
     Source:
@@ -76,6 +83,7 @@ def reproduce(
         ``reproduce(["table2"], [identify("bert-base-uncased")], Planner(Material("data"),
         Options()), Workplace(folder=Path("runs")))``
     """
+    report = finished or (lambda one: None)
     if unknown := [name for name in names if name not in (*NAMES, "all")]:
         raise InputError(f"unknown table {unknown[0]!r}; expected some of {', '.join(NAMES)}, all")
     if not subjects:
@@ -86,48 +94,114 @@ def reproduce(
     if words := [subject.name for subject in subjects if subject.words]:
         raise InputError(f"{words[0]} is a file of word vectors, not an encoder")
     wanted = [name for name in NAMES if name in names or "all" in names]
-    plans: dict[str, list[Plan]] = {}
-    absent: dict[str, str] = {}
-    jobs: list[Job] = []
-    for name in wanted:
-        if name == WORDS:
-            jobs += [planner.words_job(subject) for subject in subjects]
-            continue
-        table = SCORE_TABLES[LEXICAL if name == FIGURE else name]
-        planned = [
-            planner.plan(table, subject, first=not place_of)
-            for place_of, subject in enumerate(subjects)
-        ]
-        found = [job for plan in planned for cell in plan.cells.values() for job in cell.jobs]
-        if not found:
-            reasons = [cell.reason for plan in planned for cell in plan.cells.values()]
-            absent[name] = next(
-                one for one in reasons if one is not None and not one.startswith("as published")
-            )
-            continue
-        plans[name] = planned
-        jobs += found
-        # Their accuracy stands beside the table.
-        jobs += [job.encoding.tuning for job in found if job.encoding.tuning is not None]
-    if absent and not jobs:
-        raise MissingDataError(next(iter(absent.values())))
-    ran = run_jobs(jobs, planner, place, progress=progress)
-    records = place.records
+    _check_packages(wanted, planner)
     tables: dict[str, TableResult] = {}
     scatters: list[Scatter] = []
+    absent: dict[str, BertflowError] = {}
+    ran = 0
     for name in wanted:
-        if name == WORDS:
-            tables[name] = words_table([planner.words_job(s) for s in subjects], records)
-        elif name in (LEXICAL, FIGURE) and name in plans:
-            pairs = planner.material.pairs("stsb", "dev")
-            seen = [scatter(plan, pairs, records) for plan in plans[name]]
+        try:
+            plans = _plans(name, subjects, planner)
+            ran += run_jobs(
+                _jobs(name, plans, subjects, planner), planner, place, progress=progress
+            )
             if name == FIGURE:
-                scatters = seen
+                scatters = _scatters(plans, planner, place.records)
+                report(scatters)
             else:
-                tables[name] = lexical_table(
-                    seen, [subject.size if subject.papers else None for subject in subjects]
-                )
-        elif name in plans:
-            make = sweep_table if name == SWEEP else score_table
-            tables[name] = make(plans[name], records)
+                tables[name] = _table(name, plans, subjects, planner, place.records)
+                report(tables[name])
+        except BertflowError as error:
+            # What fails one table, such as an encoder with too few blocks, need not the others.
+            absent[name] = error
+    if absent and not tables and not scatters:
+        raise next(iter(absent.values()))
     return Reproduction(tables=tables, scatters=scatters, absent=absent, ran=ran)
+
+
+def _check_packages(wanted: Sequence[str], planner: Planner) -> None:
+    """Refuse what would fail for want of a package, before any work."""
+    needs = {
+        "wordfreq": ("words", [WORDS]),
+        "rapidfuzz": ("words", [LEXICAL, FIGURE]),
+        "matplotlib": ("report", [FIGURE]),
+        "accelerate": ("train", TUNED),
+        "datasets": ("train", TUNED),
+    }
+    for package, (extra, tables) in needs.items():
+        if any(name in tables for name in wanted) and find_spec(package) is None:
+            raise MissingDependencyError(
+                f"{' and '.join(name for name in wanted if name in tables)} needs {package}: "
+                f"pip install 'bertflow[{extra}]'"
+            )
+
+
+def _plans(name: str, subjects: Sequence[Subject], planner: Planner) -> list[Plan]:
+    if name == WORDS:
+        return []
+    table = SCORE_TABLES[LEXICAL if name == FIGURE else name]
+    # Rows that are there once are about the paper's base encoder, if that is among them.
+    base = next((n for n, subject in enumerate(subjects) if subject.size == "base"), 0)
+    plans = [
+        planner.plan(table, subject, first=place == base) for place, subject in enumerate(subjects)
+    ]
+    cells = [cell for plan in plans for cell in plan.cells.values()]
+    if not any(cell.jobs for cell in cells):
+        raise MissingDataError(
+            next(cell.reason for cell in cells if cell.reason and not cell.published_only)
+        )
+    return plans
+
+
+def _jobs(
+    name: str, plans: Sequence[Plan], subjects: Sequence[Subject], planner: Planner
+) -> list[Job]:
+    if name == WORDS:
+        return [planner.words_job(subject) for subject in subjects]
+    scores = [job for plan in plans for cell in plan.cells.values() for job in cell.jobs]
+    # A fine-tuned encoder's accuracy stands beside the table.
+    return [*scores, *(one.encoding.tuning for one in scores if one.encoding.tuning is not None)]
+
+
+def _scatters(plans: Sequence[Plan], planner: Planner, records: Records) -> list[Scatter]:
+    pairs = planner.material.pairs("stsb", "dev")
+    return [scatter(plan, pairs, records) for plan in plans]
+
+
+def _table(
+    name: str,
+    plans: Sequence[Plan],
+    subjects: Sequence[Subject],
+    planner: Planner,
+    records: Records,
+) -> TableResult:
+    if name == WORDS:
+        found = words_table([planner.words_job(subject) for subject in subjects], records)
+    elif name == LEXICAL:
+        sizes = [subject.size if subject.papers else None for subject in subjects]
+        found = lexical_table(_scatters(plans, planner, records), sizes)
+    else:
+        found = (sweep_table if name == SWEEP else score_table)(plans, records)
+    return replace(found, settings=settings(subjects, planner))
+
+
+def settings(subjects: Sequence[Subject], planner: Planner) -> dict[str, Any]:
+    """What a table depends on besides what its rows say."""
+    material = planner.material
+    return {
+        "encoders": {
+            one.label: {
+                "name": one.name,
+                "revision": one.revision,
+                "files": None if one.revision else one.digest[:16],
+                "pooling": one.pooling or "the paper's",
+                "max_length": one.max_length,
+            }
+            for one in subjects
+        },
+        "flow": planner.options.flow,
+        "seeds": planner.options.seeds,
+        "limit": material.limit,
+        "nli": {name: material.found_nli[name] for name in material.found_nli},
+        "versions": library_versions(),
+    }

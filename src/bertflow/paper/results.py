@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -25,12 +25,15 @@ class CellResult:
         deviation: Over seeds, ddof 1; None where there is one.
         median: Over seeds.
         published: The published number; None where there is none.
+        published_deviation: Its deviation over seeds, where that was published.
+        published_median: Its median over seeds, likewise.
         comparable: Whether it was published for this encoder.
         baseline: The difference to the row that this one should beat, with its p-value corrected
             for the table (Holm); None where there is none.
         components: The chosen n_components.
         reason: Why there is no value, or None.
         doubts: What is doubtful about the published number.
+        pairs: How many pairs are scored; None where that is not what is counted.
         records: Keys of the records that the value comes from, one a seed.
     """
 
@@ -41,11 +44,14 @@ class CellResult:
     deviation: float | None = None
     median: float | None = None
     published: float | None = None
+    published_deviation: float | None = None
+    published_median: float | None = None
     comparable: bool = True
     baseline: Difference | None = None
     components: int | None = None
     reason: str | None = None
     doubts: Sequence[str] = ()
+    pairs: int | None = None
     records: Sequence[str] = ()
 
     @property
@@ -108,6 +114,7 @@ class TableResult:
         rows: In order.
         claims: In order.
         notes: What must be said beside them.
+        settings: What all of it depends on: encoders, flow, seeds, limit, NLI sets, versions.
     """
 
     name: str
@@ -117,6 +124,7 @@ class TableResult:
     rows: Sequence[RowResult]
     claims: Sequence[ClaimResult]
     notes: Sequence[str]
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The table as JSON has it; numbers as they are shown, differences included."""
@@ -154,6 +162,7 @@ class TableResult:
                 for claim in self.claims
             ],
             "notes": list(self.notes),
+            "settings": dict(self.settings),
         }
 
     def flat(self) -> list[dict[str, Any]]:
@@ -171,6 +180,7 @@ class TableResult:
                 "seeds": len(cell.values),
                 "deviation": cell.deviation,
                 "median": cell.median,
+                "pairs": cell.pairs,
                 "published": cell.published,
                 "published_for": row.published_for or row.encoder,
                 "difference": cell.difference,

@@ -27,6 +27,11 @@ from bertflow.paper.results import (
 from bertflow.paper.subjects import Subject
 from bertflow.paper.tables import AVERAGE, SEVEN, Row
 
+INTERVALS = (
+    "95 %: bootstrap over pairs, within subsets, and over seeds where there are several; arrows: "
+    "above or below the row's baseline beyond chance (paired, Holm over the table), · where that "
+    "cannot be told"
+)
 WITH_NUMBERS = ("table2", "table3", "table4", "table5", "table8")
 
 
@@ -57,16 +62,16 @@ def score_table(plans: Sequence[Plan], records: Records) -> TableResult:
         records: Where the jobs' records are.
 
     Raises:
-        KeyError: A job has no record yet.
+        ModelError: A job has no record yet.
     """
     table = plans[0].table
-    numbers = published(table.name) if table.name in WITH_NUMBERS else None
+    numbers = published_or_none(table.name)
     columns = list(table.columns)
     whole = tuple(columns) == tuple(SEVEN)
     rows: list[RowResult] = []
     marks: dict[tuple[int, str], Difference] = {}
     claims: list[ClaimResult] = []
-    notes = list(table.notes)
+    notes = [INTERVALS, *table.notes]
     for plan in plans:
         seen = {key: seen_of(cell.jobs, cell.row, records) for key, cell in plan.cells.items()}
         for row in plan.rows:
@@ -83,7 +88,7 @@ def score_table(plans: Sequence[Plan], records: Records) -> TableResult:
                 cells[AVERAGE] = _average_cell(plan, row, seen, cells)
             rows.append(_row(plan, row, cells))
         claims += _claims(plan, seen, numbers, columns)
-        notes += _tunings(plan, records) + _reasons(plan)
+        notes += _tunings(plan, records) + _reasons(plan, seen)
     corrected = holm({f"{number} {column}": one for (number, column), one in marks.items()})
     for number, column in marks:
         old = rows[number]
@@ -99,6 +104,11 @@ def score_table(plans: Sequence[Plan], records: Records) -> TableResult:
         claims=judged_claims(claims),
         notes=list(dict.fromkeys(notes)),
     )
+
+
+def published_or_none(name: str) -> PublishedTable | None:
+    """The published numbers of a table of scores, if its rows have some."""
+    return published(name) if name in WITH_NUMBERS else None
 
 
 def seen_of(jobs: Sequence[Score], row: Row, records: Records) -> Seen | None:
@@ -131,18 +141,24 @@ def _estimate(shown: Mapping[str, Any]) -> Estimate:
 def _cell(
     plan: Plan, row: Row, column: str, seen: Seen | None, numbers: PublishedTable | None
 ) -> CellResult:
-    name = published_name(plan.subject, row)
-    known = numbers is not None and name in numbers.names
-    number = numbers.value(name, column) if numbers is not None and known else None
-    doubts = numbers.doubts(name, column) if numbers is not None and known else ()
-    comparable = plan.subject.papers or row.source in ("words", "published")
-    shown = CellResult(published=number, comparable=comparable, doubts=doubts)
+    shown = CellResult()
+    name = published_name(plan.subject, row, numbers)
+    if name is not None and numbers is not None:
+        printed = numbers.row(name)
+        shown = CellResult(
+            published=numbers.value(name, column),
+            published_deviation=printed.deviation,
+            published_median=printed.median,
+            doubts=numbers.doubts(name, column),
+            comparable=_comparable(plan.subject, row, name),
+        )
     if seen is None:
         return replace(shown, reason=plan.cells[row.name, column].reason)
     return replace(
         shown,
         reason=seen.estimate.undefined,
         components=seen.components,
+        pairs=sum(seen.scored.values()),
         records=[job.key for job in plan.cells[row.name, column].jobs],
         **shown_estimate(seen.estimate, [100 * value for value in seen.values]),
     )
@@ -224,8 +240,6 @@ def _claims(
             continue
         single = claim.column if claim.column != AVERAGE else None
         found = _difference(seen, claim.above, claim.below, single or columns)
-        if found is None:
-            continue
         printed = [
             _printed(plan.subject, rows[name], [single] if single else columns, numbers)
             for name in (claim.above, claim.below)
@@ -237,7 +251,8 @@ def _claims(
                 published=None
                 if printed[0] is None or printed[1] is None
                 else printed[0] - printed[1],
-                difference=scaled(found, 100),
+                # Without both rows there is nothing to tell by.
+                difference=Difference(None) if found is None else scaled(found, 100),
                 verdict="cannot be told",
             )
         )
@@ -247,23 +262,39 @@ def _claims(
 def _printed(
     subject: Subject, row: Row, columns: Sequence[str], numbers: PublishedTable | None
 ) -> float | None:
-    name = published_name(subject, row)
-    if numbers is None or name not in numbers.names:
+    name = published_name(subject, row, numbers)
+    if numbers is None or name is None:
         return None
     values = [numbers.value(name, column) for column in columns]
     whole = [value for value in values if value is not None]
     return float(np.mean(whole)) if len(whole) == len(values) else None
 
 
-def published_name(subject: Subject, row: Row) -> str:
-    """The published row that stands beside one of ours; BERT-base's for other encoders."""
-    return row.name if row.once else f"{subject.size or 'base'} {row.name}".strip()
+def published_name(subject: Subject, row: Row, numbers: PublishedTable | None) -> str | None:
+    """The published row that stands beside one of ours: of this encoder, or else of one of them."""
+    if numbers is None:
+        return None
+    names = [row.name]
+    if not row.once:
+        names = [f"{size} {row.name}".strip() for size in (subject.size, "base", "large") if size]
+    return next((name for name in names if name in numbers.names), None)
+
+
+def _comparable(subject: Subject, row: Row, name: str) -> bool:
+    """Whether a published row is of this very encoder and pooling."""
+    if row.source in ("words", "published"):
+        return True
+    # SBERT's two rows are BERT-base's.
+    size = "base" if row.once else name.split(" ")[0]
+    return subject.papers and subject.size == size
 
 
 def _row(plan: Plan, row: Row, cells: Mapping[str, CellResult]) -> RowResult:
     chosen = [c.components for c in cells.values() if c.components is not None]
     how = f"= {chosen[0]} (chosen)" if chosen else "chosen"
     foreign = any(cell.published is not None and not cell.comparable for cell in cells.values())
+    name = published_name(plan.subject, row, published_or_none(plan.table.name)) or ""
+    whose = "BERT-large" if name.startswith("large") else "BERT-base"
     return RowResult(
         name=row.name,
         label=row.label.format(
@@ -272,7 +303,7 @@ def _row(plan: Plan, row: Row, cells: Mapping[str, CellResult]) -> RowResult:
         encoder="" if row.source in ("words", "published") else plan.subject.label,
         aggregation=row.aggregation if len(plan.table.columns) > 1 else None,
         cells=cells,
-        published_for="BERT-base" if foreign else None,
+        published_for=whose if foreign else None,
     )
 
 
@@ -286,26 +317,32 @@ def _tunings(plan: Plan, records: Records) -> list[str]:
     }
     notes = []
     for key, tuning in tunings.items():
-        found = records.need(key).result
+        record = records.need(key)
+        found, about = record.result, record.about
         one, sets = found["accuracy"], " and ".join(name.upper() for name in tuning.sets)
         notes.append(
             f"{plan.subject.label}-NLI, seed {tuning.seed}: trained on "
             f"{sum(found['counts']['train'].values()):,} pairs of {sets}; accuracy on "
             f"{one['pairs']:,} held-out pairs {100 * one['value']:.1f} % "
             f"({100 * one['low']:.1f} to {100 * one['high']:.1f}), most frequent label "
-            f"{100 * one['majority']:.1f} %"
+            f"{100 * one['majority']:.1f} %; {about['precision']} on {about['device']}"
         )
     return notes
 
 
-def _reasons(plan: Plan) -> list[str]:
+def _reasons(plan: Plan, seen: Mapping[tuple[str, str], Seen | None]) -> list[str]:
     """Why cells are empty, each reason once."""
     reasons: dict[str, list[str]] = {}
-    for cell in plan.cells.values():
-        if cell.reason is not None and cell.row.source != "published":
-            # Without a file of word vectors the row is empty, whatever the task.
-            about = cell.row.label if cell.reason.startswith("as published") else cell.column
-            # The places that were tried are many, and differ only in the task.
-            reason = re.sub(r"no data for .*?: tried [^;]*;", "no data there;", cell.reason)
-            reasons.setdefault(reason, []).append(about)
+    for key, cell in plan.cells.items():
+        found = seen[key]
+        reason = cell.reason if found is None else found.estimate.undefined
+        if reason is None or cell.row.source == "published":
+            continue
+        # Without a file of word vectors the row is empty, whatever the task.
+        about = cell.row.label if cell.published_only else cell.column
+        if found is not None:
+            about = f"{cell.column}, {cell.row.aggregation}"
+        # The places that were tried are many, and differ only in the task.
+        reason = re.sub(r"no data for .*?: tried [^;]*;", "no data there;", reason)
+        reasons.setdefault(reason, []).append(about)
     return [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in reasons.items()]

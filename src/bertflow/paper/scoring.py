@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from joblib import Parallel, delayed
@@ -20,7 +21,7 @@ from bertflow.encoders import VectorCache, fill, load_poolings, load_word_vector
 from bertflow.evaluation import as_json, describe_calibrator, figures
 from bertflow.evaluation.scores import gold_of
 from bertflow.evaluation.trials import Judge, Outcome, judged
-from bertflow.paper.jobs import Encoding, Score
+from bertflow.paper.jobs import Encoding, Fitting, Score
 from bertflow.paper.material import Material
 from bertflow.paper.records import Record, Records
 from bertflow.paper.workplace import Progress, Steps, Workplace, about_subject
@@ -61,7 +62,7 @@ def score_group(
         batches = list(units.values())
         with _corpora(mine, caches[key], material) as rows:
             plans = [
-                _unit(number, batch, caches[key], rows, material, place)
+                _unit(number, batch, caches[key], rows, material)
                 for number, batch in enumerate(batches)
             ]
             for number, outcome in _outcomes(caches[key].vectors(), plans, place.processes()):
@@ -198,15 +199,15 @@ def _unit(
     cache: VectorCache,
     rows: Mapping[str, Array],
     material: Material,
-    place: Workplace,
 ) -> _Unit:
     fitting = batch[0].fitting
     tests = [_judge(material.pairs(one.task, one.split), cache) for one in batch]
     if fitting is None:
         return _Unit(number, None, None, tests, None)
     calibrator = clone(fitting.calibrator)
-    if place.device is not None and "device" in calibrator.get_params():
-        calibrator.set_params(device=place.device)
+    if "device" in calibrator.get_params():
+        # So that several run at a time, and the bits are no device's.
+        calibrator.set_params(device="cpu")
     dev = None
     if fitting.dev is not None:
         dev = _judge(material.pairs(batch[0].task, "dev"), cache)
@@ -265,8 +266,9 @@ def _record(
                 "task": score.task,
                 "split": score.split,
                 "data": pairs.source,
-                "calibrator": None if fitting is None else describe_calibrator(fitting.calibrator),
+                "calibrator": None if fitting is None else _described(fitting, outcome),
                 "fitted_on": None if fitting is None else fitting.corpus,
+                "nli": dict(material.found_nli) if fitting and fitting.corpus == "nli" else None,
                 "sentences": None if fitting is None else len(material.corpus(fitting.corpus)),
                 "seed": None if fitting is None else fitting.seed,
                 "n_components": outcome.components,
@@ -289,3 +291,8 @@ def _record(
         ),
         {"cosines": full, **{f"replicates_{k}": v for k, v in found.replicates.items()}},
     )
+
+
+def _described(fitting: Fitting, outcome: Outcome) -> dict[str, Any]:
+    found = describe_calibrator(fitting.calibrator)
+    return found if outcome.components is None else {**found, "n_components": outcome.components}

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.file_download import repo_folder_name
 
 from bertflow.errors import ModelError
 from bertflow.network import hub_answers
@@ -17,7 +21,7 @@ Size = Literal["base", "large"]
 
 # What an encoder's vectors depend on; a changed model card changes nothing.
 PARTS = (".safetensors", ".bin", ".gguf", ".json", ".txt", ".model", ".jinja", ".gz", ".py")
-PAPER = {"bert-base-uncased": "base", "bert-large-uncased": "large"}
+PAPER: Mapping[str, Size] = {"bert-base-uncased": "base", "bert-large-uncased": "large"}
 BLOCK = 1 << 22
 
 
@@ -57,22 +61,26 @@ def identify(
     """Find an encoder without loading it.
 
     Args:
-        name: A folder, a .gguf file, a text file of word vectors, or a hub name.
+        name: A folder, a .gguf file, a text file of word vectors, or a hub name, after which
+            @REVISION may name a branch, tag or commit.
         pooling: As in `Subject`.
         max_length: As in `Subject`.
 
     Raises:
         ModelError: It is neither here nor on the hub.
     """
-    path = Path(name)
+    path, wanted = Path(name), None
+    if not path.exists():
+        plain, _, wanted = str(name).partition("@")
+        path, name = Path(plain), plain
     short = _label(path)
-    size: Size | None = {"base": "base", "large": "large"}.get(PAPER.get(path.name, ""))  # type: ignore[assignment]
+    size = PAPER.get(path.name)
     if size is not None:
         short = f"BERT-{size}"
     if path.exists():
         digest, revision = _files_digest(path), None
     else:
-        revision = _commit(str(name))
+        revision = _commit(str(name), wanted or None)
         digest = f"hub:{revision}"
     words = path.is_file() and path.suffix != ".gguf"
     return Subject(
@@ -114,25 +122,37 @@ def _files_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _commit(name: str) -> str:
-    """The commit of a hub name: the newest if the hub answers, else the one in the cache."""
+def _commit(name: str, wanted: str | None) -> str:
+    """The commit of a hub name: what the hub says, or else what the cache has."""
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name:
         raise ModelError(f"{name} does not exist; give a folder, a file or a hub name")
     # A name alone may be one of sentence-transformers', as `load_encoder` reads it.
     candidates = [name] if "/" in name else [name, f"sentence-transformers/{name}"]
     detail = "no connection, and it is not in the cache"
-    online = hub_answers()
+    if hub_answers():
+        for candidate in candidates:
+            try:
+                return str(HfApi().model_info(candidate, revision=wanted).sha)
+            except Exception as error:  # The hub client has many; all mean that it cannot be had.
+                detail = str(error).strip().split("\n")[0]
     for candidate in candidates:
-        try:
-            if online:
-                return str(HfApi().model_info(candidate).sha)
-            for file in ("config.json", "modules.json"):
-                cached = try_to_load_from_cache(candidate, file)
-                if isinstance(cached, str):
-                    return Path(cached).parent.name
-        except Exception as error:  # The hub client has many; all mean that it cannot be had.
-            detail = str(error).strip().split("\n")[0]
+        if (commit := _cached_commit(candidate, wanted)) is not None:
+            return commit
     raise ModelError(
         f"{name} is no folder here and cannot be had from the model hub ({detail}); check the "
         "name and the network, or give a folder or a .gguf file"
     )
+
+
+def _cached_commit(name: str, wanted: str | None) -> str | None:
+    try:
+        for file in ("config.json", "modules.json"):
+            cached = try_to_load_from_cache(name, file, revision=wanted)
+            if isinstance(cached, str):
+                return Path(cached).parent.name
+        folder = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model")
+    except HFValidationError:
+        return None
+    # What was fetched by its commit, as we do, has no branch in the cache.
+    snapshots = [one.name for one in (folder / "snapshots").glob("*")] if wanted is None else []
+    return snapshots[0] if len(snapshots) == 1 else None

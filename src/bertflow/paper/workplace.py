@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bertflow.evaluation.trials import cpus
 from bertflow.paper.jobs import Tuning
 from bertflow.paper.records import Records
@@ -24,8 +22,8 @@ class Workplace:
     Attributes:
         folder: Holds `records`, `vectors` and `models`.
         batch_size: Sentences a forward pass.
-        device: Where encoders and flows run; None takes a GPU if there is one.
-        jobs: Processes that fit at a time; None takes one a CPU, or one where there is a GPU.
+        device: Where encoders run; None takes a GPU if there is one.
+        jobs: Processes that fit at a time; None takes one a CPU.
         trust_remote_code: Whether code that comes with an encoder may run.
     """
 
@@ -46,11 +44,7 @@ class Workplace:
 
     def processes(self) -> int:
         """How many fit at a time."""
-        if self.jobs is not None:
-            return self.jobs
-        if torch.cuda.is_available() and self.device != "cpu":
-            return 1
-        return cpus()
+        return cpus() if self.jobs is None else self.jobs
 
 
 @dataclass
