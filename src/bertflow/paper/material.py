@@ -101,7 +101,9 @@ class Material:
     def _fewer(self, pairs: Pairs) -> Pairs:
         if self.limit is None or len(pairs) <= self.limit:
             return pairs
-        keep = spread(len(pairs), self.limit)
+        # Of graded pairs, or a small limit might meet none in a year with many that are not.
+        graded = [n for n, gold in enumerate(pairs.gold) if gold is not None]
+        keep = [graded[n] for n in spread(len(graded), self.limit)]
         return replace(
             pairs,
             first=[pairs.first[n] for n in keep],
