@@ -155,6 +155,19 @@ def test_filling_encodes_only_what_a_cache_lacks(tmp_path, tiny_bert, tiny_sente
     assert len(loaded) == 1
 
 
+def test_filling_does_not_tokenize_again_to_count_what_is_cut(tmp_path, tiny_bert, monkeypatch):
+    encoder = load_encoder(tiny_bert, pooling="mean", max_length=4)
+    sentences = ["a dog runs in the park with a ball", "a dog", "a dog"]
+    whole = embed(encoder, sentences)
+    assert whole.cut == 1
+    monkeypatch.setattr("bertflow.encoders.corpus._count_cut", None)
+    quick = embed(encoder, sentences, count_cut=False)
+    assert quick.cut == 0
+    assert np.array_equal(quick.vectors, whole.vectors)
+    assert np.array_equal(quick.index, whole.index)
+    fill([VectorCache(tmp_path, ABOUT)], sentences, lambda: encoder)
+
+
 def test_a_run_that_is_stopped_goes_on(tmp_path, tiny_bert, monkeypatch):
     monkeypatch.setattr("bertflow.encoders.cache.CHUNK_SENTENCES", 10)
     sentences = [f"a dog {'runs ' * (n % 7)}{n}" for n in range(45)]

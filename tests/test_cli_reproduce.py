@@ -17,6 +17,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, word_emb
 
 from bertflow import evaluation
 from bertflow.cli.main import run
+from bertflow.cli.paper_grids import notes_of
 from bertflow.cli.reproduction import table_markdown
 from bertflow.encoders import load_word_vectors
 from bertflow.evaluation import evaluate
@@ -32,6 +33,7 @@ from bertflow.paper import (
     subjects,
 )
 from bertflow.paper.names import NAMES
+from bertflow.paper.score_tables import INTERVALS
 from conftest import QUIET
 from task_files import write_tasks, write_word_vectors
 from test_imports import loaded_after
@@ -135,7 +137,7 @@ def test_what_is_said_has_every_row_claim_and_note_of_every_table(ran, same):
         part = ran.said[ran.said.index(f"{name}: {table.title}") :]
         for row in table.rows:
             assert f"\n{row.label} " in part
-        for text in [*(claim.text for claim in table.claims), *table.notes]:
+        for text in [*(claim.text for claim in table.claims), *notes_of(table)]:
             assert text in part
     for word in ("nan", "None", "{", "Traceback"):
         assert word not in ran.said.replace(str(ran.root), "")
@@ -182,6 +184,40 @@ def test_two_encoders_stand_in_one_table(done, tiny_llama):
     assert f"to runs/tiny+{name}" in said
     content = json.loads(Path(f"runs/tiny+{name}/table1.json").read_text())
     assert [row["encoder"] for row in content["rows"]] == ["tiny"] * 7 + [name] * 7
+
+
+def test_notes_begin_with_what_the_whole_table_depends_on(same):
+    digest = identify("tiny").digest[:16]
+    encoder = f"tiny: tiny ({digest}), pooling the paper's, at most 32 tokens"
+    nli = "NLI: sentences of the splits that are there: 144 of SNLI"
+    table = {name: notes_of(one) for name, one in same.tables.items()}
+    assert table["table2"][:4] == [encoder, "flow: paper, 2 seeds", nli, INTERVALS]
+    assert table["table5"][:3] == [encoder, "flow: paper, 2 seeds", INTERVALS]
+    assert table["table6"][:2] == [encoder, "flow: paper, 1 seed"]
+    assert table["table1"][0] == encoder
+    assert not any(note.startswith(("flow: ", "NLI: ")) for note in table["table1"])
+
+
+def test_another_flow_and_a_trial_take_the_place_of_no_real_tables(done):
+    real = {path: path.read_bytes() for path in Path("runs/tiny").iterdir()}
+    command = ["reproduce", "table5", *ENCODER, "--seeds", 1, "--jobs", 1]
+    said = done(*command, "--limit", 12)
+    assert said.endswith("to runs/tiny-limit12\n")
+    assert "\n- flow: paper, 1 seed; ONLY A TRIAL: about 12 pairs of each split\n" in said
+    said = done(*command, "--flow", "tempered")
+    assert said.endswith("to runs/tiny-tempered-flow\n")
+    assert "\n- flow: tempered, 1 seed\n" in said
+    both = done(*command, "--flow", "tempered", "--limit", 12)
+    assert both.endswith("to runs/tiny-tempered-flow-limit12\n")
+    assert {path: path.read_bytes() for path in Path("runs/tiny").iterdir()} == real
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(cli):
+    shutil.rmtree("runs/tiny")
+    Path("runs/tiny").write_text("")
+    code, out, err = cli("reproduce", "table5", *ENCODER, "--seeds", 2)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("error: cannot write")
 
 
 # Averaged word vectors.
@@ -283,7 +319,8 @@ def test_the_papers_encoders_are_the_default_and_refused_in_one_line_without_a_h
     refused, monkeypatch
 ):
     monkeypatch.setattr(subjects, "hub_answers", lambda: False)
-    monkeypatch.setattr(subjects, "try_to_load_from_cache", lambda name, file: None)
+    monkeypatch.setattr(subjects, "try_to_load_from_cache", lambda name, file, revision: None)
+    monkeypatch.setattr(subjects, "HF_HUB_CACHE", "nowhere")
     assert refused("reproduce", "table5", "--data", "data").startswith(
         "bert-base-uncased is no folder here and cannot be had from the model hub"
     )
@@ -325,8 +362,9 @@ def test_nothing_heavy_is_loaded_for_a_wrong_name_or_for_help(arguments):
 def test_every_option_reaches_the_reproduction(cli, vectors, monkeypatch):
     asked = {}
 
-    def fake(names, of, planner, place, *, progress):
+    def fake(names, of, planner, place, *, progress, finished):
         asked.update(names=names, subjects=of, planner=planner, place=place)
+        finished([])  # A figure of no encoder.
         raise KeyboardInterrupt
 
     monkeypatch.setattr(reproduction, "reproduce", fake)

@@ -203,6 +203,14 @@ def test_checkpoints_change_no_key_and_other_arguments_of_a_fine_tuning_do(data)
         }
 
 
+def test_a_precision_is_part_of_a_fine_tuning_unless_it_is_the_device_s(data):
+    before = keys(data, "table8")
+    assert keys(data, "table8", finetuning={"precision": "auto"}) == before
+    named = [keys(data, "table8", finetuning={"precision": one}) for one in ("bf16", "float32")]
+    for one, other in ((before, named[0]), (before, named[1]), named):
+        assert all(set(one[row]).isdisjoint(other[row]) for row in before)
+
+
 def test_fewer_pairs_are_other_jobs(data):
     before, after = keys(data, "table5"), keys(data, "table5", limit=5)
     assert all(set(before[row]).isdisjoint(after[row]) for row in before)
@@ -336,7 +344,13 @@ def test_nli_is_what_is_there_of_it(data, tmp_path):
     both = write_tasks(tmp_path / "both", "snli")
     lines = (both / "nli/snli_dev.jsonl").read_text().splitlines()[:4]
     (both / "nli/mnli_train.jsonl").write_text("\n".join(reversed(lines)) + "\n")
-    found = Material(both).corpus("nli")
+    material = Material(both)
+    assert material.found_nli == {}
+    found = material.corpus("nli")
+    assert material.found_nli == {"snli": len(only.corpus("nli")), "mnli": 8}
+    assert only.found_nli == {"snli": len(only.corpus("nli"))}
+    part = Material(both, 3)
+    assert len(part.corpus("nli")) == sum(part.found_nli.values()) == 12
     assert found == [*read_sentences("snli", both), *read_sentences("mnli", both)]
     assert len(found) == len(only.corpus("nli")) + 8
     (both / "nli/snli_dev.jsonl").unlink()

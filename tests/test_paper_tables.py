@@ -26,7 +26,7 @@ from bertflow.paper.planning import Plan
 from bertflow.paper.published import published
 from bertflow.paper.records import Record, Records
 from bertflow.paper.results import CellResult, ClaimResult, RowResult, judged_claims
-from bertflow.paper.score_tables import score_table
+from bertflow.paper.score_tables import INTERVALS, score_table
 from bertflow.paper.tables import SCORE_TABLES, SEVEN, VARIATIONS
 from task_files import write_tasks
 
@@ -113,7 +113,7 @@ def put_tuning(records: Records, plan: Plan) -> None:
                         kind="tuning",
                         key=tuning.key,
                         recipe=tuning.recipe(),
-                        about={},
+                        about={"precision": "bf16", "device": "cuda"},
                         result={
                             "accuracy": accuracy,
                             "counts": {"train": {"neutral": 1000, "entailment": 500}},
@@ -244,7 +244,22 @@ def test_an_undefined_score_is_empty_with_the_reason(make):
     assert (cells["sts14"].value, cells["sts14"].low, cells["sts14"].baseline) == (None, None, None)
     assert cells["sts14"].reason == "all cosines are equal"
     assert (cells["average"].value, cells["average"].reason) == (None, "no sts14")
-    assert "flow (target) beats its encoder" not in [claim.text for claim in made.result.claims]
+    # The claim stays, and cannot be told; it does not count in the correction of the others.
+    claims = {claim.text: claim for claim in made.result.claims}
+    assert len(claims) == 5
+    lost = claims["flow (target) beats its encoder"]
+    assert (lost.difference, lost.verdict) == (Difference(None), "cannot be told")
+    assert lost.published is not None
+    told = [claim.difference for claim in claims.values() if claim.difference.value is not None]
+    assert [one.adjusted for one in told] == pytest.approx(by_holm([one.p for one in told]))
+    assert len(told) == 3
+    grid = claims_grid(made.result)
+    (line,) = [row for row in grid.rows if row[0] == lost.text]
+    assert line[2:] == ["", "", "", "cannot be told"]
+    # The reason once, by the task and how its subsets are put together.
+    assert [note for note in made.result.notes if "cosines are equal" in note] == [
+        "sts14, wmean: all cosines are equal"
+    ]
     json.dumps(made.result.to_dict(), allow_nan=False)
 
 
@@ -296,14 +311,24 @@ def test_without_word_vectors_their_row_is_as_published(make):
     made = make("table2", usual)
     cell = made.row("glove").cells["stsb"]
     assert (cell.value, cell.published, cell.difference) == (None, 58.02, None)
-    assert cell.reason.startswith("as published")
-    assert sum("name the file of the vectors" in note for note in made.result.notes) == 1
+    assert cell.reason == "name the file of the word vectors to run it"
+    assert all(made.plans[0].cells["glove", column].published_only for column in SEVEN)
+    assert [note for note in made.result.notes if "word vectors" in note] == [
+        "Avg. GloVe embeddings: name the file of the word vectors to run it"
+    ]
 
 
 def test_data_that_are_nowhere_are_said_once_by_the_name_of_the_task(make):
     made = make("table2", usual, words=GLOVE, without=["sts16"])
-    said = [note.partition(": ")[0] for note in made.result.notes if "no data for" in note]
-    assert said == ["sts16"]
+    said = [note.partition(": ") for note in made.result.notes if "no data" in note]
+    assert [about for about, *_ in said] == ["sts16"]
+    # The cell has all the places that were tried; the note has what is to be done.
+    cell = made.plans[0].cells["last2avg", "sts16"]
+    assert not cell.published_only
+    assert cell.reason.startswith("no data for sts16 (test): tried ")
+    assert said[0][2].startswith("no data there; hub: ")
+    assert "; give the folder that holds " in said[0][2]
+    assert not any("tried" in note for note in made.result.notes)
 
 
 def test_models_of_others_are_shown_as_published(make):
@@ -313,14 +338,72 @@ def test_models_of_others_are_shown_as_published(make):
         assert row.encoder == ""
         assert row.published_for is None
         for column in SEVEN:
-            assert row.cells[column].published == published("table3").value(name, column)
-            assert (row.cells[column].value, row.cells[column].difference) == (None, None)
+            cell = row.cells[column]
+            assert cell.published == published("table3").value(name, column)
+            assert (cell.value, cell.difference) == (None, None)
+            assert (cell.reason, cell.pairs) == ("not a model that bertflow runs", None)
+            assert made.plans[0].cells[name, column].published_only
+    assert not any("bertflow runs" in note for note in made.result.notes)
 
 
 def test_doubts_go_with_their_numbers(make):
     cell = make("table2", usual, BASE).row("flow nli").cells["stsb"]
     assert list(cell.doubts) == list(published("table2").doubts("base flow nli", "stsb"))
     assert any("68.66" in doubt for doubt in cell.doubts)
+
+
+def test_a_cell_says_how_many_pairs_are_scored(make):
+    cells = make("table2", usual).row("flow target").cells
+    assert [cells[column].pairs for column in SEVEN] == [24] * 7
+    assert cells["average"].pairs is None
+
+
+@pytest.mark.parametrize("subject", [BASE, TINY, LARGE], ids=lambda one: one.label)
+def test_table_8s_published_row_has_its_deviation_and_median_and_is_bert_larges(make, subject):
+    made = make("table8", usual, subject)
+    numbers = published("table8")
+    for row, (_, lines) in zip(made.result.rows, shown(made.result), strict=True):
+        printed, cell = numbers.row(f"large {row.name}"), row.cells["stsb"]
+        assert cell.published == printed.values["stsb"]
+        assert cell.published_deviation == printed.deviation
+        assert cell.published_median == printed.median
+        assert cell.published_median is not None
+        own = subject is LARGE
+        assert row.published_for == (None if own else "BERT-large")
+        assert (cell.difference is not None) == own
+        (text,) = lines["published" if own else "published, BERT-large"]
+        assert text.startswith(
+            f"{cell.published:.2f} ± {printed.deviation:.2f}, median {printed.median:.2f}"
+        )
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [replace(BASE, pooling="mean"), replace(LARGE, pooling="cls"), TINY],
+    ids=["base", "large", "another"],
+)
+def test_a_pooling_of_ones_own_is_no_encoder_of_the_papers(make, subject):
+    """Whatever it is called, its numbers are not those that were published."""
+    made = make("table2", usual, subject)
+    size = subject.size or "base"
+    for name in ("last2avg", "flow nli", "flow target"):
+        row = made.row(name)
+        cell = row.cells["stsb"]
+        assert cell.published == published("table2").value(f"{size} {name}", "stsb")
+        assert (cell.comparable, cell.difference) == (False, None)
+        assert row.published_for == f"BERT-{size}"
+
+
+@pytest.mark.parametrize(("subject", "own"), [(BASE, True), (LARGE, False), (TINY, False)])
+def test_rows_as_sbert_scores_are_bert_bases(make, subject, own):
+    made = make("table2", usual, subject)
+    for name in ("bert avg (sbert)", "cls (sbert)"):
+        row = made.row(name)
+        assert row.published_for == (None if own else "BERT-base")
+        for column in SEVEN:
+            cell = row.cells[column]
+            assert cell.published == published("table2").value(name, column)
+            assert (cell.difference is not None) == own
 
 
 # The average.
@@ -353,10 +436,16 @@ def test_there_is_no_average_of_six(make):
         assert (cells["average"].value, cells["average"].reason) == (None, "no sts16")
         # What was published has all seven.
         assert cells["average"].published is not None
-    assert [claim.text for claim in made.result.claims] == [
+    untold = {
+        claim.text
+        for claim in made.result.claims
+        if (claim.difference, claim.verdict) == (Difference(None), "cannot be told")
+    }
+    assert {claim.text for claim in made.result.claims} - untold == {
         "except on SICK-R, where flow (NLI) does"
-    ]
-    assert any(note.startswith("sts16: no data for sts16") for note in made.result.notes)
+    }
+    assert len(untold) == 4
+    assert any(note.startswith("sts16: no data there; ") for note in made.result.notes)
 
 
 @pytest.mark.parametrize("name", ["table4", "table5", "table8"])
@@ -514,11 +603,39 @@ def test_claims_of_two_encoders_are_judged_together(make):
     ps = [claim.difference.p for claim in made.result.claims]
     adjusted = [claim.difference.adjusted for claim in made.result.claims]
     assert adjusted == pytest.approx(by_holm(ps))
-    # Table 5 is printed for BERT-base alone.
-    assert all(claim.published is None for claim in made.result.claims[5:])
+    # Table 5 is printed for BERT-base alone, so that its numbers stand beside BERT-large's, too.
+    base, large = made.result.claims[:5], made.result.claims[5:]
+    assert [one.published for one in large] == [one.published for one in base]
+    assert None not in [one.published for one in base]
     grid = claims_grid(made.result)
-    assert grid.columns[1] == "encoder"
+    assert grid.columns[1:3] == ["encoder", "published, BERT-base"]
     assert len(grid.rows) == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "several", "head", "beside"),
+    [
+        ("table2", [BASE], "published", [""]),
+        # SBERT's rows are BERT-base's, but no claim is about them.
+        ("table2", [LARGE], "published", [""]),
+        ("table2", [TINY], "published, BERT-base", [""]),
+        ("table2", [BASE, TINY], "published, BERT-base", ["", ""]),
+        ("table2", [LARGE, TINY], "published", ["", " (BERT-base)"]),
+        ("table2", [BASE, LARGE, TINY], "published", ["", "", " (BERT-base)"]),
+        ("table5", [LARGE], "published, BERT-base", [""]),
+        ("table8", [BASE], "published, BERT-large", [""]),
+        ("table7", [TINY], "published", [""]),
+    ],
+)
+def test_claims_say_whose_numbers_are_published(make, name, several, head, beside):
+    made = make(name, usual, *several)
+    grid = claims_grid(made.result)
+    place = 1 if len(several) == 1 else 2
+    assert grid.columns[place] == head
+    after = dict(zip([one.label for one in several], beside, strict=True))
+    for claim, line in zip(made.result.claims, grid.rows, strict=True):
+        number = "" if claim.published is None else f"{claim.published:+.2f}"
+        assert line[place] == (number and number + after[claim.encoder])
 
 
 # Which rows there are.
@@ -590,7 +707,7 @@ def test_table_8_has_a_fine_tuning_and_a_value_a_seed(make, seeds):
     notes = [note for note in made.result.notes if note.startswith("BERT-base-NLI, seed")]
     assert notes == [
         f"BERT-base-NLI, seed {seed}: trained on 1,500 pairs of SNLI; accuracy on 80 held-out "
-        "pairs 62.5 % (50.0 to 75.0), most frequent label 35.0 %"
+        "pairs 62.5 % (50.0 to 75.0), most frequent label 35.0 %; bf16 on cuda"
         for seed in range(seeds)
     ]
     lines = dict(shown(made.result))["BERT-base-NLI, first and last block"]
@@ -601,24 +718,32 @@ def test_table_8_has_a_fine_tuning_and_a_value_a_seed(make, seeds):
 # Table 7.
 
 
-def test_the_sweeps_claim_is_the_spread_of_one_group_less_that_of_the_other(make):
-    levels = {one.name: 0.5 + 0.01 * n for n, one in enumerate(VARIATIONS)}
-    levels["levels = 1"] = 0.3
+@pytest.mark.parametrize(
+    ("group", "verdict"), [("architecture", "does not hold"), ("schedule", "holds")]
+)
+def test_the_sweeps_claim_is_the_mean_change_of_one_group_less_that_of_the_other(
+    make, group, verdict
+):
+    # Some are above the flow and some below it, which is no matter.
+    levels = {one.name: 0.5 + 0.005 * n for n, one in enumerate(VARIATIONS)}
+    for n, one in enumerate(one for one in VARIATIONS if one.group == group):
+        levels[one.name] = 0.55 + (-1) ** n * 0.2
 
     def values(row: str, column: str, seed: int) -> float:
         return levels.get(row, 0.55) + SEEDS[seed]
 
     made = make("table7", values)
-    spreads, drawn = {}, {}
+    reference, resampled = made.row("flow").cells["stsb"].value, made.drawn("flow", "stsb")
+    changes, drawn = {}, {}
     for group in ("architecture", "schedule"):
-        rows = ["flow", *(one.name for one in VARIATIONS if one.group == group)]
-        means = [made.row(row).cells["stsb"].value for row in rows]
-        spreads[group] = max(means) - min(means)
-        stack = np.stack([made.drawn(row, "stsb") for row in rows])
-        drawn[group] = stack.max(axis=0) - stack.min(axis=0)
+        rows = [one.name for one in VARIATIONS if one.group == group]
+        moved = [abs(made.row(row).cells["stsb"].value - reference) for row in rows]
+        changes[group] = sum(moved) / len(moved)
+        stack = [abs(made.drawn(row, "stsb") - resampled) for row in rows]
+        drawn[group] = sum(stack) / len(stack)
     (claim,) = made.result.claims
     found = claim.difference
-    assert found.value == pytest.approx(spreads["schedule"] - spreads["architecture"])
+    assert found.value == pytest.approx(changes["schedule"] - changes["architecture"])
     change = drawn["schedule"] - drawn["architecture"]
     assert [found.low, found.high] == pytest.approx(
         (100 * np.quantile(change, [0.025, 0.975])).tolist()
@@ -626,10 +751,42 @@ def test_the_sweeps_claim_is_the_spread_of_one_group_less_that_of_the_other(make
     assert found.p == pytest.approx(
         2 * scipy.stats.norm.sf(abs(found.value) / 100 / np.std(change))
     )
-    assert claim.verdict == "does not hold"
+    assert claim.verdict == verdict
     assert claim.text.endswith(
-        f"best less worst {spreads['schedule']:.2f} against {spreads['architecture']:.2f}"
+        f"mean change {changes['schedule']:.2f} against {changes['architecture']:.2f}"
     )
+
+
+def test_the_sweeps_rows_are_marked_against_its_flow(make):
+    levels = {"levels = 1": 0.3, "epochs = 4.0": 0.8}
+    made = make("table7", lambda row, column, seed: levels.get(row, 0.55) + SEEDS[seed])
+    cells = {row: cell for (row, _), cell in marked(made).items()}
+    assert list(cells) == [one.name for one in VARIATIONS]
+    for name, cell in cells.items():
+        rise = cell.value - made.row("flow").cells["stsb"].value
+        assert cell.baseline.value == pytest.approx(rise, abs=1e-9)
+        p = p_of(rise / 100, made.drawn("flow", "stsb"), made.drawn(name, "stsb"))
+        assert cell.baseline.p == pytest.approx(p)
+    ps = [cell.baseline.p for cell in cells.values()]
+    assert [cell.baseline.adjusted for cell in cells.values()] == pytest.approx(by_holm(ps))
+    ours = {
+        row.name: lines["ours"][0]
+        for row, (_, lines) in zip(made.result.rows, shown(made.result), strict=True)
+    }
+    assert ours["levels = 1"].endswith(" ↓")
+    assert ours["epochs = 4.0"].endswith(" ↑")
+    assert ours["flow"][-1].isdigit()
+
+
+@pytest.mark.parametrize("flow", ["released", "tempered"])
+def test_the_sweep_is_of_the_papers_flow_whichever_the_other_tables_are_about(material, flow):
+    def keys(name: str, **options: Any) -> dict[str, list[str]]:
+        plan = Planner(material, Options(seeds=2, **options)).plan(SCORE_TABLES[name], TINY)
+        return {row: [job.key for job in cell.jobs] for (row, _), cell in plan.cells.items()}
+
+    assert keys("table7", flow=flow) == keys("table7")
+    # Table 6 fits once, which is the first of these.
+    assert keys("table6")["flow"] == keys("table7")["flow"][:1]
 
 
 def test_every_row_of_the_sweep_changes_one_argument(make):
@@ -687,7 +844,10 @@ def test_table_6_is_scipys_spearman_over_all_and_over_short_pairs():
             assert cells[f"gold, ≤ 4 {unit}"].value == pytest.approx(
                 spearman(values[short], gold[short])
             )
+            assert cells[f"edit, {unit}"].pairs == 80
+            assert cells[f"gold, ≤ 4 {unit}"].pairs == int(short.sum())
         assert row.cells["gold"].value == pytest.approx(spearman(values, gold))
+        assert row.cells["gold"].pairs == 80
         assert set(row.cells) == set(result.columns)
     count = {unit: int((d <= 4).sum()) for unit, d in one.distances.items()}
     assert (
@@ -723,6 +883,12 @@ def test_table_6_has_gold_once_and_a_difference_for_bert_base_alone():
         ("flow", "tiny"),
     ]
     gold, base, _, tiny, _ = result.rows
+    numbers = published("table6")
+    for row, known in ((gold, "gold"), (base, "encoder"), (tiny, "encoder")):
+        for column, printed in (("edit, words", "edit"), ("gold", "gold")):
+            assert list(row.cells[column].doubts) == list(numbers.doubts(known, printed))
+    assert gold.cells["edit, characters"].doubts
+    assert doubts_of(result)
     assert gold.cells["edit, words"].difference == pytest.approx(
         gold.cells["edit, words"].value + 24.61
     )
@@ -864,19 +1030,28 @@ def test_what_is_shown_is_what_the_cells_hold(make, name, subjects):
     made = make(name, usual, *subjects)
     result = made.result
     marks = doubts_of(result)
+    labels = [row.label for row in result.rows]
     for row, (label, lines) in zip(result.rows, shown(result), strict=True):
-        assert label == row.label
+        # What several encoders call the same has the encoder before it.
+        several = row.encoder and labels.count(row.label) > 1
+        assert label == (f"{row.encoder}: {row.label}" if several else row.label)
         cells = [row.cells[column] for column in result.columns]
         ours = [cell.rstrip(" ↑↓·") for cell in lines.get("ours", [""] * len(cells))]
         assert ours == ["" if c.value is None else f"{c.value:.2f}" for c in cells]
         whom = f"published, {row.published_for}" if row.published_for else "published"
         printed = lines.get(whom, [""] * len(cells))
         for text, cell in zip(printed, cells, strict=True):
-            number, _, letters = text.partition(" ")
-            assert number == ("" if cell.published is None else f"{cell.published:.2f}")
-            assert set(letters) == ({marks[d] for d in cell.doubts} if number else set())
+            number = "" if cell.published is None else f"{cell.published:.2f}"
+            if cell.published_deviation is not None:
+                number += f" ± {cell.published_deviation:.2f}"
+            if cell.published_median is not None:
+                number += f", median {cell.published_median:.2f}"
+            letters = "".join(sorted(marks[d] for d in cell.doubts)) if number else ""
+            assert text == f"{number} {letters}".strip()
         apart = lines.get("difference", [""] * len(cells))
         assert apart == ["" if c.difference is None else f"{c.difference:+.2f}" for c in cells]
+    shown_labels = [label for label, _ in shown(result)]
+    assert len(set(shown_labels)) == len(shown_labels)
     whole = table_markdown(result)
     for word in ("nan", "None", "inf ", "{", "}"):
         assert word not in whole
@@ -884,7 +1059,7 @@ def test_what_is_shown_is_what_the_cells_hold(make, name, subjects):
         assert notes_of(result).count(f"{letter}: {doubt}") == 1
 
 
-@pytest.mark.parametrize("name", ["table2", "table3", "table5", "table7"])
+@pytest.mark.parametrize("name", ["table2", "table3", "table5", "table7", "table8"])
 def test_json_and_rows_of_a_table_are_what_it_holds(make, name):
     result = make(name, usual, BASE).result
     content = json.loads(json.dumps(result.to_dict(), allow_nan=False))
@@ -898,6 +1073,9 @@ def test_json_and_rows_of_a_table_are_what_it_holds(make, name):
             assert there["value"] == cell.value == line["value"]
             assert there["difference"] == cell.difference == line["difference"]
             assert there["published"] == cell.published == line["published"]
+            assert there["pairs"] == cell.pairs == line["pairs"]
+            assert there["published_deviation"] == cell.published_deviation
+            assert there["published_median"] == cell.published_median
             assert (there["low"], there["high"]) == (cell.low, cell.high)
             assert there["values"] == list(cell.values)
             assert line["seeds"] == len(cell.values)
@@ -914,5 +1092,6 @@ def test_json_and_rows_of_a_table_are_what_it_holds(make, name):
 def test_there_are_letters_enough_for_the_doubts_of_every_table(make):
     for name in ("table2", "table3", "table4", "table5", "table8"):
         result = make(name, usual, BASE, LARGE, seeds=1, words=GLOVE).result
+        assert result.notes[0] == INTERVALS
         doubts = {d for row in result.rows for c in row.cells.values() for d in c.doubts}
         assert doubts == set(doubts_of(result))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import random
 import re
 import shutil
@@ -24,8 +25,15 @@ from bertflow import evaluation
 from bertflow.calibrators import AllButTheTop, Flow, Standardization
 from bertflow.data import STS_TASKS, read_sentences
 from bertflow.encoders import calibrate, load_encoder
-from bertflow.errors import InputError, MissingDataError, TrainingError
-from bertflow.evaluation import compare, evaluate
+from bertflow.errors import (
+    InputError,
+    MissingDataError,
+    MissingDependencyError,
+    ModelError,
+    TrainingError,
+)
+from bertflow.evaluation import Difference, compare, evaluate
+from bertflow.evaluation.trials import cpus
 from bertflow.paper import (
     Material,
     Options,
@@ -40,6 +48,7 @@ from bertflow.paper import (
     scoring,
 )
 from bertflow.paper.names import NAMES
+from bertflow.paper.tables import SCORE_TABLES
 from task_files import write_tasks
 
 # All that stsb and snli give.
@@ -68,10 +77,13 @@ class Project:
     def run(self, *names: str, limit: int | None = None, **changes: Any) -> Reproduction:
         """Reproduce tables; changes are of `Options`, or progress, jobs or words."""
         progress, words = changes.pop("progress", None), changes.pop("words", None)
+        finished = changes.pop("finished", None)
         place = Workplace(folder=self.runs, device="cpu", jobs=changes.pop("jobs", 1))
         options = Options(**{"seeds": 2, "finetuning": FAST, **changes})
         planner = Planner(Material(self.data, limit), options, words)
-        return reproduce(names, [self.subject], planner, place, progress=progress)
+        return reproduce(
+            names, [self.subject], planner, place, progress=progress, finished=finished
+        )
 
     def anew(self, runs: Path, **changes: Any) -> Project:
         """The same with a copy of what was computed."""
@@ -306,7 +318,9 @@ def test_the_figure_shows_gold_the_encoder_and_the_first_seeds_flow_on_dev(small
 def test_a_table_without_data_is_absent_with_the_reason(small):
     assert list(small[1].tables) == ["table2", "table3", "table5", "table6", "table8"]
     assert list(small[1].absent) == ["table4"]
-    assert small[1].absent["table4"].startswith("no data for qnli (dev): tried")
+    error = small[1].absent["table4"]
+    assert isinstance(error, MissingDataError)
+    assert str(error).startswith("no data for qnli (dev): tried")
 
 
 def test_a_task_without_data_is_empty_with_the_reason_and_there_is_no_average(small, table):
@@ -318,7 +332,12 @@ def test_a_task_without_data_is_empty_with_the_reason_and_there_is_no_average(sm
         average = table(name, row, "average")
         assert average.value is None
         assert average.reason == "no sick-r, sts12, sts13, sts14, sts15, sts16"
-        assert small[1].tables[name].claims == []
+        # What the paper claims of them stays, and cannot be told.
+        claims = small[1].tables[name].claims
+        assert len(claims) == 5
+        assert {(one.difference, one.verdict) for one in claims} == {
+            (Difference(None), "cannot be told")
+        }
 
 
 def test_without_any_data_nothing_is_written(base, tmp_path):
@@ -348,6 +367,154 @@ def test_what_cannot_be_is_refused_before_anything_is_done(base, tmp_path, names
     assert not (tmp_path / "runs").exists()
 
 
+# Table by table.
+
+
+def test_each_table_is_handed_on_before_the_next_is_begun(copy):
+    shutil.rmtree(copy.runs / "records")
+    told: list[Any] = []
+    result = copy.run(
+        *["figure2", "table6", "table5", "table2", "table4"],
+        seeds=1,
+        finished=told.append,
+        progress=lambda stage, done, total: told.append((stage, done, total)),
+    )
+    handed = [one for one in told if not isinstance(one, tuple)]
+    assert handed == [*result.tables.values(), result.scatters]
+    assert list(result.tables) == ["table2", "table5", "table6"]
+    assert list(result.absent) == ["table4"]
+    for one in result.tables.values():
+        before = told[told.index(one) - 1]
+        assert before[0] == "cells"
+        assert before[1] == before[2]
+    assert told[0] not in handed
+
+
+def test_what_fails_one_table_costs_the_others_nothing(base, tmp_path, monkeypatch):
+    project = replace(base, runs=tmp_path / "runs")
+    judge = scoring.judged
+
+    def judged(vectors, rows, calibrator, tests, **more):
+        if isinstance(calibrator, Standardization):
+            raise TrainingError("the loss is not finite")
+        return judge(vectors, rows, calibrator, tests, **more)
+
+    handed = []
+    with monkeypatch.context() as patched:
+        patched.setattr(scoring, "judged", judged)
+        result = project.run("table4", "table5", "table6", seeds=1, finished=handed.append)
+        assert {name: type(error) for name, error in result.absent.items()} == {
+            "table4": MissingDataError,
+            "table5": TrainingError,
+        }
+        assert [one.name for one in handed] == list(result.tables) == ["table6"]
+        # Without any table it is the first one's reason.
+        with pytest.raises(MissingDataError, match="qnli"):
+            project.run("table4", "table5", seeds=1)
+    assert project.run("table5", seeds=1).absent == {}
+
+
+def test_the_figure_alone_is_something(copy):
+    result = copy.run("table4", "figure2")
+    assert (result.tables, list(result.absent), len(result.scatters)) == ({}, ["table4"], 1)
+
+
+@pytest.mark.parametrize("name", ["table5", "figure2"])
+def test_a_table_that_cannot_be_handed_on_ends_the_run(copy, name):
+    """It is not one that is absent: nobody would see that nothing was written."""
+
+    def full(one: Any) -> None:
+        raise ModelError("cannot write: the disk is full")
+
+    with pytest.raises(ModelError, match="the disk is full"):
+        copy.run("table2", name, finished=full)
+
+
+@pytest.mark.parametrize(
+    ("package", "names", "message"),
+    [
+        ("wordfreq", ["table5", "table1"], "table1 needs wordfreq: pip install 'bertflow[words]'"),
+        (
+            "rapidfuzz",
+            ["figure2", "table6"],
+            "table6 and figure2 needs rapidfuzz: pip install 'bertflow[words]'",
+        ),
+        ("matplotlib", ["figure2"], "figure2 needs matplotlib: pip install 'bertflow[report]'"),
+        ("accelerate", ["table3"], "table3 needs accelerate: pip install 'bertflow[train]'"),
+        ("datasets", ["table8"], "table8 needs datasets: pip install 'bertflow[train]'"),
+    ],
+)
+def test_a_package_that_lacks_is_said_before_any_work(
+    base, tmp_path, monkeypatch, package, names, message
+):
+    find = reproduction.find_spec
+    monkeypatch.setattr(
+        reproduction, "find_spec", lambda name: None if name == package else find(name)
+    )
+    project = replace(base, runs=tmp_path / "runs")
+    with pytest.raises(MissingDependencyError) as caught:
+        project.run(*names)
+    assert str(caught.value) == message
+    assert not (tmp_path / "runs").exists()
+    # What needs it not is made without it.
+    monkeypatch.setattr(reproduction, "run_jobs", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        project.run("table5")
+
+
+def test_a_table_says_what_it_depends_on(small):
+    project, result, _ = small
+    nli = {"snli": 144}
+    encoders = {
+        "tiny": {
+            "name": project.subject.name,
+            "revision": None,
+            "files": project.subject.digest[:16],
+            "pooling": "the paper's",
+            "max_length": 32,
+        }
+    }
+    for name, seeds, sets in [
+        ("table2", 2, nli),
+        ("table3", 2, nli),
+        # Nothing in them is fitted on NLI, whatever is made beside them.
+        ("table5", 2, {}),
+        ("table6", 1, {}),
+        ("table8", 2, {}),
+    ]:
+        found = dict(result.tables[name].settings)
+        assert {"torch", "numpy"} <= found.pop("versions").keys()
+        assert found == {
+            "encoders": encoders,
+            "flow": "paper",
+            "seeds": seeds,
+            "limit": None,
+            "nli": sets,
+        }
+        assert result.tables[name].to_dict()["settings"] == result.tables[name].settings
+
+
+def test_settings_are_those_of_the_table(base):
+    def settings(name: str, **changes: Any) -> dict[str, Any]:
+        one = replace(base.subject, revision="abc", pooling="cls")
+        planner = Planner(Material(base.data, 9), Options(flow="tempered", seeds=3))
+        table = SCORE_TABLES.get(name)
+        plans = [] if table is None else [planner.plan(table, one)]
+        return reproduction.settings(name, plans, [one], planner)
+
+    (encoder,) = settings("table5")["encoders"].values()
+    assert (encoder["revision"], encoder["files"], encoder["pooling"]) == ("abc", None, "cls")
+    about = {name: settings(name) for name in ("table1", "table2", "table6", "table7")}
+    assert {one["limit"] for one in about.values()} == {9}
+    assert {name: (one["flow"], one["seeds"]) for name, one in about.items()} == {
+        "table1": (None, 1),
+        "table2": ("tempered", 3),
+        "table6": ("tempered", 1),
+        "table7": ("paper", 3),
+    }
+    assert about["table2"]["nli"] == {"snli": 18}
+
+
 # What it leaves, and what it tells.
 
 
@@ -371,6 +538,7 @@ def test_a_record_says_what_it_is_about(small, table):
     assert about["label"] == "tiny"
     assert (about["task"], about["split"], about["pooling"]) == ("stsb", "test", "first-last-avg")
     assert (about["fitted_on"], about["sentences"], about["seed"]) == ("nli", 144, 0)
+    assert about["nli"] == {"snli": 144}
     assert about["data"].startswith(str(project.data))
     assert record["seconds"] > 0
     assert {"torch", "numpy"} <= record["versions"].keys()
@@ -378,10 +546,31 @@ def test_a_record_says_what_it_is_about(small, table):
     assert record["recipe"]["encoding"]["encoder"] == project.subject.digest
 
 
+def about_cell(project: Project, cell: Any) -> dict[str, Any]:
+    path = project.runs / f"records/{cell.records[0]}.json"
+    return json.loads(path.read_text())["about"]
+
+
+def test_only_fits_on_nli_say_what_that_was_made_of(small, table):
+    for name, row in [("table2", "flow target"), ("table2", "last2avg"), ("table5", "sn")]:
+        assert about_cell(small[0], table(name, row))["nli"] is None
+
+
+def test_a_record_of_a_chosen_calibrator_has_what_was_chosen(small, table):
+    cell = table("table5", "natsv k=10")
+    about = about_cell(small[0], cell)
+    assert about["calibrator"]["n_components"] == about["n_components"] == cell.components
+    fixed = about_cell(small[0], table("table5", "natsv k=1"))
+    assert (fixed["calibrator"]["n_components"], fixed["n_components"]) == (1, None)
+
+
 def test_progress_counts_finished_jobs_to_the_end(small):
     cells = [(done, total) for stage, done, total in small[2] if stage == "cells"]
-    assert [done for done, _ in cells] == list(range(1, small[1].ran + 1))
-    assert {total for _, total in cells} == {small[1].ran}
+    # It counts anew for each table, to that one's end.
+    totals = [total for done, total in cells if done == 1]
+    assert cells == [(done, total) for total in totals for done in range(1, total + 1)]
+    assert sum(totals) == small[1].ran
+    assert len(totals) == 5  # Figure 2 has nothing left to do after Table 6.
     assert {stage for stage, _, _ in small[2]} == {"cells", "encode", "train"}
 
 
@@ -539,10 +728,11 @@ def test_what_was_written_half_when_the_power_went_is_left_aside(copy):
 
 def test_more_seeds_run_the_new_ones_alone(copy):
     before = copy.times()
+    # Table 6 fits once, however many seeds the others have.
     result = copy.run("table5", "table8", "table6", seeds=3)
     about = [one["about"] for one in copy.written_since(before)]
-    assert result.ran == len(about) == 6
-    assert [one["seed"] for one in about].count(2) == 4  # Two flows, a tuning, a flow on it.
+    assert result.ran == len(about) == 5
+    assert [one["seed"] for one in about].count(2) == 3  # A flow, a tuning, a flow on it.
     tuned = [one["fine_tuned"]["seed"] for one in about if one.get("fine_tuned")]
     assert tuned == [2, 2, 2]
 
@@ -664,10 +854,60 @@ def test_the_file_is_gone_after_a_fit_that_fails_and_what_was_done_is_kept(
     assert project.run("table5").ran == 8 - 3
 
 
+def test_what_dead_processes_left_is_removed_and_nothing_else(plain, tmp_path, monkeypatch):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait(timeout=60)
+    project = plain.anew(tmp_path / "runs")
+    shutil.rmtree(project.runs / "records")
+    folder = next(project.runs.rglob("vectors.f32")).parent
+    dead = folder / f"corpus-0123456789abcdef-{gone.pid}.f32"
+    kept = [
+        folder / f"corpus-0123456789abcdef-{os.getppid()}.f32",
+        folder / "corpus-of-mine.f32",
+        folder / f"corpus-0123456789abcdef-{gone.pid}.txt",
+    ]
+    for path in (dead, *kept):
+        path.write_bytes(b"0123")
+    project.run("table2", "table5")
+    assert not dead.exists()
+    assert all(path.read_bytes() == b"0123" for path in kept)
+
+
+def test_flows_are_fitted_on_the_cpu_wherever_the_encoder_runs(copy, monkeypatch):
+    shutil.rmtree(copy.runs / "records")
+    seen = []
+    judge = scoring.judged
+
+    def judged(vectors, rows, calibrator, tests, **more):
+        if isinstance(calibrator, Flow):
+            seen.append(calibrator.get_params()["device"])
+        return judge(vectors, rows, calibrator, tests, **more)
+
+    monkeypatch.setattr(scoring, "judged", judged)
+    # All vectors are there, so that nothing runs on it.
+    place = Workplace(folder=copy.runs, device="meta", jobs=1)
+    reproduce(["table5"], [copy.subject], Planner(Material(copy.data), Options(seeds=2)), place)
+    assert seen == ["cpu", "cpu"]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert replace(place, device=None, jobs=None).processes() == cpus()
+
+
 # Two encoders, and less data.
 
 
-def test_rows_that_are_there_once_are_computed_for_the_first_encoder_alone(base, monkeypatch):
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([None, None], "0"),
+        ([None, "base"], "1"),
+        (["large", "base"], "1"),
+        (["base", "large"], "0"),
+        (["large", None], "0"),
+    ],
+)
+def test_rows_that_are_there_once_are_computed_for_bert_base_or_else_the_first_encoder(
+    base, monkeypatch, sizes, expected
+):
     asked: list[Any] = []
 
     def run_jobs(jobs, *_, **__):
@@ -675,14 +915,15 @@ def test_rows_that_are_there_once_are_computed_for_the_first_encoder_alone(base,
         raise KeyboardInterrupt
 
     monkeypatch.setattr(reproduction, "run_jobs", run_jobs)
-    other = replace(base.subject, label="other", digest="f" * 64)
+    several = [
+        replace(base.subject, label=str(n), digest=str(n) * 64, size=size)
+        for n, size in enumerate(sizes)
+    ]
     planner = Planner(Material(base.data), Options(seeds=1))
     with pytest.raises(KeyboardInterrupt):
-        reproduce(
-            ["table2"], [base.subject, other], planner, Workplace(folder=base.runs.parent / "no")
-        )
+        reproduce(["table2"], several, planner, Workplace(folder=base.runs.parent / "no"))
     cls = [one.encoding.subject.label for one in asked if one.encoding.pooling == "cls"]
-    assert cls == ["tiny"]
+    assert cls == [expected]
 
 
 def test_a_limit_computes_on_fewer_pairs(copy):
@@ -707,7 +948,8 @@ def test_all_of_the_paper_stopped_at_three_random_places(base, tmp_path):
     assert len(result.scatters) == 1
     for name in ("table2", "table3"):
         for row in result.tables[name].rows:
-            ours = row.name != "glove" and "published" not in (row.cells["stsb"].reason or "")
+            (source,) = {one.source for one in SCORE_TABLES[name].rows if one.name == row.name}
+            ours = source in ("raw", "nli")
             assert (row.cells["average"].value is not None) == ours, row.name
     places = random.Random(11)
     for _ in range(3):

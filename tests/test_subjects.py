@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import try_to_load_from_cache
 
 from bertflow.errors import ModelError
 from bertflow.paper import identify, subjects
@@ -156,19 +158,45 @@ def test_a_gguf_file_is_an_encoder(tmp_path):
 def offline(monkeypatch):
     """No hub, and nothing in the cache."""
     monkeypatch.setattr(subjects, "hub_answers", lambda: False)
-    monkeypatch.setattr(subjects, "try_to_load_from_cache", lambda name, file: None)
+    monkeypatch.setattr(subjects, "try_to_load_from_cache", lambda name, file, revision: None)
 
 
 @pytest.fixture
-def hub(monkeypatch):
-    """A hub that knows one commit of every model, or fails as it is told."""
-    answers = SimpleNamespace(asked=[], failure=None)
+def cache(monkeypatch, tmp_path) -> Path:
+    """The client's cache, empty."""
+    folder = tmp_path / "hub-cache"
+    monkeypatch.setattr(subjects, "HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr(
+        subjects,
+        "try_to_load_from_cache",
+        functools.partial(try_to_load_from_cache, cache_dir=folder),
+    )
+    return folder
 
-    def model_info(self, name):
+
+def fetched(cache: Path, name: str, commit: str, *refs: str, file: str = "config.json") -> None:
+    """Put a file of a commit into the cache as the client does."""
+    folder = cache / f"models--{name.replace('/', '--')}"
+    (folder / "snapshots" / commit).mkdir(parents=True)
+    (folder / "snapshots" / commit / file).write_text("{}")
+    (folder / "refs").mkdir(exist_ok=True)
+    for ref in refs:
+        (folder / "refs" / ref).write_text(commit)
+
+
+@pytest.fixture
+def hub(monkeypatch, cache):
+    """A hub that knows one commit of every model, or fails as it is told; an empty cache."""
+    answers = SimpleNamespace(asked=[], revisions=[], failure=None, known=None)
+
+    def model_info(self, name, *, revision=None):
         answers.asked.append(name)
+        answers.revisions.append(revision)
         if answers.failure is not None:
             raise answers.failure
-        return SimpleNamespace(sha=COMMIT)
+        if answers.known is not None and name not in answers.known:
+            raise OSError(f"no {name} there")
+        return SimpleNamespace(sha=COMMIT if revision is None else revision * 8)
 
     monkeypatch.setattr(subjects, "hub_answers", lambda: True)
     monkeypatch.setattr(subjects.HfApi, "model_info", model_info)
@@ -188,6 +216,78 @@ def test_a_hub_name_is_its_newest_commit(hub, tmp_path, monkeypatch, name, size,
     found = identify(name)
     assert (found.revision, found.digest, hub.asked) == (COMMIT, f"hub:{COMMIT}", [name])
     assert (found.name, found.size, found.label, found.words) == (name, size, label, False)
+    assert hub.revisions == [None]
+
+
+def test_a_hub_name_may_carry_its_revision(hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = identify("google-bert/bert-base-uncased@abcde")
+    assert (hub.asked, hub.revisions) == (["google-bert/bert-base-uncased"], ["abcde"])
+    assert (found.revision, found.digest) == ("abcde" * 8, f"hub:{'abcde' * 8}")
+    # The revision is no part of the name, by which size and label go.
+    assert found.name == "google-bert/bert-base-uncased"
+    assert (found.size, found.label) == ("base", "BERT-base")
+
+
+def test_an_at_sign_in_the_name_of_a_folder_is_no_revision(hub, encoder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    encoder.rename("mine@2")
+    found = identify("mine@2")
+    assert (found.name, found.label, found.revision) == ("mine@2", "mine-2", None)
+    assert hub.asked == []
+
+
+def test_a_name_alone_may_be_one_of_sentence_transformers(hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hub.known = ["sentence-transformers/all-MiniLM-L6-v2"]
+    found = identify("all-MiniLM-L6-v2")
+    assert hub.asked == ["all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"]
+    assert (found.revision, found.name) == (COMMIT, "all-MiniLM-L6-v2")
+    # What has an owner has no other.
+    with pytest.raises(ModelError, match="no a/b there"):
+        identify("a/b")
+    assert hub.asked[2:] == ["a/b"]
+
+
+OTHER = "0" * 40
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"), [("a/b", "a/b"), ("mini", "mini"), ("mini", "sentence-transformers/mini")]
+)
+@pytest.mark.parametrize("online", [False, True], ids=["no hub", "a hub that fails"])
+@pytest.mark.parametrize("refs", [["main"], []], ids=["a branch", "one snapshot"])
+def test_what_the_hub_does_not_say_the_cache_does(
+    hub, cache, tmp_path, monkeypatch, name, kept, online, refs
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subjects, "hub_answers", lambda: online)
+    hub.failure = OSError("503")
+    fetched(cache, kept, COMMIT, *refs)
+    assert identify(name).revision == COMMIT
+    assert bool(hub.asked) == online
+
+
+def test_of_several_snapshots_the_branch_says_which_and_without_one_it_is_unknown(
+    hub, cache, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subjects, "hub_answers", lambda: False)
+    fetched(cache, "a/b", OTHER)
+    fetched(cache, "a/b", COMMIT)
+    assert "no connection, and it is not in the cache" in one_line("a/b")
+    (cache / "models--a--b/refs/main").write_text(COMMIT)
+    assert identify("a/b").revision == COMMIT
+
+
+def test_a_revision_in_the_cache_is_that_one_and_no_other(hub, cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subjects, "hub_answers", lambda: False)
+    fetched(cache, "a/b", OTHER, "main")
+    assert "a/b is no folder here" in one_line("a/b@v2")
+    fetched(cache, "a/b", COMMIT, "v2")
+    assert identify("a/b@v2").revision == identify(f"a/b@{COMMIT}").revision == COMMIT
+    assert identify("a/b").revision == OTHER
 
 
 @pytest.mark.parametrize("kept", ["config.json", "modules.json"])
@@ -196,7 +296,9 @@ def test_without_the_hub_it_is_the_commit_in_the_cache(tmp_path, monkeypatch, of
     cached = {kept: f"/cache/models--a--b/snapshots/{COMMIT}/{kept}"}
     missing = object()  # What the client gives for what it knows not to be there.
     monkeypatch.setattr(
-        subjects, "try_to_load_from_cache", lambda name, file: cached.get(file, missing)
+        subjects,
+        "try_to_load_from_cache",
+        lambda name, file, revision: cached.get(file, missing),
     )
     found = identify("a/b")
     assert (found.revision, found.digest) == (COMMIT, f"hub:{COMMIT}")
@@ -245,7 +347,9 @@ def test_a_hub_that_fails_is_one_line_however_its_client_says_it(
 ):
     monkeypatch.chdir(tmp_path)
     hub.failure = failure
-    assert one_line("a/b") == "a/b cannot be had from the model hub: no route"
+    assert one_line("a/b").startswith(
+        "a/b is no folder here and cannot be had from the model hub (no route); check "
+    )
 
 
 def test_a_name_that_the_hub_cannot_have_is_one_line(tmp_path, monkeypatch):

@@ -84,14 +84,20 @@ def _letters(cell: CellResult, marks: Mapping[str, str]) -> str:
 def claims_grid(one: TableResult) -> Grid:
     """What the paper says, and whether we see it."""
     encoders = list(dict.fromkeys(claim.encoder for claim in one.claims))
+    whom = {encoder: _published_for(one, encoder) for encoder in encoders}
+    # In the head if all published numbers are of one encoder, else beside those that are another's.
+    together = len({name or encoder for encoder, name in whom.items()}) == 1
     rows = []
     for claim in one.claims:
-        found = claim.difference
+        found, foreign = claim.difference, whom[claim.encoder]
+        printed = _number(claim.published, 2, signed=True)
+        if printed and foreign and not together:
+            printed += f" ({foreign})"
         rows.append(
             [
                 claim.text,
                 *([claim.encoder] if len(encoders) > 1 else []),
-                _number(claim.published, 2, signed=True),
+                printed,
                 _number(found.value, 2, signed=True),
                 _span(found.low, found.high, 1 if one.unit == 100 else 2, signed=True),
                 _p(found.adjusted),
@@ -99,17 +105,27 @@ def claims_grid(one: TableResult) -> Grid:
             ]
         )
     whose = f" on {encoders[0]}" if len(encoders) == 1 else ""
-    foreign = {row.published_for for row in one.rows} - {None}
+    named = next((name for name in whom.values() if name), None)
     heads: Sequence[str] = [
         "claim",
         *(["encoder"] if len(encoders) > 1 else []),
-        f"published, {' and '.join(sorted(map(str, foreign)))}" if foreign else "published",
+        f"published, {named}" if named and together else "published",
         "ours",
         "95 %",
         "p (Holm)",
         "verdict",
     ]
     return Grid(f"the paper's claims{whose}", heads, rows)
+
+
+def _published_for(one: TableResult, encoder: str) -> str | None:
+    """Whom the numbers beside an encoder's rows are of, where none of them is its own."""
+    found = [
+        row.published_for
+        for row in one.rows
+        if row.encoder == encoder and any(c.published is not None for c in row.cells.values())
+    ]
+    return None if None in found else next(iter(found), None)
 
 
 def _number(value: float | None, digits: int, *, signed: bool = False) -> str:
@@ -159,10 +175,13 @@ def _settings(one: TableResult) -> list[str]:
             f"{label}: {encoder['name']} ({which}), pooling {encoder['pooling']}, at most "
             f"{encoder['max_length']} tokens"
         )
-    said = f"flow: {found['flow']}, {found['seeds']} seeds"
+    said = []
+    if found["flow"] is not None:
+        plural = "" if found["seeds"] == 1 else "s"
+        said.append(f"flow: {found['flow']}, {found['seeds']} seed{plural}")
     if found["limit"] is not None:
-        said += f"; ONLY A TRIAL: about {found['limit']:,} pairs of each split"
-    notes.append(said)
+        said.append(f"ONLY A TRIAL: about {found['limit']:,} pairs of each split")
+    notes += ["; ".join(said)] if said else []
     if found["nli"]:
         sets = ", ".join(f"{count:,} of {name.upper()}" for name, count in found["nli"].items())
         notes.append(f"NLI: sentences of the splits that are there: {sets}")

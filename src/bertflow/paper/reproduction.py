@@ -94,7 +94,7 @@ def reproduce(
     if words := [subject.name for subject in subjects if subject.words]:
         raise InputError(f"{words[0]} is a file of word vectors, not an encoder")
     wanted = [name for name in NAMES if name in names or "all" in names]
-    _check_packages(wanted, planner)
+    _check_packages(wanted)
     tables: dict[str, TableResult] = {}
     scatters: list[Scatter] = []
     absent: dict[str, BertflowError] = {}
@@ -107,19 +107,20 @@ def reproduce(
             )
             if name == FIGURE:
                 scatters = _scatters(plans, planner, place.records)
-                report(scatters)
             else:
                 tables[name] = _table(name, plans, subjects, planner, place.records)
-                report(tables[name])
         except BertflowError as error:
             # What fails one table, such as an encoder with too few blocks, need not the others.
             absent[name] = error
+        else:
+            # Outside: a table that cannot be handed on, or written, is no table that is absent.
+            report(scatters if name == FIGURE else tables[name])
     if absent and not tables and not scatters:
         raise next(iter(absent.values()))
     return Reproduction(tables=tables, scatters=scatters, absent=absent, ran=ran)
 
 
-def _check_packages(wanted: Sequence[str], planner: Planner) -> None:
+def _check_packages(wanted: Sequence[str]) -> None:
     """Refuse what would fail for want of a package, before any work."""
     needs = {
         "wordfreq": ("words", [WORDS]),
@@ -182,12 +183,17 @@ def _table(
         found = lexical_table(_scatters(plans, planner, records), sizes)
     else:
         found = (sweep_table if name == SWEEP else score_table)(plans, records)
-    return replace(found, settings=settings(subjects, planner))
+    return replace(found, settings=settings(name, plans, subjects, planner))
 
 
-def settings(subjects: Sequence[Subject], planner: Planner) -> dict[str, Any]:
-    """What a table depends on besides what its rows say."""
+def settings(
+    name: str, plans: Sequence[Plan], subjects: Sequence[Subject], planner: Planner
+) -> dict[str, Any]:
+    """What a table depends on besides what its rows say, whatever is made beside it."""
     material = planner.material
+    cells = [cell for plan in plans for cell in plan.cells.values()]
+    fitted = {job.fitting.corpus for cell in cells for job in cell.jobs if job.fitting}
+    flow = "paper" if name == SWEEP else planner.options.flow
     return {
         "encoders": {
             one.label: {
@@ -199,9 +205,10 @@ def settings(subjects: Sequence[Subject], planner: Planner) -> dict[str, Any]:
             }
             for one in subjects
         },
-        "flow": planner.options.flow,
-        "seeds": planner.options.seeds,
+        # Table 1 has no flow, Table 6 one fit, and Table 7 the paper's.
+        "flow": flow if fitted else None,
+        "seeds": max((len(cell.jobs) for cell in cells), default=1),
         "limit": material.limit,
-        "nli": {name: material.found_nli[name] for name in material.found_nli},
+        "nli": dict(material.found_nli) if "nli" in fitted else {},
         "versions": library_versions(),
     }
