@@ -34,6 +34,8 @@ doctest: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.stsb_vectors
 	$(BIN)/python -m benchmarks.portable_cost
+	$(BIN)/python -m benchmarks.lexical_vectors
+	$(BIN)/python -m benchmarks.word_neighbours
 
 # The figures of docs/results.md, some 40 minutes: every calibrator on the seven tasks for both
 # packaged encoders, what the preset of the flow was chosen from, and what diagnose rests on.

@@ -65,6 +65,7 @@ def add_some(folder: str, start: int) -> None:
         cache.add([str(number)], vectors_of([str(number)]))
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_folder_lose_nothing(tmp_path):
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, mp_context=spawn) as pool:
