@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bertflow.cli.opening import show
-from bertflow.cli.options import BatchSize, Device, TrustRemoteCode, device_or_none
+from bertflow.cli.options import BatchSize, Data, Device, TrustRemoteCode, device_or_none
 from bertflow.errors import InputError
 
 if TYPE_CHECKING:
@@ -61,14 +61,7 @@ def reproduce(
             "model of word vectors.",
         ),
     ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder of the data, in any layout people have; default: BERTFLOW_DATA, and "
-            "where it has none the model hub.",
-        ),
-    ] = None,
+    data: Data = None,
     output: Annotated[
         Path,
         typer.Option(

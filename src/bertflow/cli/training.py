@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bertflow.cli.opening import load_raw, show
-from bertflow.cli.options import POOLING_HELP, Device, MaxLength, TrustRemoteCode
+from bertflow.cli.options import POOLING_HELP, Data, Device, MaxLength, TrustRemoteCode
 from bertflow.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,14 +24,7 @@ def finetune(
         typer.Option(metavar="NAME", help="Labelled pairs: snli, mnli or sick-e. May be repeated."),
     ],
     output: Annotated[Path, typer.Option(metavar="DIR", help="Folder to save to.")],
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder of the data, in any layout people have; default: BERTFLOW_DATA, and "
-            "where it has none the model hub.",
-        ),
-    ] = None,
+    data: Data = None,
     pooling: Annotated[
         str, typer.Option(metavar="R", help=POOLING_HELP.partition(" Default")[0])
     ] = "mean",
