@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral, Real
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,12 @@ from bertflow.errors import InputError
 
 Array: TypeAlias = npt.NDArray[Any]
 Rows = TypeVar("Rows", Array, Tensor)
+Made = TypeVar("Made")
 
 CHUNK_ROWS = 4096
+# What is mapped at a time: small enough to stay in a processor's cache, large enough to be worth
+# a call.
+CHUNK_BYTES = 2**21
 
 
 class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, ABC):
@@ -53,6 +57,7 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
                 equal, or an argument of the constructor out of its range.
         """
         self._fitted = False
+        self._kept: dict[Any, Any] = {}
         rows = self._checked(X, fitting=True)
         self._fit(rows)
         self._fitted = True
@@ -73,7 +78,7 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """
         check_is_fitted(self)
         rows: Rows = self._checked(X, fitting=False)
-        return mapped(self._transform, rows, self._n_features_out)
+        return mapped(self._transform_into, rows, self._n_features_out)
 
     def inverse_transform(self, X: Rows) -> Rows:  # noqa: N803
         """Undo `transform`, as far as it can be undone.
@@ -90,7 +95,7 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             InputError: A NaN or infinite row (named), or another width than transform gives.
         """
         check_is_fitted(self)
-        rows: Rows = finite(_matrix(X))
+        rows: Rows = _matrix(X)
         if len(rows) == 0:
             raise InputError(_too_small(type(self).__name__, tuple(rows.shape), 1))
         if rows.shape[1] != self._n_features_out:
@@ -98,7 +103,7 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
                 f"X has {rows.shape[1]} columns, but {type(self).__name__}.transform "
                 f"gives {self._n_features_out}"
             )
-        return mapped(self._inverse_transform, rows, self.n_features_in_)
+        return mapped(self._inverse_transform_into, rows, self.n_features_in_)
 
     def __sklearn_is_fitted__(self) -> bool:
         # Not by the attributes that are there: a fit that failed half-way has set some.
@@ -109,7 +114,10 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return self.n_features_in_
 
     def _checked(self, X: Any, *, fitting: bool) -> Any:  # noqa: N803
-        """Validate once, for every calibrator: shape, type, width, finiteness."""
+        """Validate once, for every calibrator: shape, type, width; to fit, finiteness.
+
+        What is mapped is checked for finiteness chunk by chunk, see `mapped`.
+        """
         least = 2 if fitting else 1
         if isinstance(X, Tensor):
             X = _matrix(X)
@@ -122,7 +130,7 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
                     f"X has {X.shape[1]} features, but {type(self).__name__} is expecting "
                     f"{self.n_features_in_} features as input"
                 )
-            return finite(X)
+            return finite(X) if fitting else X
         try:
             X = validate_data(
                 self,
@@ -136,19 +144,37 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             raise InputError(" ".join(str(error).split())) from error
         if len(X) < least or X.shape[1] < 2:
             raise InputError(_too_small(type(self).__name__, X.shape, least))
-        return finite(X)
+        return finite(X) if fitting else X
 
     @abstractmethod
     def _fit(self, rows: Array | Tensor) -> None:
         """Learn from checked rows: set the attributes that end in an underscore."""
 
     @abstractmethod
-    def _transform(self, x: Tensor) -> Tensor:
-        """Map a float32 or float64 chunk."""
+    def _transform_into(self, x: Tensor, out: Tensor) -> None:
+        """Map a float32 or float64 chunk (n, D), and write it to (n, K) of its type."""
 
     @abstractmethod
-    def _inverse_transform(self, z: Tensor) -> Tensor:
-        """Undo `_transform` on a float32 or float64 chunk."""
+    def _inverse_transform_into(self, z: Tensor, out: Tensor) -> None:
+        """Undo that on a float32 or float64 chunk (n, K), and write it to (n, D)."""
+
+    def _transform(self, x: Tensor) -> Tensor:
+        """Map a float32 or float64 chunk."""
+        out = x.new_empty(len(x), self._n_features_out)
+        self._transform_into(x, out)
+        return out
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = dict(super().__getstate__())
+        return {**state, "_kept": {}} if "_kept" in state else state
+
+    def _once(self, name: str, tensor: Tensor, make: Callable[[], Made]) -> Made:
+        """What chunks of a tensor's type and device need of what was learned, made once."""
+        kept = self.__dict__.setdefault("_kept", {})
+        key = (name, tensor.dtype, tensor.device)
+        if key not in kept:
+            kept[key] = make()
+        return cast("Made", kept[key])
 
     @abstractmethod
     def _learned(self) -> dict[str, Tensor]:
@@ -249,17 +275,39 @@ def unit_length(x: Tensor) -> Tensor:
     return torch.nn.functional.normalize(x / largest, dim=1)
 
 
-def mapped(function: Callable[[Tensor], Tensor], rows: Rows, width: int) -> Rows:
-    """Apply a function to chunks of rows and write the result in the rows' own kind and type."""
+def mapped(function: Callable[[Tensor, Tensor], None], rows: Rows, width: int) -> Rows:
+    """Apply a function to chunks of rows and return the result in the rows' own kind and type.
+
+    Args:
+        function: Takes a chunk (n, D) in float32 or float64, and a tensor (n, width) of the same
+            type to write to.
+        rows: Shape (N, D).
+        width: Of the result.
+
+    Raises:
+        InputError: A row is not finite; it is named.
+    """
+    result: Any
+    if isinstance(rows, Tensor):
+        result = rows.new_empty(len(rows), width)
+        into = result
+    else:
+        result = np.empty((len(rows), width), dtype=rows.dtype)
+        into = torch.from_numpy(result)
+    size = max(1, CHUNK_BYTES // (4 * max(width, rows.shape[1])))
+    start = 0
     with torch.no_grad():
-        if isinstance(rows, Tensor):
-            return torch.cat([function(chunk).to(rows.dtype) for chunk in chunks(rows)])
-        out = np.empty((len(rows), width), dtype=rows.dtype)
-        start = 0
-        for chunk in chunks(rows):
-            out[start : start + len(chunk)] = function(chunk).numpy()
+        for chunk in chunks(rows, size):
+            _refuse_not_finite(chunk, start)
+            out = into[start : start + len(chunk)]
+            if out.dtype == chunk.dtype:
+                function(chunk, out)
+            else:
+                raised = torch.empty_like(out, dtype=chunk.dtype)
+                function(chunk, raised)
+                out.copy_(raised)
             start += len(chunk)
-        return out
+    return cast("Rows", result)
 
 
 def _matrix(X: Any) -> Any:  # noqa: N803
@@ -290,13 +338,20 @@ def finite(rows: Any) -> Any:
     """The rows, unless one of them is not finite: that one is named."""
     start = 0
     for chunk in chunks(rows):
-        good = chunk.isfinite().all(dim=1)
-        if not bool(good.all()):
-            first = int((~good).int().argmax())
-            kind = "NaN" if bool(chunk[first].isnan().any()) else "infinity (inf)"
-            raise InputError(
-                f"X contains {kind} in row {start + first} (rows count from 0); "
-                "remove or mend that row"
-            )
+        _refuse_not_finite(chunk, start)
         start += len(chunk)
     return rows
+
+
+def _refuse_not_finite(chunk: Tensor, start: int) -> None:
+    # One sum says that all is well; where it does not (finite numbers may overflow), look closer.
+    if math.isfinite(chunk.sum()):
+        return
+    good = chunk.isfinite().all(dim=1)
+    if bool(good.all()):
+        return
+    first = int((~good).int().argmax())
+    kind = "NaN" if bool(chunk[first].isnan().any()) else "infinity (inf)"
+    raise InputError(
+        f"X contains {kind} in row {start + first} (rows count from 0); remove or mend that row"
+    )

@@ -16,11 +16,12 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from bertflow.calibrators.base import Array, Calibrator, check_number, empty, mapped, taken
+from bertflow.calibrators.folding import FoldedFlow
 from bertflow.calibrators.frame import AxesName, Frame, Framing
 from bertflow.calibrators.presets import RELEASED, TEMPERED
 from bertflow.calibrators.training import Progress, Schedule, train, training_device
 from bertflow.errors import InputError, TrainingError
-from bertflow.flows import Glow, Permutation
+from bertflow.flows import Glow, Permutation, ResidualForm
 from bertflow.flows.glow import CouplingName, PermutationName
 from bertflow.flows.layers import WeightInit
 
@@ -241,7 +242,7 @@ class Flow(Calibrator):
         return self._log_probs(self._checked(X, fitting=False))
 
     def _log_probs(self, rows: Any) -> Any:
-        return mapped(lambda chunk: self._log_prob(chunk)[:, None], rows, 1)[:, 0]
+        return mapped(self._log_prob_into, rows, 1)[:, 0]
 
     def score(self, X: Any, y: None = None) -> float:  # noqa: N803
         """Mean of `log_prob` over the rows: what GridSearchCV maximises."""
@@ -283,7 +284,6 @@ class Flow(Calibrator):
 
         self.flow_ = self._build(frame.count, generator)
         self.frame_ = frame.tempered(self.flow_, framing)
-        self._copies: dict[tuple[torch.dtype, torch.device], Glow] = {}
         shown = self._progress
         curve = train(
             self.flow_,
@@ -329,31 +329,48 @@ class Flow(Calibrator):
             generator=generator,
         ).float()
 
-    def _glow(self, like: Tensor) -> Glow:
-        """The flow in the type and on the device of a chunk; flow_ itself stays as it is."""
-        key = (like.dtype, like.device)
-        if key == (torch.float32, torch.device("cpu")):
-            return self.flow_
-        if key not in self._copies:
-            self._copies[key] = copy.deepcopy(self.flow_).to(dtype=like.dtype, device=like.device)
-        return self._copies[key]
+    def _in(self, like: Tensor) -> FoldedFlow | Glow:
+        """The flow in the type and on the device of a chunk, folded if it can be."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = dict(super().__getstate__())
-        return {**state, "_copies": {}} if "_copies" in state else state
+        def make() -> FoldedFlow | Glow:
+            if ResidualForm.suits(self.flow_):
+                return FoldedFlow(self.frame_, ResidualForm.of(self.flow_), like)
+            return copy.deepcopy(self.flow_).to(dtype=like.dtype, device=like.device)
 
-    def _transform(self, x: Tensor) -> Tensor:
-        live, dead = self.frame_.enter(x)
-        return self.frame_.temper(torch.cat([self._glow(x)(live)[0], dead], dim=1))
+        return self._once("flow", like, make)
 
-    def _inverse_transform(self, z: Tensor) -> Tensor:
-        z, count = self.frame_.untemper(z), self.frame_.count
-        return self.frame_.leave(self._glow(z).inverse(z[:, :count]), z[:, count:])
+    def _latent_into(self, x: Tensor, out: Tensor) -> None:
+        """Latent before gain and offset."""
+        flow = self._in(x)
+        if isinstance(flow, FoldedFlow):
+            flow.latent(x, out)
+        else:
+            live, dead = self.frame_.enter(x)
+            torch.cat([flow(live)[0], dead], dim=1, out=out)
 
-    def _log_prob(self, x: Tensor) -> Tensor:
-        live, dead = self.frame_.enter(x)
-        gaussian = -0.5 * (dead.square() + math.log(2 * math.pi)).sum(dim=1)
-        return self._glow(x).log_prob(live) + gaussian - self.frame_.log_volume
+    def _transform_into(self, x: Tensor, out: Tensor) -> None:
+        self._latent_into(x, out)
+        self.frame_.temper_(out)
+
+    def _inverse_transform_into(self, z: Tensor, out: Tensor) -> None:
+        z, count, flow = self.frame_.untemper(z), self.frame_.count, self._in(z)
+        if isinstance(flow, FoldedFlow):
+            flow.rows(z, out)
+        else:
+            out.copy_(self.frame_.leave(flow.inverse(z[:, :count]), z[:, count:]))
+
+    def _log_prob_into(self, x: Tensor, out: Tensor) -> None:
+        flow = self._in(x)
+        constant = 0.5 * self.n_features_in_ * math.log(2 * math.pi) + self.frame_.log_volume
+        if isinstance(flow, FoldedFlow):
+            z = torch.empty_like(x)
+            flow.latent(x, z)
+            log_det: Tensor | float = flow.log_det
+        else:
+            live, dead = self.frame_.enter(x)
+            z, log_det = flow(live)
+            z = torch.cat([z, dead], dim=1)
+        out[:, 0] = log_det - 0.5 * z.square().sum(dim=1) - constant
 
     def _learned(self) -> dict[str, Tensor]:
         weights = {f"flow.{name}": tensor for name, tensor in self.flow_.state_dict().items()}
@@ -387,7 +404,6 @@ class Flow(Calibrator):
             raise InputError(
                 f"live says that {self.flow_.features} dimensions vary, not the layers"
             )
-        self._copies = {}
         self.flow_.load_state_dict(weights)
         for module in self.flow_.modules():
             if isinstance(module, Permutation):

@@ -242,6 +242,13 @@ class Frame:
             z = z * like(self.gain, z)
         return z if self.offset is None else z + like(self.offset, z)
 
+    def temper_(self, z: Tensor) -> None:
+        """The same in place."""
+        if self.gain is not None:
+            z.mul_(like(self.gain, z))
+        if self.offset is not None:
+            z.add_(like(self.offset, z))
+
     def untemper(self, z: Tensor) -> Tensor:
         """Undo `temper`."""
         if self.offset is not None:

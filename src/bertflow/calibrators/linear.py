@@ -20,22 +20,28 @@ class LinearCalibrator(Calibrator):
 
     def affine(self) -> tuple[Tensor, Tensor]:
         r"""The centre :math:`\mu`, shape (D,), and the matrix A, shape (K, D), in float64."""
-        centre = torch.from_numpy(self.mean_)
-        return centre, self._linear(torch.eye(self.n_features_in_, dtype=torch.float64)).T
+        matrix = torch.empty(self.n_features_in_, self._n_features_out, dtype=torch.float64)
+        self._linear_into(torch.eye(self.n_features_in_, dtype=torch.float64), matrix)
+        return torch.from_numpy(self.mean_), matrix.T
 
-    def _transform(self, x: Tensor) -> Tensor:
-        return self._linear(x - like(self.mean_, x))
+    def _transform_into(self, x: Tensor, out: Tensor) -> None:
+        self._linear_into(x - self._as("mean", x), out)
 
-    def _inverse_transform(self, z: Tensor) -> Tensor:
-        return self._inverse_linear(z) + like(self.mean_, z)
-
-    @abstractmethod
-    def _linear(self, centred: Tensor) -> Tensor:
-        """Apply A to rows."""
+    def _inverse_transform_into(self, z: Tensor, out: Tensor) -> None:
+        self._inverse_linear_into(z, out)
+        out.add_(self._as("mean", z))
 
     @abstractmethod
-    def _inverse_linear(self, z: Tensor) -> Tensor:
-        """Apply the (pseudo-)inverse of A to rows."""
+    def _linear_into(self, centred: Tensor, out: Tensor) -> None:
+        """Write A applied to rows."""
+
+    @abstractmethod
+    def _inverse_linear_into(self, z: Tensor, out: Tensor) -> None:
+        """Write the (pseudo-)inverse of A applied to rows."""
+
+    def _as(self, name: str, tensor: Tensor) -> Tensor:
+        """Something that was learned, in a tensor's type and on its device."""
+        return self._once(name, tensor, lambda: like(getattr(self, f"{name}_"), tensor))
 
     def _learned(self) -> dict[str, Tensor]:
         names = self._allocate({})
@@ -74,11 +80,11 @@ class Standardization(LinearCalibrator):
         self.mean_ = moments.mean.numpy()
         self.scale_ = _scale(moments).numpy()
 
-    def _linear(self, centred: Tensor) -> Tensor:
-        return centred / like(self.scale_, centred)
+    def _linear_into(self, centred: Tensor, out: Tensor) -> None:
+        torch.div(centred, self._as("scale", centred), out=out)
 
-    def _inverse_linear(self, z: Tensor) -> Tensor:
-        return z * like(self.scale_, z)
+    def _inverse_linear_into(self, z: Tensor, out: Tensor) -> None:
+        torch.mul(z, self._as("scale", z), out=out)
 
     def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
         return {"mean": empty(self.n_features_in_), "scale": empty(self.n_features_in_)}
@@ -138,13 +144,13 @@ class AllButTheTop(LinearCalibrator):
         _, directions, _ = principal_axes(moments.covariance() / torch.outer(scale, scale))
         self.components_ = directions[: self._count()].contiguous().numpy()
 
-    def _linear(self, centred: Tensor) -> Tensor:
-        components = like(self.components_, centred)
-        scaled = centred / like(self.scale_, centred)
-        return scaled - (scaled @ components.T) @ components
+    def _linear_into(self, centred: Tensor, out: Tensor) -> None:
+        components = self._as("components", centred)
+        torch.div(centred, self._as("scale", centred), out=out)
+        out.addmm_(out @ components.T, components, alpha=-1)
 
-    def _inverse_linear(self, z: Tensor) -> Tensor:
-        return z * like(self.scale_, z)
+    def _inverse_linear_into(self, z: Tensor, out: Tensor) -> None:
+        torch.mul(z, self._as("scale", z), out=out)
 
     def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
         width = self.n_features_in_
@@ -218,11 +224,17 @@ class Whitening(LinearCalibrator):
     def _n_features_out(self) -> int:
         return self.n_features_in_ if self.dim is None else self.dim
 
-    def _linear(self, centred: Tensor) -> Tensor:
-        return centred @ like(self.components_ / self.scale_[:, None], centred).T
+    def _linear_into(self, centred: Tensor, out: Tensor) -> None:
+        torch.mm(
+            centred, self._once("forward", centred, lambda: self._matrix(centred, -1)).T, out=out
+        )
 
-    def _inverse_linear(self, z: Tensor) -> Tensor:
-        return z @ like(self.components_ * self.scale_[:, None], z)
+    def _inverse_linear_into(self, z: Tensor, out: Tensor) -> None:
+        matrix = self._once("backward", z, lambda: self._matrix(z, 1))
+        torch.mm(z, matrix, out=out)
+
+    def _matrix(self, tensor: Tensor, power: int) -> Tensor:
+        return like(self.components_ * self.scale_[:, None] ** power, tensor)
 
     def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
         kept, width = self._n_features_out, self.n_features_in_

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bertflow.calibrators.base import Array, check_device, check_number
 from bertflow.errors import InputError, TrainingError
-from bertflow.flows import ActNorm, Glow
+from bertflow.flows import ActNorm, FlatParameters, Glow, LikelihoodGradient
 
 Progress = Callable[[int, int, float], None]
 Fetch = Callable[[Tensor], Tensor]
@@ -91,28 +91,42 @@ def train(
         TrainingError: A loss or gradient is not finite; the message names the step.
     """
     total = schedule.steps(rows)
-    curve = torch.empty(total, dtype=torch.float64)
     order = torch.randperm(rows, generator=generator)
     glow.initialize(fetch(order[:WINDOW_ROWS]).cpu())
     glow.to(device)
-    optimizer = _FlatAdam(glow, schedule)
+    objective = LikelihoodGradient(glow) if LikelihoodGradient.suits(glow) else _Autograd(glow)
+    optimizer = _Adam(glow, objective.parameters, schedule)
     batches = _batches(fetch, rows, order, schedule.batch_size, device, generator)
+    curve = torch.empty(total, dtype=torch.float64)
+    losses, norms = torch.empty(2, total, device=device)
+    fetched = steps_fetched(device)
     with _one_thread(device):
         for step in range(total):
-            loss = glow.bits_per_dimension(next(batches))
-            loss.backward()  # type: ignore[no-untyped-call]
-            norm = optimizer.step(schedule.rate(step, total))
-            curve[step] = loss.item()
-            if not math.isfinite(norm) or not math.isfinite(float(curve[step])):
+            losses[step] = objective(next(batches))
+            norms[step] = optimizer.step(schedule.rate(step, total))
+            if (done := step + 1) % fetched and done < total:
+                continue
+            first = step // fetched * fetched
+            curve[first:done] = losses[first:done]
+            bad = ~(losses[first:done].isfinite() & norms[first:done].isfinite())
+            if bool(bad.any()):
+                at = first + int(bad.int().argmax())
                 raise TrainingError(
-                    f"step {step + 1} of {total} is not finite (loss {float(curve[step])}, "
-                    f"gradient norm {norm}); lower learning_rate (now {schedule.learning_rate})"
+                    f"step {at + 1} of {total} is not finite (loss {float(losses[at])}, "
+                    f"gradient norm {float(norms[at])}); lower learning_rate "
+                    f"(now {schedule.learning_rate})"
                 )
             if progress is not None:
-                progress(step + 1, total, float(curve[step]))
-    optimizer.release()
+                for n in range(first, done):
+                    progress(n + 1, total, float(curve[n]))
+    objective.parameters.release()
     glow.to("cpu").eval().requires_grad_(False)
     return curve
+
+
+def steps_fetched(device: torch.device) -> int:
+    """After how many steps their losses are looked at: on a GPU, to wait for each would cost."""
+    return 1 if device.type == "cpu" else 64
 
 
 def training_device(name: Literal["auto"] | str, rows: Array | Tensor) -> torch.device:
@@ -161,57 +175,58 @@ def _batches(
         order = torch.randperm(rows, generator=generator)
 
 
-class _FlatAdam:
+class _Autograd:
+    """Loss and gradient of any Glow, for those whose gradient is not written out."""
+
+    def __init__(self, glow: Glow) -> None:
+        self.glow = glow
+        scales = [m.log_scale for m in glow.modules() if isinstance(m, ActNorm)]
+        others = [p for p in glow.parameters() if all(p is not scale for scale in scales)]
+        self.parameters = FlatParameters([*scales, *others])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.parameters.gradient.zero_()
+        loss = self.glow.bits_per_dimension(x)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+
+class _Adam:
     """Adam over all parameters as one vector, so that a step is a handful of operations.
 
-    Parameters and gradients of the flow become views into two buffers. Log-scales of ActNorms are
-    kept within a bound of where they started: directions that carry no variance would otherwise
-    be scaled up without limit, for their density is unbounded.
+    The log-scales of ActNorms, which must come first among the parameters, are kept within a bound
+    of where they started: directions that carry no variance would otherwise be scaled up without
+    limit, for their density is unbounded.
     """
 
-    def __init__(self, glow: Glow, schedule: Schedule) -> None:
+    def __init__(self, glow: Glow, parameters: FlatParameters, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.parameters = list(glow.parameters())
-        self.flat = torch.cat([p.detach().reshape(-1) for p in self.parameters])
-        self.gradient = torch.zeros_like(self.flat)
+        self.flat, self.gradient = parameters.values, parameters.gradient
         self.first, self.second = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
+        self.root = torch.empty_like(self.flat)
         self.count = 0
-        reach = torch.full_like(self.flat, math.inf)
         norms = [m for m in glow.modules() if isinstance(m, ActNorm)]
-        drift = math.log(SCALE_DRIFT) / len(norms)
-        bounded = {id(m.log_scale): drift / m.scale_rate for m in norms}
-        start = 0
-        for p in self.parameters:
-            span = slice(start, start + p.numel())
-            p.data = self.flat[span].view_as(p)
-            p.grad = self.gradient[span].view_as(p)
-            reach[span] = bounded.get(id(p), math.inf)
-            start = span.stop
-        self.lower, self.upper = self.flat - reach, self.flat + reach
+        reach = torch.cat([torch.full_like(m.bias, 1 / m.scale_rate) for m in norms])
+        reach *= math.log(SCALE_DRIFT) / len(norms)
+        self.bounded = self.flat[: len(reach)]
+        self.lower, self.upper = self.bounded - reach, self.bounded + reach
 
     @torch.no_grad()
-    def step(self, rate: float) -> float:
-        """Apply the gradient at a learning rate, clear it, and return its norm before clipping."""
+    def step(self, rate: float) -> Tensor:
+        """Apply the gradient at a learning rate, and return its norm before clipping."""
         how = self.schedule
         self.count += 1
-        norm = float(torch.linalg.vector_norm(self.gradient, dtype=torch.float64))
-        if how.max_grad_norm is not None and norm > how.max_grad_norm:
-            self.gradient.mul_(how.max_grad_norm / norm)
+        norm: Tensor = torch.linalg.vector_norm(self.gradient)
+        if how.max_grad_norm is not None:
+            self.gradient.mul_((how.max_grad_norm / norm).clamp_(max=1))
         self.first.lerp_(self.gradient, 1 - BETA1)
         self.second.mul_(BETA2).addcmul_(self.gradient, self.gradient, value=1 - BETA2)
         if how.weight_decay:
             self.flat.mul_(1 - rate * how.weight_decay)
-        root = self.second.sqrt()
+        torch.sqrt(self.second, out=self.root)
         if how.bias_correction:
             rate /= 1 - BETA1**self.count
-            root /= math.sqrt(1 - BETA2**self.count)
-        self.flat.addcdiv_(self.first, root.add_(how.adam_epsilon), value=-rate)
-        self.flat.clamp_(self.lower, self.upper)
-        self.gradient.zero_()
+            self.root /= math.sqrt(1 - BETA2**self.count)
+        self.flat.addcdiv_(self.first, self.root.add_(how.adam_epsilon), value=-rate)
+        torch.clamp(self.bounded, self.lower, self.upper, out=self.bounded)
         return norm
-
-    def release(self) -> None:
-        """Give each parameter memory of its own again."""
-        for p in self.parameters:
-            p.data = p.data.clone()
-            p.grad = None

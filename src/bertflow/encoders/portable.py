@@ -4,12 +4,8 @@ A model saved this way loads with plain sentence-transformers, without bertflow 
 `trust_remote_code`. Affine calibrators are two `Dense`: one subtracts the centre (exactly: its
 weight is the identity), one multiplies.
 
-A flow of additive couplings is a residual network in the coordinates of its input. With
-:math:`A u + c` the product of all ActNorms and permutations up to a coupling,
-
-.. math:: u \leftarrow u + A^{-1} E\, g(S (A u + c)),
-
-where S picks the kept half and E places the moved one. Only :math:`g` bends, and only 32 units
+A flow of additive couplings is a residual network in the coordinates of its input, see
+`bertflow.flows.ResidualForm`: :math:`u \leftarrow u + V h(u) + v`. Only h bends, and only 32 units
 wide; but a `Dense` has one activation for all its outputs, and u must come through unbent.
 LeakyReLU with slope a does that at the cost of one unit a dimension, because two of them with a
 change of sign between are linear:
@@ -27,22 +23,13 @@ built-in `Normalize` before that; principal axes, gains and offset are part of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 from torch import Tensor, nn
 
 from bertflow.calibrators import Calibrator, Flow, LinearCalibrator
 from bertflow.errors import ModelError
-from bertflow.flows import (
-    ActNorm,
-    AdditiveCoupling,
-    CouplingNet,
-    Glow,
-    InvertibleLinear,
-    Permutation,
-)
+from bertflow.flows import ResidualCoupling, ResidualForm
 
 # LeakyReLU's default slope, as float32 holds it: a module loaded by name has no other.
 SLOPE = float(torch.tensor(0.01, dtype=torch.float32))
@@ -70,37 +57,23 @@ def to_modules(calibrator: Calibrator, in_features: int) -> list[Dense | Normali
     raise ModelError(f"{type(calibrator).__name__} has no form in built-in modules")
 
 
-@dataclass(frozen=True)
-class _Residual:
-    r"""One coupling in the coordinates of the input: :math:`u + V h + v`, and how h comes about.
-
-    h1 = relu(W1 u + b1); h2 = relu(W2 h1 + b2); h = h2, or h2 + h1 with a residual connection.
-    """
-
-    w1: Tensor
-    b1: Tensor
-    w2: Tensor
-    b2: Tensor
-    out: Tensor
-    shift: Tensor
-    residual: bool
-
-    @property
-    def width(self) -> int:
-        return len(self.b1)
-
-
 def _flow_modules(flow: Flow, in_features: int) -> list[Dense | Normalize]:
     frame = flow.frame_
     live = torch.from_numpy(frame.live)
-    couplings, matrix, constant = _residuals(flow.flow_)
+    if not ResidualForm.suits(flow.flow_):
+        raise ModelError(
+            "AffineCoupling multiplies one half by a function of the other, which no chain of "
+            "built-in modules can do; fit with coupling='additive', or save with bertflow's own "
+            "module (portable=False, on the command line --no-portable)"
+        )
+    form = ResidualForm.of(flow.flow_)
     width, count = len(live), frame.count
     # From the axes that vary to all of them, in the calibrator's order.
     embed = torch.eye(width, dtype=torch.float64)[live]
     close = torch.zeros(width, width, dtype=torch.float64)
-    close[:count] = matrix @ embed
+    close[:count] = form.matrix @ embed
     close[count:] = torch.eye(width, dtype=torch.float64)[~live]
-    bias = torch.cat([constant, torch.zeros(width - count, dtype=torch.float64)])
+    bias = torch.cat([form.constant, torch.zeros(width - count, dtype=torch.float64)])
     bias = frame.temper(bias)
     if frame.gain is not None:
         close = torch.from_numpy(frame.gain)[:, None] * close
@@ -115,7 +88,7 @@ def _flow_modules(flow: Flow, in_features: int) -> list[Dense | Normalize]:
     if frame.components is not None:
         entry = entry @ torch.from_numpy(frame.components)
     start = torch.zeros(width, dtype=torch.float64)
-    for coupling in couplings:
+    for coupling in form.couplings:
         modules.extend(_coupling_modules(coupling, embed, entry, start))
         # What the next module must apply to this one's output to have u again.
         hidden = _relu_of_pairs(coupling.width)
@@ -129,7 +102,7 @@ def _flow_modules(flow: Flow, in_features: int) -> list[Dense | Normalize]:
 
 
 def _coupling_modules(
-    coupling: _Residual, embed: Tensor, entry: Tensor, start: Tensor
+    coupling: ResidualCoupling, embed: Tensor, entry: Tensor, start: Tensor
 ) -> list[Dense]:
     """The two bent modules of a coupling.
 
@@ -160,69 +133,6 @@ def _relu_of_pairs(width: int) -> Tensor:
     """The matrix that turns [l(p), l(-p)] into relu(p), shape (width, 2 width)."""
     identity = torch.eye(width, dtype=torch.float64) / (1 - SLOPE**2)
     return torch.cat([identity, SLOPE * identity], dim=1)
-
-
-def _residuals(glow: Glow) -> tuple[list[_Residual], Tensor, Tensor]:
-    """The couplings in input coordinates, and the affine map (A, c) from the last u to z."""
-    features = glow.features
-    matrix = torch.eye(features, dtype=torch.float64)
-    constant = torch.zeros(features, dtype=torch.float64)
-    active = torch.arange(features)
-    latent: list[Tensor] = []
-    couplings = []
-    for index, level in enumerate(glow.compositions()):
-        for step in level:
-            if isinstance(step, ActNorm):
-                scale = step.scale().detach().double()
-                matrix[active] = scale[:, None] * matrix[active]
-                constant[active] = scale * (constant[active] + step.bias.detach().double())
-            elif isinstance(step, Permutation):
-                matrix[active] = matrix[active[step.order]]
-                constant[active] = constant[active[step.order]]
-            elif isinstance(step, InvertibleLinear):
-                weight = step.weight().detach().double()
-                matrix[active] = weight @ matrix[active]
-                constant[active] = weight @ constant[active]
-            elif isinstance(step, AdditiveCoupling):
-                kept, moved = active[: step.kept], active[step.kept :]
-                back = torch.linalg.inv(matrix)[:, moved]
-                couplings.append(_residual(step.net, matrix[kept], constant[kept], back))
-            else:
-                raise ModelError(
-                    f"{type(step).__name__} multiplies one half by a function of the other, which "
-                    "no chain of built-in modules can do; fit with coupling='additive', or save "
-                    "with bertflow's own module (portable=False, on the command line "
-                    "--no-portable)"
-                )
-        if index < len(glow.levels) - 1:
-            goes_on = len(active) - len(active) // 2
-            latent.append(active[goes_on:])
-            active = active[:goes_on]
-    order = torch.cat([*latent, active])
-    return couplings, matrix[order], constant[order]
-
-
-def _residual(net: CouplingNet, matrix: Tensor, constant: Tensor, back: Tensor) -> _Residual:
-    """A coupling net with its ActNorms and the affine maps around it folded in."""
-    w1, b1 = _folded(net.linear1, net.actnorm1)
-    w2, b2 = _folded(net.linear2, net.actnorm2)
-    scale = net.output_scale().detach().double()
-    w3 = scale[:, None] * net.linear3.weight.detach().double()
-    b3 = scale * net.linear3.bias.detach().double()
-    return _Residual(
-        w1=w1 @ matrix,
-        b1=w1 @ constant + b1,
-        w2=w2,
-        b2=b2,
-        out=back @ w3,
-        shift=back @ b3,
-        residual=net.residual,
-    )
-
-
-def _folded(linear: nn.Linear, norm: ActNorm) -> tuple[Tensor, Tensor]:
-    scale = norm.scale().detach().double()
-    return scale[:, None] * linear.weight.detach().double(), scale * norm.bias.detach().double()
 
 
 def _centring(centre: Tensor, in_features: int) -> Dense:

@@ -1,7 +1,9 @@
 """Invertible maps as differentiable torch modules: no files, no text."""
 
 from bertflow.flows.bijection import Bijection, Composition
+from bertflow.flows.flat import FlatParameters
 from bertflow.flows.glow import Glow
+from bertflow.flows.gradient import LikelihoodGradient
 from bertflow.flows.layers import (
     ActNorm,
     AdditiveCoupling,
@@ -11,6 +13,7 @@ from bertflow.flows.layers import (
     Permutation,
     bounded_deviation,
 )
+from bertflow.flows.residual import ResidualCoupling, ResidualForm
 
 __all__ = [
     "ActNorm",
@@ -19,8 +22,12 @@ __all__ = [
     "Bijection",
     "Composition",
     "CouplingNet",
+    "FlatParameters",
     "Glow",
     "InvertibleLinear",
+    "LikelihoodGradient",
     "Permutation",
+    "ResidualCoupling",
+    "ResidualForm",
     "bounded_deviation",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -141,11 +141,11 @@ class Permutation(Bijection):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Reorder."""
-        return x[:, self.order], x.new_zeros(len(x))
+        return x.index_select(1, self.order), x.new_zeros(len(x))
 
     def inverse(self, z: Tensor) -> Tensor:
         """Put back."""
-        return z[:, self.order.argsort()]
+        return z.index_select(1, self.order.argsort())
 
     @torch.no_grad()
     def initialize(self, x: Tensor) -> Tensor:
@@ -277,6 +277,11 @@ class CouplingNet(nn.Module):
                 nn.init.normal_(linear.weight, std=0.05, generator=generator)
         nn.init.zeros_(self.linear3.weight)
         nn.init.zeros_(self.linear3.bias)
+
+    def weights(self) -> tuple[nn.Parameter, ...]:
+        """The weights of the three linear layers."""
+        linears: list[Any] = [self.linear1, self.linear2, self.linear3]
+        return tuple(linear.weight for linear in linears)
 
     def output_scale(self) -> Tensor:
         """The factor e^{rs} of each output, shape (out_features,)."""
