@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,22 @@ def shared_data() -> Path:
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Names of folders that are not there yet."""
+    home = tmp_path_factory.mktemp("caches")
+    return (home / str(number) for number in itertools.count())
+
+
+@pytest.fixture(autouse=True)
+def cache_of_its_own(caches: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Each test, and every process it starts, has a cache that no other test has used."""
+    folder = next(caches)
+    monkeypatch.setenv("BERTFLOW_CACHE", str(folder))
+    monkeypatch.delenv("BERTFLOW_CACHE_SIZE", raising=False)
     return folder
 
 

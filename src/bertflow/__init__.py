@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from bertflow.encoders import (
         CalibratedSentenceTransformer,
+        SentenceCache,
         attach,
         calibrate,
         load,
@@ -57,6 +58,7 @@ _HOMES = {
     ],
     "bertflow.encoders": [
         "CalibratedSentenceTransformer",
+        "SentenceCache",
         "attach",
         "calibrate",
         "load",
@@ -84,6 +86,7 @@ __all__ = [
     "MissingDataError",
     "MissingDependencyError",
     "ModelError",
+    "SentenceCache",
     "Standardization",
     "TrainingError",
     "Whitening",

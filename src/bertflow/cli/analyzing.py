@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bertflow.cli.caching import tell_found, users_cache
 from bertflow.cli.opening import load_raw, open_any
 from bertflow.cli.options import (
     BatchSize,
@@ -17,6 +18,7 @@ from bertflow.cli.options import (
     Markdown,
     MaxLength,
     Model,
+    NoCache,
     OwnPairs,
     Pooling,
     TrustRemoteCode,
@@ -101,6 +103,7 @@ def lexical(
     pooling: Pooling = None,
     max_length: MaxLength = None,
     batch_size: BatchSize = 32,
+    no_cache: NoCache = False,
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -119,6 +122,7 @@ def lexical(
         check_figure(figure)
     found = _pairs(task, split, pairs, columns, data)
     distances = edit_distances(found.first, found.second, unit=unit)
+    cache = users_cache(no_cache)
     names = [model] if against is None else [against, model]
     cosines = {}
     for name in names:
@@ -130,8 +134,10 @@ def lexical(
                 loaded,
                 found,
                 batch_size=batch_size,
+                cache=cache,
                 progress=lambda done, total, report=report: report("encode", done, total),  # type: ignore[misc]
             ).cosines
+    tell_found(cache)
     gold = gold_of(found)
     statistics = lexical_statistics(gold, cosines, distances, short=short)
     give(

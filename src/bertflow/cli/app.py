@@ -10,6 +10,7 @@ import typer
 
 import bertflow
 from bertflow.cli.analyzing import analyze
+from bertflow.cli.caching import cache
 from bertflow.cli.demonstration import demo
 from bertflow.cli.fitting import encode, fit, transform
 from bertflow.cli.judging import compare, diagnose, evaluate
@@ -65,6 +66,7 @@ for command in (
     finetune,
     reproduce,
     demo,
+    cache,
 ):
     app.command()(command)
 app.add_typer(analyze, name="analyze")

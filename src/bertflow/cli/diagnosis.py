@@ -16,7 +16,7 @@ from bertflow.cli.grid import Grid
 from bertflow.cli.results import Page
 from bertflow.cli.terminal import progress_bars
 from bertflow.data import Pairs
-from bertflow.encoders import embed
+from bertflow.encoders import SentenceCache, embed
 
 # Pairs alike are those with at least this share of the highest score.
 ALIKE = 0.8
@@ -47,7 +47,11 @@ def diagnose_file(path: Path, limit: int) -> Diagnosis:
 
 
 def diagnose_encoder(
-    encoder: SentenceTransformer, sentences: Sequence[str], pairs: Pairs | None, batch_size: int
+    encoder: SentenceTransformer,
+    sentences: Sequence[str],
+    pairs: Pairs | None,
+    batch_size: int,
+    cache: SentenceCache | None = None,
 ) -> Diagnosis:
     """Diagnose an encoder's vectors of distinct sentences and, with pairs, their alignment."""
     alike: list[tuple[str, str]] = []
@@ -64,6 +68,7 @@ def diagnose_encoder(
             encoder,
             texts,
             batch_size=batch_size,
+            cache=cache,
             progress=lambda done, total: report("encode", done, total),
         )
     cloud = embedded.vectors[np.unique(embedded.index[: len(sentences)])]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bertflow.cli.caching import found_in, users_cache
 from bertflow.cli.opening import load_raw, open_any, show
 from bertflow.cli.options import (
     CALIBRATOR_HELP,
@@ -15,6 +16,7 @@ from bertflow.cli.options import (
     Device,
     MaxLength,
     Model,
+    NoCache,
     Pooling,
     TrustRemoteCode,
     build_calibrator,
@@ -70,6 +72,7 @@ def fit(
         typer.Option(help="Save so that plain sentence-transformers loads it, or with our module."),
     ] = True,
     batch_size: BatchSize = 32,
+    no_cache: NoCache = False,
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -96,6 +99,7 @@ def fit(
 
     check_replaceable(output)
     check_corpus(corpus)
+    cache = users_cache(no_cache)
     sentences = read_corpus(corpus, column=column, limit=limit)
     from bertflow.cli.terminal import progress_bars
     from bertflow.encoders import calibrate, save_model
@@ -109,6 +113,7 @@ def fit(
             built,
             portable=portable,
             batch_size=batch_size,
+            cache=cache,
             provenance={"corpus": corpus, "column": column, "limit": limit},
             progress=report,
         )
@@ -116,8 +121,8 @@ def fit(
     facts = model.calibrator.provenance_
     show(
         f"{calibrator} fitted on {facts['sentences']:,} sentences ({facts['distinct']:,} "
-        f"distinct, {facts['cut_to_max_length']:,} cut to {loaded.max_seq_length} tokens) "
-        f"in {time.perf_counter() - began:.0f} s"
+        f"distinct, {found_in(cache)}{facts['cut_to_max_length']:,} cut to "
+        f"{loaded.max_seq_length} tokens) in {time.perf_counter() - began:.0f} s"
     )
     _show_loss(model.calibrator)
     plainly = "SentenceTransformer({!r}) loads it anywhere"
@@ -196,6 +201,7 @@ def encode(
     pooling: Pooling = None,
     max_length: MaxLength = None,
     batch_size: BatchSize = 32,
+    no_cache: NoCache = False,
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -203,6 +209,7 @@ def encode(
     from bertflow.calibrators.vectors import write_vectors
     from bertflow.data import read_corpus
 
+    cache = users_cache(no_cache)
     sentences = read_corpus([input_], column=column, blank="refuse")
     from bertflow.cli.terminal import progress_bars
     from bertflow.encoders import embed
@@ -213,11 +220,13 @@ def encode(
             loaded,
             sentences,
             batch_size=batch_size,
+            cache=cache,
             progress=lambda done, total: report("encode", done, total),
         )
     rows = embedded.rows()
     write_vectors(output, rows)
     show(
         f"wrote {len(rows):,} vectors of {rows.shape[1]} dimensions to {output} "
-        f"({embedded.cut:,} distinct sentences cut to {loaded.max_seq_length} tokens)"
+        f"({found_in(cache)}{embedded.cut:,} distinct sentences cut to "
+        f"{loaded.max_seq_length} tokens)"
     )

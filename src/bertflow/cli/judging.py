@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bertflow.cli.caching import tell_found, users_cache
 from bertflow.cli.opening import open_any
 from bertflow.cli.options import (
     BatchSize,
@@ -19,6 +20,7 @@ from bertflow.cli.options import (
     Markdown,
     MaxLength,
     Model,
+    NoCache,
     OwnPairs,
     Pooling,
     TrustRemoteCode,
@@ -64,6 +66,7 @@ def evaluate(
     pooling: Pooling = None,
     max_length: MaxLength = None,
     batch_size: BatchSize = 32,
+    no_cache: NoCache = False,
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -75,6 +78,7 @@ def evaluate(
 
     check_files(json_, markdown)
     found, absent = _tests(task, pairs, columns, data, split)
+    cache = users_cache(no_cache)
     names = [model] if against is None else [model, against]
     results = []
     for name in names:
@@ -87,6 +91,7 @@ def evaluate(
                 loaded,
                 found,
                 batch_size=batch_size,
+                cache=cache,
                 progress=lambda done, total, report=report: report("encode", done, total),  # type: ignore[misc]
             )
         results.append(
@@ -96,6 +101,7 @@ def evaluate(
             )
         )
         del loaded
+    tell_found(cache)
     pages = [scores_page(name, one) for name, one in zip(names, results, strict=True)]
     content: dict[str, Any] = {"model": model, **results[0].to_dict()}
     if against is not None:
@@ -154,6 +160,7 @@ def compare(
     pooling: Pooling = None,
     max_length: MaxLength = None,
     batch_size: BatchSize = 32,
+    no_cache: NoCache = False,
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -179,6 +186,7 @@ def compare(
         raise InputError(f"unknown method {unknown[0]!r}; expected some of {', '.join(METHODS)}")
     check_files(json_, markdown)
     found, absent = _tests(task, pairs, columns, data, None, sts=True)
+    cache = users_cache(no_cache)
     loaded = open_any(encoder, pooling, max_length, device, trust_remote_code)
     with progress_bars() as report:
         result = compare_calibrators(
@@ -190,8 +198,10 @@ def compare(
             data=data,
             batch_size=batch_size,
             jobs=jobs,
+            cache=cache,
             progress=report,
         )
+    tell_found(cache)
     result = replace(result, absent=absent)
     give(
         [comparison_page(encoder, result)], {"given": encoder, **result.to_dict()}, json_, markdown
@@ -226,6 +236,7 @@ def diagnose(
     pooling: Pooling = None,
     max_length: MaxLength = None,
     batch_size: BatchSize = 32,
+    no_cache: NoCache = False,
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -261,8 +272,10 @@ def diagnose(
             sentences = [*own.first, *own.second][:limit]
         else:
             sentences = sample_sentences()[:limit]
+        cache = users_cache(no_cache)
         loaded = open_any(source, pooling, max_length, device, trust_remote_code)
-        found = diagnose_encoder(loaded, sentences, own, batch_size)
+        found = diagnose_encoder(loaded, sentences, own, batch_size, cache)
+        tell_found(cache)
     give([diagnosis_page(source, found)], {"source": source, **found.to_dict()}, json_, markdown)
 
 

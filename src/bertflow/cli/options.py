@@ -37,6 +37,12 @@ BatchSize = Annotated[int, typer.Option(metavar="N", min=1, help="Sentences a fo
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Let code that comes with the encoder run.")
 ]
+NoCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-cache", help="Encode everything, and keep no vectors; see bertflow cache --help."
+    ),
+]
 Model = Annotated[
     str,
     typer.Argument(

@@ -16,12 +16,14 @@ from bertflow.encoders.model import (
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.poolings import load_layers, load_poolings
 from bertflow.encoders.portable import to_modules
+from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.encoders.word_vectors import load_word_vectors
 
 __all__ = [
     "CalibratedSentenceTransformer",
     "CalibratorModule",
     "Embedded",
+    "SentenceCache",
     "VectorCache",
     "attach",
     "calibrate",

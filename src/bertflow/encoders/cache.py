@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +17,12 @@ from sentence_transformers import SentenceTransformer
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.storage import write_text
 from bertflow.encoders.corpus import CHUNK_SENTENCES, embed
+from bertflow.encoders.digests import DIGEST, SentenceIndex, digests_of
 from bertflow.errors import InputError, ModelError
 
 Progress = Callable[[int, int], None]
 
 FORMAT = 1
-DIGEST = 16
 
 
 class VectorCache:
@@ -51,7 +50,8 @@ class VectorCache:
     def __init__(self, folder: str | Path, about: dict[str, Any]) -> None:
         self.folder = Path(folder)
         self.about = {"format": FORMAT, **about}
-        self._rows: dict[bytes, int] = {}
+        self._index = SentenceIndex()
+        self._count = 0
         self._width: int | None = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -61,12 +61,22 @@ class VectorCache:
             raise ModelError(f"cannot use {self.folder}: {error.strerror or error}") from None
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return self._count
+
+    @property
+    def width(self) -> int | None:
+        """How many dimensions the vectors have; None while there is none."""
+        return self._width
 
     def missing(self, sentences: Sequence[str]) -> list[str]:
         """Those that have no vector yet, each once, in order."""
-        distinct = dict.fromkeys(sentences)
-        return [sentence for sentence in distinct if _digest(sentence) not in self._rows]
+        distinct = list(dict.fromkeys(sentences))
+        rows = self.find(distinct)
+        return [sentence for sentence, row in zip(distinct, rows.tolist(), strict=True) if row < 0]
+
+    def find(self, sentences: Sequence[str]) -> Array:
+        """Where in `vectors` each sentence is, shape (N,); -1 where it has no vector."""
+        return self._index.find(digests_of(sentences))
 
     def rows(self, sentences: Sequence[str]) -> Array:
         """Where in `vectors` each sentence is, shape (N,).
@@ -74,12 +84,11 @@ class VectorCache:
         Raises:
             InputError: One has no vector.
         """
-        try:
-            found = (self._rows[_digest(sentence)] for sentence in sentences)
-            return np.fromiter(found, dtype=np.int64, count=len(sentences))
-        except KeyError:
-            lost = self.missing(sentences)[0]
-            raise InputError(f"{self.folder} has no vector of {lost[:80]!r}") from None
+        rows = self.find(sentences)
+        if len(rows) and rows.min() < 0:
+            lost = sentences[int(rows.argmin())]
+            raise InputError(f"{self.folder} has no vector of {lost[:80]!r}")
+        return rows
 
     def vectors(self) -> Array:
         """All vectors, shape (sentences, D), float32, memory-mapped and read-only.
@@ -87,9 +96,9 @@ class VectorCache:
         Raises:
             InputError: There is none yet.
         """
-        if self._width is None or not self._rows:
+        if self._width is None or not len(self):
             raise InputError(f"{self.folder} holds no vector yet")
-        shape = (len(self._rows), self._width)
+        shape = (len(self), self._width)
         vectors: Array = np.memmap(self.folder / "vectors.f32", dtype="<f4", mode="r", shape=shape)
         return vectors
 
@@ -106,7 +115,8 @@ class VectorCache:
         try:
             with self._locked():
                 self._refresh()
-                fresh = [n for n, s in enumerate(sentences) if _digest(s) not in self._rows]
+                digests = digests_of(sentences)
+                fresh = self._index.find(digests) < 0
                 if self._width not in (None, vectors.shape[1]):
                     raise ModelError(
                         f"{self.folder} holds vectors of {self._width} dimensions, "
@@ -118,9 +128,8 @@ class VectorCache:
                     write_text(self.folder / "about.json", json.dumps(content, indent=2) + "\n")
                 rows = np.ascontiguousarray(vectors[fresh], dtype="<f4")
                 _write_at(self.folder / "vectors.f32", 4 * self._width * len(self), rows.tobytes())
-                digests = [_digest(sentences[n]) for n in fresh]
-                _write_at(self.folder / "sentences", DIGEST * len(self), b"".join(digests))
-                self._remember(digests)
+                _write_at(self.folder / "sentences", DIGEST * len(self), digests[fresh].tobytes())
+                self._remember(digests[fresh])
         except OSError as error:
             raise ModelError(f"cannot write {self.folder}: {error.strerror or error}") from None
 
@@ -137,6 +146,8 @@ class VectorCache:
         try:
             found = json.loads(about.read_text(encoding="utf-8"))
             self._width = int(found.pop("width"))
+            if self._width < 1:
+                raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ModelError(f"{about} is damaged; remove {self.folder}") from None
         if found != json.loads(json.dumps(self.about)):
@@ -150,11 +161,11 @@ class VectorCache:
         whole = min(
             len(self) + len(added) // DIGEST, vectors.stat().st_size // (4 * self._width)
         ) - len(self)
-        self._remember([added[DIGEST * n : DIGEST * (n + 1)] for n in range(whole)])
+        self._remember(np.frombuffer(added, dtype=f"S{DIGEST}", count=max(whole, 0)))
 
-    def _remember(self, digests: Sequence[bytes]) -> None:
-        start = len(self._rows)
-        self._rows.update(zip(digests, range(start, start + len(digests)), strict=True))
+    def _remember(self, digests: Array) -> None:
+        self._index.add(digests, np.arange(len(self), len(self) + len(digests)))
+        self._count += len(digests)
 
 
 def fill(
@@ -193,11 +204,6 @@ def fill(
         done += len(chunk)
         if progress is not None:
             progress(done, len(lacking))
-
-
-def _digest(sentence: str) -> bytes:
-    data = sentence.encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(data, digest_size=DIGEST).digest()
 
 
 def _write_at(path: Path, place: int, data: bytes) -> None:

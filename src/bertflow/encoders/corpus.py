@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array
 from bertflow.errors import InputError
+
+if TYPE_CHECKING:
+    from bertflow.encoders.sentence_cache import EncoderVectors, SentenceCache
 
 Progress = Callable[[int, int], None]
 
@@ -45,9 +49,10 @@ def embed(
     batch_size: int = 32,
     finite: bool = True,
     count_cut: bool = True,
+    cache: SentenceCache | None = None,
     progress: Progress | None = None,
 ) -> Embedded:
-    """Encode each distinct sentence once.
+    """Encode each distinct sentence once; with a cache, only those that it lacks.
 
     Args:
         encoder: Any SentenceTransformer.
@@ -55,6 +60,7 @@ def embed(
         batch_size: Sentences a forward pass.
         finite: Refuse a vector that is not; otherwise it is for the caller to count.
         count_cut: Count the sentences that are too long, which tokenizes them once more.
+        cache: Where vectors are taken from and kept; None encodes all of them.
         progress: Called with the distinct sentences done and their total.
 
     Returns:
@@ -66,41 +72,101 @@ def embed(
     """
     if len(sentences) == 0:
         raise InputError("there is no sentence to encode")
-    for position, sentence in enumerate(sentences):
+    check_text(sentences)
+    row_of: dict[str, int] = {}
+    index = np.fromiter((row_of.setdefault(s, len(row_of)) for s in sentences), dtype=np.int64)
+    distinct = longest_first(row_of)
+    vectors: Array | None = None
+    with opened(cache, encoder) as kept:
+        for start in range(0, len(distinct), CHUNK_SENTENCES):
+            chunk = distinct[start : start + CHUNK_SENTENCES]
+            encoded, fresh = take_or_encode(encoder, chunk, kept, batch_size=batch_size)
+            if finite and (bad := first_not_finite(encoded)) is not None:
+                raise not_finite(sentences.index(chunk[bad]), chunk[bad])
+            if kept is not None:
+                kept.add([chunk[n] for n in fresh.tolist()], encoded[fresh])
+            if vectors is None:
+                vectors = np.empty((len(distinct), encoded.shape[1]), dtype=np.float32)
+            vectors[[row_of[sentence] for sentence in chunk]] = encoded
+            if progress is not None:
+                progress(start + len(chunk), len(distinct))
+    assert vectors is not None
+    return Embedded(
+        vectors=vectors, index=index, cut=count_cut_of(encoder, distinct) if count_cut else 0
+    )
+
+
+def check_text(sentences: Sequence[str], first: int = 0) -> None:
+    """Refuse what no tokenizer takes.
+
+    Args:
+        sentences: Whatever was given as such.
+        first: The number of the first one, for the message.
+
+    Raises:
+        InputError: One is not text; the message names it.
+    """
+    for position, sentence in enumerate(sentences, first):
         if not isinstance(sentence, str):
             raise InputError(f"sentence {position} is {type(sentence).__name__}, not text")
         if not sentence.isascii() and any("\ud800" <= c <= "\udfff" for c in sentence):
             raise InputError(f"sentence {position} holds half a character (a lone surrogate)")
-    row_of: dict[str, int] = {}
-    index = np.fromiter((row_of.setdefault(s, len(row_of)) for s in sentences), dtype=np.int64)
-    # Longest first: a batch holds sentences of one length, and memory runs out early or never.
-    distinct = sorted(row_of, key=len, reverse=True)
-    vectors: Array | None = None
-    for start in range(0, len(distinct), CHUNK_SENTENCES):
-        chunk = distinct[start : start + CHUNK_SENTENCES]
-        encoded: Array = encoder.encode(
-            chunk, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True
-        )
-        encoded = encoded.astype(np.float32, copy=False)
-        good = np.isfinite(encoded).all(axis=1)
-        if finite and not good.all():
-            bad = chunk[int(good.argmin())]
-            raise InputError(
-                f"the encoder's vector of sentence {sentences.index(bad)} is not finite: "
-                f"{bad[:80]!r}"
-            )
-        if vectors is None:
-            vectors = np.empty((len(distinct), encoded.shape[1]), dtype=np.float32)
-        vectors[[row_of[sentence] for sentence in chunk]] = encoded
-        if progress is not None:
-            progress(start + len(chunk), len(distinct))
-    assert vectors is not None
-    return Embedded(
-        vectors=vectors, index=index, cut=_count_cut(encoder, distinct) if count_cut else 0
+
+
+def longest_first(distinct: Iterable[str]) -> list[str]:
+    """Sentences such that a batch holds those of one length, and memory runs out early or never."""
+    return sorted(distinct, key=len, reverse=True)
+
+
+def opened(
+    cache: SentenceCache | None, encoder: SentenceTransformer
+) -> AbstractContextManager[EncoderVectors | None]:
+    """The encoder's vectors in a cache, if there is one."""
+    return nullcontext() if cache is None else cache.opened(encoder)
+
+
+def take_or_encode(
+    encoder: SentenceTransformer,
+    sentences: Sequence[str],
+    kept: EncoderVectors | None,
+    *,
+    batch_size: int,
+) -> tuple[Array, Array]:
+    """Vectors of distinct sentences, from a cache as far as it has them.
+
+    Returns:
+        The vectors, shape (N, D), float32, and the numbers of those that were encoded now.
+    """
+    found, taken = (
+        (np.zeros(len(sentences), dtype=bool), None) if kept is None else kept.take(sentences)
     )
+    fresh = np.flatnonzero(~found)
+    if taken is not None and not len(fresh):
+        return taken, fresh
+    lacking = sentences if taken is None else [sentences[n] for n in fresh.tolist()]
+    encoded: Array = encoder.encode(
+        lacking, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True
+    )
+    encoded = encoded.astype(np.float32, copy=False)
+    if taken is None:
+        return encoded, fresh
+    vectors = np.empty((len(sentences), encoded.shape[1]), dtype=np.float32)
+    vectors[found], vectors[fresh] = taken, encoded
+    return vectors, fresh
 
 
-def _count_cut(encoder: SentenceTransformer, distinct: list[str]) -> int:
+def first_not_finite(vectors: Array) -> int | None:
+    """The number of the first row that is not finite."""
+    good = np.isfinite(vectors).all(axis=1)
+    return None if good.all() else int(good.argmin())
+
+
+def not_finite(number: int, sentence: str) -> InputError:
+    """What is said of a sentence whose vector is not finite."""
+    return InputError(f"the encoder's vector of sentence {number} is not finite: {sentence[:80]!r}")
+
+
+def count_cut_of(encoder: SentenceTransformer, distinct: Sequence[str]) -> int:
     """How many sentences have more tokens than the encoder takes."""
     limit = encoder.max_seq_length
     tokenizer: Any = getattr(encoder[0], "tokenizer", None)
@@ -110,5 +176,9 @@ def _count_cut(encoder: SentenceTransformer, distinct: list[str]) -> int:
     long = [sentence for sentence in distinct if len(sentence) > limit - 2]
     if not long:
         return 0
-    tokens = tokenizer(long, truncation=False, padding=False, verbose=False)["input_ids"]
-    return sum(len(ids) > limit for ids in tokens)
+    cut = 0
+    for start in range(0, len(long), CHUNK_SENTENCES):
+        chunk = long[start : start + CHUNK_SENTENCES]
+        tokens = tokenizer(chunk, truncation=False, padding=False, verbose=False)["input_ids"]
+        cut += sum(len(ids) > limit for ids in tokens)
+    return cut

@@ -22,6 +22,7 @@ from bertflow.encoders.fingerprint import describe_encoder, library_versions
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.portable import to_modules
+from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.errors import InputError, ModelError
 
 Progress = Callable[[str, int, int], None]
@@ -74,6 +75,7 @@ def calibrate(
     *,
     portable: bool = True,
     batch_size: int = 32,
+    cache: SentenceCache | None = None,
     provenance: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> CalibratedSentenceTransformer:
@@ -89,6 +91,7 @@ def calibrate(
         portable: Write the calibrator as built-in modules, so that the saved model loads without
             bertflow. False uses bertflow's own module.
         batch_size: Sentences a forward pass.
+        cache: Where vectors are taken from and kept, such as `SentenceCache()`; None encodes all.
         provenance: More to be kept with the model, such as the names of files.
         progress: Called with the name of the stage ("encode" or "fit"), the steps done and
             their total.
@@ -115,6 +118,7 @@ def calibrate(
         encoder,
         sentences,
         batch_size=batch_size,
+        cache=cache,
         progress=None if progress is None else lambda done, of: progress("encode", done, of),
     )
     rows = embedded.rows()

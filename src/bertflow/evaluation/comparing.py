@@ -14,7 +14,12 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array, check_number
 from bertflow.data import CATALOG, STS_TASKS, Pairs, read_sentences, read_task
-from bertflow.encoders import CalibratedSentenceTransformer, describe_encoder, embed
+from bertflow.encoders import (
+    CalibratedSentenceTransformer,
+    SentenceCache,
+    describe_encoder,
+    embed,
+)
 from bertflow.errors import InputError, MissingDataError
 from bertflow.evaluation.comparison import Comparison, Entry
 from bertflow.evaluation.methods import METHODS, Method, published_dim
@@ -71,6 +76,7 @@ def compare(
     data: str | Path | None = None,
     batch_size: int = 32,
     jobs: int | None = None,
+    cache: SentenceCache | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Fit every calibrator on an encoder's vectors, and score them side by side.
@@ -90,6 +96,7 @@ def compare(
         batch_size: Sentences a forward pass.
         jobs: Processes that fit at the same time; None takes one a CPU. Results do not depend on
             it.
+        cache: Where vectors are taken from and kept, such as `SentenceCache()`; None encodes all.
         progress: Called with "encode", "fit" or "score", the steps done and their total.
 
     Returns:
@@ -121,6 +128,7 @@ def compare(
         encoder,
         texts,
         batch_size=batch_size,
+        cache=cache,
         progress=lambda done, total: report("encode", done, total),
     )
     encode_seconds = time.perf_counter() - start

@@ -16,6 +16,7 @@ from bertflow.calibrators.storage import calibrator_name
 from bertflow.data import CATALOG, Pairs, read_task
 from bertflow.encoders import (
     CalibratedSentenceTransformer,
+    SentenceCache,
     describe_encoder,
     embed,
     library_versions,
@@ -153,6 +154,7 @@ def evaluate(
     data: str | Path | None = None,
     split: str | None = None,
     batch_size: int = 32,
+    cache: SentenceCache | None = None,
     progress: Progress | None = None,
 ) -> Score:
     """Score a model on a task.
@@ -164,6 +166,7 @@ def evaluate(
             BERTFLOW_DATA. If it is not there the model hub is asked.
         split: Which part; None takes "test", of qnli "dev".
         batch_size: Sentences a forward pass.
+        cache: Where vectors are taken from and kept, such as `SentenceCache()`; None encodes all.
         progress: Called with the distinct sentences encoded and their total.
 
     Returns:
@@ -176,7 +179,7 @@ def evaluate(
         ``evaluate(model, "sts12", data="senteval").wmean.value``
     """
     pairs = read_task(task, data, split)
-    return score_pairs(model, pairs, batch_size=batch_size, progress=progress)
+    return score_pairs(model, pairs, batch_size=batch_size, cache=cache, progress=progress)
 
 
 def evaluate_all(
@@ -185,6 +188,7 @@ def evaluate_all(
     *,
     data: str | Path | None = None,
     batch_size: int = 32,
+    cache: SentenceCache | None = None,
     progress: Progress | None = None,
 ) -> Scores:
     """Score a model on several tasks, each on its published split; sentences are encoded once.
@@ -194,6 +198,7 @@ def evaluate_all(
         tasks: Their names.
         data: As in `evaluate`.
         batch_size: Sentences a forward pass.
+        cache: As in `evaluate`.
         progress: As in `evaluate`.
 
     Returns:
@@ -203,7 +208,7 @@ def evaluate_all(
         InputError: A task is unknown, or of none the data are there.
     """
     found, absent = read_tasks(tasks, data)
-    scores = score_all(model, found, batch_size=batch_size, progress=progress)
+    scores = score_all(model, found, batch_size=batch_size, cache=cache, progress=progress)
     return Scores(
         scores={pairs.task: score for pairs, score in zip(found, scores, strict=True)},
         absent=absent,
@@ -238,6 +243,7 @@ def score_pairs(
     pairs: Pairs,
     *,
     batch_size: int = 32,
+    cache: SentenceCache | None = None,
     progress: Progress | None = None,
 ) -> Score:
     """Score a model on graded pairs, of a task or one's own.
@@ -245,7 +251,7 @@ def score_pairs(
     Pairs without a gold score, and pairs with a vector that is zero or not finite, are left out
     and counted.
     """
-    return score_all(model, [pairs], batch_size=batch_size, progress=progress)[0]
+    return score_all(model, [pairs], batch_size=batch_size, cache=cache, progress=progress)[0]
 
 
 def score_all(
@@ -253,9 +259,13 @@ def score_all(
     tasks: Sequence[Pairs],
     *,
     batch_size: int = 32,
+    cache: SentenceCache | None = None,
     progress: Progress | None = None,
 ) -> list[Score]:
-    """Score a model on the pairs of several tasks; each distinct sentence is encoded once."""
+    """Score a model on the pairs of several tasks; each distinct sentence is encoded once.
+
+    With a cache, as in `evaluate`, only those that it lacks.
+    """
     # Pairs that were never graded have no part in a score.
     graded = [[g is not None for g in pairs.gold] for pairs in tasks]
     texts = [
@@ -267,7 +277,9 @@ def score_all(
     ]
     vectors, rows = np.empty((0, 1), dtype=np.float32), np.empty(0, dtype=np.int64)
     if texts:
-        embedded = embed(model, texts, batch_size=batch_size, finite=False, progress=progress)
+        embedded = embed(
+            model, texts, batch_size=batch_size, finite=False, cache=cache, progress=progress
+        )
         vectors, rows = embedded.vectors, embedded.index
     start = 0
     description = describe_encoder(model)

@@ -1,0 +1,379 @@
+"""The user's cache of sentence vectors: what was encoded once is not encoded again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from sentence_transformers import SentenceTransformer
+
+from bertflow.calibrators.base import Array
+from bertflow.encoders.cache import VectorCache
+from bertflow.encoders.digests import DIGEST
+from bertflow.encoders.fingerprint import describe_encoder
+from bertflow.encoders.module import CalibratorModule
+from bertflow.errors import InputError
+
+FOLDER_VARIABLE, SIZE_VARIABLE = "BERTFLOW_CACHE", "BERTFLOW_CACHE_SIZE"
+DEFAULT_SIZE = 10 * 10**9
+KEY = re.compile(r"[0-9a-f]{32}")
+IN_USE = ".in-use"
+FILES = ("about.json", "vectors.f32", "sentences", ".lock", IN_USE)
+# Of a model's configuration: where it lies, and what is described elsewhere.
+APART = ("_name_or_path", "dtype", "transformers_version")
+UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+log = logging.getLogger(__name__)
+
+
+class SentenceCache:
+    """Sentence vectors on disk, one folder an encoder, for `embed`, `calibrate` and the others.
+
+    An encoder's folder is named after all that its vectors depend on: every weight, tokenizer,
+    pooling, layers, length, type and prompt, of a calibrated model its calibrator too. Where a
+    folder is damaged, cannot be written, or the disk is full, work goes on without it, with one
+    warning in the log. Together the folders keep to a size: the least recently used ones that no
+    process is using are removed, and what alone would be larger is not extended.
+
+    Args:
+        folder: Made when something is kept; None takes BERTFLOW_CACHE from the environment, else
+            bertflow/ in XDG_CACHE_HOME or ~/.cache.
+        size: Bytes at most; None takes BERTFLOW_CACHE_SIZE, such as 500MB or 20GB, else 10 GB.
+
+    Attributes:
+        found: How many distinct sentences had their vector in the cache since it was made.
+        encoded: How many had not.
+
+    Raises:
+        InputError: BERTFLOW_CACHE_SIZE is no size.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     SentenceCache(folder, 10**6).contents()
+        []
+    """
+
+    def __init__(self, folder: str | Path | None = None, size: int | None = None) -> None:
+        self.folder = _default_folder() if folder is None else Path(folder)
+        self.size = _default_size() if size is None else size
+        self.found = self.encoded = 0
+        self._warned = False
+
+    @contextmanager
+    def opened(
+        self, encoder: SentenceTransformer, *, precision: str = "float32"
+    ) -> Iterator[EncoderVectors]:
+        """Give the vectors of one encoder, which meanwhile no process removes.
+
+        Args:
+            encoder: Any SentenceTransformer.
+            precision: What it computes in.
+        """
+        vectors = EncoderVectors(self)
+        held: IO[bytes] | None = None
+        try:
+            about = describe_vectors(encoder, precision)
+            folder = self.folder / "vectors" / _key(about)
+            folder.mkdir(parents=True, exist_ok=True)
+            held = _hold(folder)
+            vectors.open(folder, about)
+        except Exception as error:  # Whatever it is, the work does not depend on it.
+            vectors.close(error)
+        try:
+            yield vectors
+        finally:
+            if held is not None:
+                held.close()
+
+    def contents(self) -> list[Kept]:
+        """What there is, the least recently used first."""
+        try:
+            folders = list((self.folder / "vectors").iterdir())
+        except OSError:
+            return []
+        found = (_kept(folder) for folder in folders if KEY.fullmatch(folder.name))
+        return sorted(found, key=lambda one: one.used)
+
+    def clear(self) -> list[Kept]:
+        """Remove all that bertflow has written there, and give what is left: it is in use."""
+        for one in self.contents():
+            _remove(one.folder)
+        left = self.contents()
+        if not left:
+            for folder in (self.folder / "vectors", self.folder):
+                with suppress(OSError):  # It holds something of others, or is not there.
+                    folder.rmdir()
+        return left
+
+    def make_room(self, folder: Path, count: int) -> bool:
+        """Whether so many bytes may be added to a folder; others are removed for that.
+
+        Args:
+            folder: An encoder's.
+            count: Bytes.
+        """
+        contents = self.contents()
+        own = sum(one.bytes for one in contents if one.folder == folder)
+        if own + count > self.size:
+            return False
+        total = sum(one.bytes for one in contents) + count
+        for one in contents:
+            if total <= self.size:
+                break
+            if one.folder != folder and _remove(one.folder):
+                total -= one.bytes
+        return total <= self.size
+
+    def warn(self, error: Exception) -> None:
+        """Say once why the cache is not used."""
+        if not self._warned:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            log.warning("the cache of sentence vectors is not used: %s", reason)
+        self._warned = True
+
+    def __str__(self) -> str:
+        """How many of the sentences had their vector there."""
+        total = self.found + self.encoded
+        if self.found == total:
+            return "all in the cache"
+        return f"{self.found:,} in the cache" if self.found else "none in the cache"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An encoder's folder in the cache.
+
+    Attributes:
+        folder: Where it is.
+        bytes: What it holds.
+        sentences: How many vectors.
+        used: When it was used last, in seconds since 1970.
+    """
+
+    folder: Path
+    bytes: int
+    sentences: int
+    used: float
+
+
+class EncoderVectors:
+    """The vectors of one encoder in a `SentenceCache`, or none where that cannot be used."""
+
+    def __init__(self, owner: SentenceCache) -> None:
+        self._owner = owner
+        self._cache: VectorCache | None = None
+        self._full = False
+
+    def open(self, folder: Path, about: Mapping[str, Any]) -> None:
+        """Read what there is."""
+        self._cache = VectorCache(folder, dict(about))
+        width = about["encoder"]["width"]
+        if self._cache.width not in (None, width):
+            raise InputError(f"{folder} holds vectors of another width than {width}; remove it")
+
+    def close(self, error: Exception) -> None:
+        """Use it no more."""
+        self._cache = None
+        self._owner.warn(error)
+
+    def take(self, sentences: Sequence[str]) -> tuple[Array, Array | None]:
+        """The vectors that are there.
+
+        Args:
+            sentences: Distinct.
+
+        Returns:
+            Which have one, shape (N,), and their vectors in order, shape (found, D), or None.
+        """
+        found, vectors = np.zeros(len(sentences), dtype=bool), None
+        if self._cache is not None:
+            try:
+                rows = self._cache.find(sentences)
+                if (rows >= 0).any():
+                    taken = np.array(self._cache.vectors()[rows[rows >= 0]])
+                    # Only finite vectors are kept: what is not has been damaged.
+                    good = np.isfinite(taken).all(axis=1)
+                    found[np.flatnonzero(rows >= 0)[good]] = True
+                    vectors = taken[good] if good.any() else None
+            except Exception as error:  # Whatever it is, the work does not depend on it.
+                self.close(error)
+                found, vectors = np.zeros(len(sentences), dtype=bool), None
+        self._owner.found += int(found.sum())
+        self._owner.encoded += int((~found).sum())
+        return found, vectors
+
+    def add(self, sentences: Sequence[str], vectors: Array) -> None:
+        """Keep vectors, as far as they are finite and there is room.
+
+        Args:
+            sentences: Distinct.
+            vectors: Of each, shape (N, D).
+        """
+        if self._cache is None or self._full:
+            return
+        good = np.flatnonzero(np.isfinite(vectors).all(axis=1))
+        kept = [sentences[n] for n in good.tolist()]
+        if not kept:
+            return
+        try:
+            count = len(kept) * (4 * vectors.shape[1] + DIGEST)
+            self._full = not self._owner.make_room(self._cache.folder, count)
+            if not self._full:
+                self._cache.add(kept, vectors[good])
+        except Exception as error:  # Whatever it is, the work does not depend on it.
+            self.close(error)
+
+
+def describe_vectors(encoder: SentenceTransformer, precision: str = "float32") -> dict[str, Any]:
+    """Describe all that an encoder's vectors depend on, so that nothing else has its description.
+
+    That is more than `describe_encoder` tells apart, which is for people: the tokenizer too, what
+    modules are set to, and the versions of the libraries that run them.
+
+    Args:
+        encoder: Any SentenceTransformer.
+        precision: What it computes in.
+    """
+    description = describe_encoder(encoder)
+    del description["name"]
+    return {
+        "encoder": description,
+        "precision": precision,
+        "modules": hashlib.sha256(
+            json.dumps([_module(one) for one in encoder], sort_keys=True, default=str).encode()
+        ).hexdigest(),
+        "versions": {name: version(name) for name in ("transformers", "sentence-transformers")},
+    }
+
+
+def _module(module: Any) -> dict[str, Any]:
+    """What a module is set to, its weights apart."""
+    config: Any = getattr(getattr(module, "model", None), "config", None)
+    settings = config.to_dict() if hasattr(config, "to_dict") else {}
+    found: dict[str, Any] = {
+        "kind": f"{type(module).__module__}.{type(module).__qualname__}",
+        "settings": module.get_config_dict() if hasattr(module, "get_config_dict") else None,
+        "model": {name: one for name, one in settings.items() if name not in APART},
+        "lower": getattr(module, "do_lower_case", None),
+    }
+    if isinstance(module, CalibratorModule):
+        learned = module.calibrator._learned().items()
+        found["calibrator"] = {
+            "arguments": {k: repr(v) for k, v in module.calibrator.get_params(deep=False).items()},
+            "learned": {
+                name: hashlib.sha256(tensor.detach().cpu().numpy().tobytes()).hexdigest()
+                for name, tensor in learned
+            },
+        }
+    tokenizer = getattr(module, "tokenizer", None)
+    if tokenizer is not None:
+        found["tokenizer"] = _tokenizer(tokenizer)
+    return found
+
+
+def _tokenizer(tokenizer: Any) -> dict[str, Any]:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        content = json.loads(backend.to_str())
+        # These are set by each call.
+        content = {k: v for k, v in content.items() if k not in ("truncation", "padding")}
+    elif callable(getattr(tokenizer, "get_vocab", None)):
+        content = {"vocabulary": tokenizer.get_vocab()}
+        if hasattr(tokenizer, "get_config_dict"):
+            content["settings"] = tokenizer.get_config_dict()
+    else:
+        raise InputError(f"a {type(tokenizer).__name__} cannot be described")
+    sides = {name: getattr(tokenizer, name, None) for name in ("padding_side", "truncation_side")}
+    return {"kind": type(tokenizer).__name__, "content": content, **sides}
+
+
+def _key(about: Mapping[str, Any]) -> str:
+    text = json.dumps(about, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _default_folder() -> Path:
+    if own := os.environ.get(FOLDER_VARIABLE):
+        return Path(own).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path("~/.cache").expanduser()) / "bertflow"
+
+
+def _default_size() -> int:
+    text = os.environ.get(SIZE_VARIABLE, "").strip()
+    return parse_size(text) if text else DEFAULT_SIZE
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as 500MB, 1.5 GB or 2GiB.
+
+    Raises:
+        InputError: It is none.
+
+    Example:
+        >>> parse_size("1.5 GB"), parse_size("2KiB"), parse_size("0")
+        (1500000000, 2048, 0)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", text.strip().lower())
+    if match is None or (match[3] and not match[2]):
+        raise InputError(f"{SIZE_VARIABLE} takes a size such as 500MB or 10GB, got {text!r}")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** UNITS[match[2]])
+
+
+def _kept(folder: Path) -> Kept:
+    sizes = {}
+    for name in FILES:
+        with suppress(OSError):
+            sizes[name] = (folder / name).stat().st_size
+    used = 0.0
+    with suppress(OSError):
+        used = (folder / IN_USE).stat().st_mtime
+    return Kept(folder, sum(sizes.values()), sizes.get("sentences", 0) // DIGEST, used)
+
+
+def _hold(folder: Path) -> IO[bytes]:
+    """Say that a folder is in use, as long as the file that is given back is open."""
+    file = (folder / IN_USE).open("ab")
+    os.utime(folder / IN_USE)
+    _lock(file, shared=True)
+    return file
+
+
+def _remove(folder: Path) -> bool:
+    """Remove an encoder's folder, unless it is in use or holds something of others."""
+    try:
+        with (folder / IN_USE).open("ab") as file:
+            if not _lock(file, shared=False):
+                return False
+            for path in folder.iterdir():
+                if path.name in FILES or path.name.startswith(".about.json-"):
+                    path.unlink()
+        folder.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+def _lock(file: IO[bytes], *, shared: bool) -> bool:
+    """Lock a file until it is closed; whether that was possible."""
+    if sys.platform == "win32":
+        return True  # There a file that is open cannot be removed.
+    import fcntl
+
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
