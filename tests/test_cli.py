@@ -719,7 +719,7 @@ def test_an_interruption_is_130(cli, work, tiny_bert, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bertflow.data.read_corpus", interrupted)
+    monkeypatch.setattr("bertflow.data.checked_corpus", interrupted)
     before = tree(work)
     code, _, err = cli("fit", "--encoder", tiny_bert, "--corpus", "corpus.txt", "--output", "out")
     assert (code, err) == (130, "error: interrupted\n")

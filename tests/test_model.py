@@ -113,7 +113,7 @@ def test_affine_flow_is_refused_at_once_or_saved_with_our_module(
 ):
     flow = Flow(coupling="affine")
     with monkeypatch.context() as patch:
-        patch.setattr("bertflow.encoders.model.embed", None)  # before anything is encoded
+        patch.setattr("bertflow.encoders.model.encode_rows", None)  # before anything is encoded
         with pytest.raises(ModelError, match="portable=False"):
             calibrate(encoder, tiny_sentences, flow)
     model = calibrate(encoder, tiny_sentences, flow, portable=False)

@@ -95,12 +95,11 @@ def fit(
     if encoder is None or not corpus:
         raise InputError("give --encoder with at least one --corpus, or --vectors")
     from bertflow.calibrators.storage import check_replaceable
-    from bertflow.data import check_corpus, read_corpus
+    from bertflow.data import checked_corpus
 
     check_replaceable(output)
-    check_corpus(corpus)
     cache = users_cache(no_cache)
-    sentences = read_corpus(corpus, column=column, limit=limit)
+    sentences = checked_corpus(corpus, column=column, limit=limit)
     from bertflow.cli.terminal import progress_bars
     from bertflow.encoders import calibrate, save_model
 
@@ -188,13 +187,22 @@ def transform(
 
 def encode(
     model: Model,
-    input_: Annotated[
-        str,
+    corpus: Annotated[
+        list[str],
         typer.Option(
-            "--input", metavar="FILE|-", help="Sentences, as --corpus of fit; - is standard input."
+            "--corpus",
+            "--input",
+            metavar="FILE|-",
+            help="Sentences, as --corpus of fit; - is standard input. May be repeated.",
         ),
     ],
-    output: Annotated[Path, typer.Option(metavar="OUT.npy", help="File to write, row by row.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            metavar="OUT.npy",
+            help="File to write, row by row. Stopped, the same command goes on where it was.",
+        ),
+    ],
     column: Annotated[
         str | None, typer.Option(metavar="NAME", help="Text column of a table.")
     ] = None,
@@ -206,27 +214,27 @@ def encode(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Encode sentences to vectors, row i for sentence i."""
-    from bertflow.calibrators.vectors import write_vectors
-    from bertflow.data import read_corpus
+    from bertflow.calibrators.storage import check_writable
+    from bertflow.data import checked_corpus
 
+    check_writable(output)
     cache = users_cache(no_cache)
-    sentences = read_corpus([input_], column=column, blank="refuse")
+    sentences = checked_corpus(corpus, column=column, blank="refuse")
     from bertflow.cli.terminal import progress_bars
-    from bertflow.encoders import embed
+    from bertflow.encoders import encode_file
 
     loaded = open_any(model, pooling, max_length, device, trust_remote_code)
     with progress_bars() as report:
-        embedded = embed(
+        encoded = encode_file(
             loaded,
             sentences,
+            output,
             batch_size=batch_size,
             cache=cache,
             progress=lambda done, total: report("encode", done, total),
         )
-    rows = embedded.rows()
-    write_vectors(output, rows)
     show(
-        f"wrote {len(rows):,} vectors of {rows.shape[1]} dimensions to {output} "
-        f"({found_in(cache)}{embedded.cut:,} distinct sentences cut to "
+        f"wrote {encoded.rows:,} vectors of {encoded.width} dimensions to {output} "
+        f"({found_in(cache)}{encoded.cut:,} distinct sentences cut to "
         f"{loaded.max_seq_length} tokens)"
     )

@@ -1,7 +1,7 @@
 """Files and the hub to sentences and pairs."""
 
 from bertflow.data.catalog import CATALOG, STS_TASKS, find_data_set
-from bertflow.data.corpus import check_corpus, read_corpus
+from bertflow.data.corpus import check_corpus, checked_corpus, read_corpus, stream_corpus
 from bertflow.data.declarations import DataSet, HubSource, Layout
 from bertflow.data.pairs import (
     DATA_VARIABLE,
@@ -25,6 +25,7 @@ __all__ = [
     "NliPairs",
     "Pairs",
     "check_corpus",
+    "checked_corpus",
     "find_data_set",
     "nli_splits",
     "read_corpus",
@@ -34,4 +35,5 @@ __all__ = [
     "read_task",
     "sample_pairs",
     "sample_sentences",
+    "stream_corpus",
 ]

@@ -29,7 +29,7 @@ def read_corpus(
     limit: int | None = None,
     blank: Literal["skip", "refuse"] = "skip",
 ) -> list[str]:
-    """Read sentences from files, in order.
+    """Read sentences from files, in order, into a list.
 
     Args:
         sources: Files by their ending: .txt (one sentence a line), .csv, .tsv, .jsonl, .parquet,
@@ -48,18 +48,44 @@ def read_corpus(
             short (named by line), all of them hold no sentence, or one is blank and is refused.
         MissingDependencyError: A .parquet without its package; the message is the pip line.
     """
+    return list(stream_corpus(sources, column=column, limit=limit, blank=blank))
+
+
+def stream_corpus(
+    sources: Sequence[str | Path],
+    *,
+    column: str | None = None,
+    limit: int | None = None,
+    blank: Literal["skip", "refuse"] = "skip",
+) -> Iterator[str]:
+    """Read sentences from files one by one, as `read_corpus` does, holding none of them.
+
+    Args:
+        sources: As in `read_corpus`.
+        column: As in `read_corpus`.
+        limit: As in `read_corpus`.
+        blank: As in `read_corpus`.
+
+    Yields:
+        The sentences, repeats kept.
+
+    Raises:
+        InputError: As in `read_corpus`, when it comes to what is wrong.
+        MissingDependencyError: As in `read_corpus`.
+    """
     if limit is not None and limit < 1:
         raise InputError(f"limit must be at least 1, got {limit}")
     texts = (text.strip() for source in sources for text in _read(source, column))
     if blank == "skip":
         texts = (text for text in texts if text)
-    read = list(islice(texts, limit))
-    if "" in read:
-        raise InputError(f"sentence {read.index('') + 1} is blank: it would have no vector")
-    if not read:
+    number = 0
+    for number, text in enumerate(islice(texts, limit), 1):
+        if not text:
+            raise InputError(f"sentence {number} is blank: it would have no vector")
+        yield text
+    if not number:
         names = ", ".join(_called(source) for source in sources)
         raise InputError(f"{names or 'the corpus'} holds no sentence")
-    return read
 
 
 def check_corpus(sources: Sequence[str | Path]) -> None:
@@ -71,6 +97,37 @@ def check_corpus(sources: Sequence[str | Path]) -> None:
     for source in sources:
         if str(source) != "-":
             file_kind(Path(source), KINDS)
+
+
+def checked_corpus(
+    sources: Sequence[str | Path],
+    *,
+    column: str | None = None,
+    limit: int | None = None,
+    blank: Literal["skip", "refuse"] = "skip",
+) -> Iterator[str]:
+    """Read files through once, to refuse what is wrong with them before any work, and stream them.
+
+    Standard input comes only once, so with it among the sources what is wrong is found on the way.
+
+    Args:
+        sources: As in `read_corpus`.
+        column: As in `read_corpus`.
+        limit: As in `read_corpus`.
+        blank: As in `read_corpus`.
+
+    Returns:
+        What `stream_corpus` gives.
+
+    Raises:
+        InputError: As in `read_corpus`.
+        MissingDependencyError: As in `read_corpus`.
+    """
+    check_corpus(sources)
+    if all(str(source) != "-" for source in sources):
+        for _ in stream_corpus(sources, column=column, limit=limit, blank=blank):
+            pass
+    return stream_corpus(sources, column=column, limit=limit, blank=blank)
 
 
 def _called(source: str | Path) -> str:

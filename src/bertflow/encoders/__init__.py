@@ -17,18 +17,23 @@ from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.poolings import load_layers, load_poolings
 from bertflow.encoders.portable import to_modules
 from bertflow.encoders.sentence_cache import SentenceCache
+from bertflow.encoders.streaming import Encoded, Rows, encode_file, encode_rows
 from bertflow.encoders.word_vectors import load_word_vectors
 
 __all__ = [
     "CalibratedSentenceTransformer",
     "CalibratorModule",
     "Embedded",
+    "Encoded",
+    "Rows",
     "SentenceCache",
     "VectorCache",
     "attach",
     "calibrate",
     "describe_encoder",
     "embed",
+    "encode_file",
+    "encode_rows",
     "fill",
     "hidden_states",
     "is_calibrated",

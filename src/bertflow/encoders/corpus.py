@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -119,10 +119,12 @@ def longest_first(distinct: Iterable[str]) -> list[str]:
 
 
 def opened(
-    cache: SentenceCache | None, encoder: SentenceTransformer
+    cache: SentenceCache | None,
+    encoder: SentenceTransformer,
+    description: Mapping[str, Any] | None = None,
 ) -> AbstractContextManager[EncoderVectors | None]:
     """The encoder's vectors in a cache, if there is one."""
-    return nullcontext() if cache is None else cache.opened(encoder)
+    return nullcontext() if cache is None else cache.opened(encoder, description=description)
 
 
 def take_or_encode(

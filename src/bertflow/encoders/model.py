@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,19 +17,19 @@ from sklearn.utils.validation import check_is_fitted
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.base import Array, check_device
 from bertflow.calibrators.storage import SUBFOLDER, replaced_folder, write_calibrator
-from bertflow.encoders.corpus import embed
 from bertflow.encoders.fingerprint import describe_encoder, library_versions
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.portable import to_modules
 from bertflow.encoders.sentence_cache import SentenceCache
+from bertflow.encoders.streaming import FIRST, Rows, encode_rows
 from bertflow.errors import InputError, ModelError
 
 Progress = Callable[[str, int, int], None]
 
 # The portable form must give what the calibrator gives, on real vectors, up to this.
 TOLERANCE = 1e-4
-CHECKED_ROWS = 512
+CHECKED_ROWS = FIRST
 OWN_MODULE = f"{CalibratorModule.__module__}.{CalibratorModule.__name__}"
 
 
@@ -70,7 +70,7 @@ class CalibratedSentenceTransformer(SentenceTransformer):
 
 def calibrate(
     encoder: SentenceTransformer,
-    sentences: Sequence[str],
+    sentences: Iterable[str],
     calibrator: Calibrator | None = None,
     *,
     portable: bool = True,
@@ -81,12 +81,14 @@ def calibrate(
 ) -> CalibratedSentenceTransformer:
     """Fit a calibrator on an encoder's vectors of unlabelled sentences, and append it.
 
-    Each distinct sentence is encoded once; repeats count as often as they occur. Neither the
+    Each distinct sentence is encoded once; repeats count as often as they occur. Sentences are read
+    a chunk at a time, and vectors that would fill the memory lie in a temporary file. Neither the
     encoder nor the calibrator that is passed is changed.
 
     Args:
         encoder: Any SentenceTransformer, such as `load_encoder` gives.
-        sentences: Unlabelled text, at least two distinct sentences.
+        sentences: Unlabelled text, at least two distinct sentences: a list, or anything that gives
+            them one by one.
         calibrator: Not fitted, or fitted before (it is fitted anew); None takes `Flow()`.
         portable: Write the calibrator as built-in modules, so that the saved model loads without
             bertflow. False uses bertflow's own module.
@@ -101,7 +103,8 @@ def calibrate(
 
     Raises:
         InputError: Too few sentences, or the encoder gives a vector that is not finite.
-        ModelError: The calibrator cannot be portable; the message says why and what to do.
+        ModelError: The calibrator cannot be portable, or the temporary file cannot be written; the
+            message says why and what to do.
 
     Example:
         ``calibrate(load_encoder("bert-base-uncased"), sentences, Flow()).save_pretrained("m")``
@@ -109,32 +112,37 @@ def calibrate(
     calibrator = clone(Flow() if calibrator is None else calibrator)
     if portable:
         _refuse_what_cannot_be_portable(calibrator)
-    if len(distinct := set(sentences)) < 2:
-        raise InputError(
-            f"got {len(sentences)} sentences, {len(distinct)} of them distinct, but calibrating "
-            "needs at least 2 (and is worth it from some hundreds)"
+    description = describe_encoder(encoder)
+    with Rows() as store:
+        encoded = encode_rows(
+            encoder,
+            sentences,
+            store,
+            batch_size=batch_size,
+            cache=cache,
+            description=description,
+            progress=None if progress is None else lambda done, of: progress("encode", done, of),
         )
-    embedded = embed(
-        encoder,
-        sentences,
-        batch_size=batch_size,
-        cache=cache,
-        progress=None if progress is None else lambda done, of: progress("encode", done, of),
-    )
-    rows = embedded.rows()
-    if isinstance(calibrator, Flow) and progress is not None:
-        calibrator.fit(rows, progress=lambda done, of, loss: progress("fit", done, of))
-    else:
-        calibrator.fit(rows)
+        if encoded.distinct < 2:
+            raise InputError(
+                f"got {encoded.rows} sentences, {encoded.distinct} of them distinct, but "
+                "calibrating needs at least 2 (and is worth it from some hundreds)"
+            )
+        rows = store.array()
+        if isinstance(calibrator, Flow) and progress is not None:
+            calibrator.fit(rows, progress=lambda done, of, loss: progress("fit", done, of))
+        else:
+            calibrator.fit(rows)
+        sample = np.array(rows[encoded.first])
     calibrator.provenance_ = {
-        "encoder": describe_encoder(encoder),
-        "sentences": len(sentences),
-        "distinct": len(embedded.vectors),
-        "cut_to_max_length": embedded.cut,
+        "encoder": description,
+        "sentences": encoded.rows,
+        "distinct": encoded.distinct,
+        "cut_to_max_length": encoded.cut,
         "versions": library_versions(),
         **(provenance or {}),
     }
-    return attach(encoder, calibrator, portable=portable, sample=embedded.vectors[:CHECKED_ROWS])
+    return _appended(encoder, calibrator, portable, sample)
 
 
 def attach(
@@ -167,6 +175,13 @@ def attach(
     fitted = getattr(calibrator, "provenance_", {}).get("encoder")
     if fitted is not None:
         _compare_encoders(fitted, describe_encoder(encoder))
+    return _appended(encoder, calibrator, portable, sample)
+
+
+def _appended(
+    encoder: SentenceTransformer, calibrator: Calibrator, portable: bool, sample: Array | None
+) -> CalibratedSentenceTransformer:
+    """Append a calibrator to the encoder that it is known to belong to."""
     with encoder.truncate_embeddings(None):
         width = int(encoder.get_embedding_dimension() or 0)
     expected = calibrator.n_features_in_

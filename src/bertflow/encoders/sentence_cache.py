@@ -73,18 +73,24 @@ class SentenceCache:
 
     @contextmanager
     def opened(
-        self, encoder: SentenceTransformer, *, precision: str = "float32"
+        self,
+        encoder: SentenceTransformer,
+        *,
+        precision: str = "float32",
+        description: Mapping[str, Any] | None = None,
     ) -> Iterator[EncoderVectors]:
         """Give the vectors of one encoder, which meanwhile no process removes.
 
         Args:
             encoder: Any SentenceTransformer.
             precision: What it computes in.
+            description: What `describe_encoder` gives, if that is known already: to read all
+                weights takes a while.
         """
         vectors = EncoderVectors(self)
         held: IO[bytes] | None = None
         try:
-            about = describe_vectors(encoder, precision)
+            about = describe_vectors(encoder, precision, description)
             folder = self.folder / "vectors" / _key(about)
             folder.mkdir(parents=True, exist_ok=True)
             held = _hold(folder)
@@ -236,7 +242,11 @@ class EncoderVectors:
             self.close(error)
 
 
-def describe_vectors(encoder: SentenceTransformer, precision: str = "float32") -> dict[str, Any]:
+def describe_vectors(
+    encoder: SentenceTransformer,
+    precision: str = "float32",
+    description: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Describe all that an encoder's vectors depend on, so that nothing else has its description.
 
     That is more than `describe_encoder` tells apart, which is for people: the tokenizer too, what
@@ -245,11 +255,11 @@ def describe_vectors(encoder: SentenceTransformer, precision: str = "float32") -
     Args:
         encoder: Any SentenceTransformer.
         precision: What it computes in.
+        description: As in `SentenceCache.opened`.
     """
-    description = describe_encoder(encoder)
-    del description["name"]
+    found = describe_encoder(encoder) if description is None else description
     return {
-        "encoder": description,
+        "encoder": {name: value for name, value in found.items() if name != "name"},
         "precision": precision,
         "modules": hashlib.sha256(
             json.dumps([_module(one) for one in encoder], sort_keys=True, default=str).encode()
@@ -286,9 +296,10 @@ def _module(module: Any) -> dict[str, Any]:
 def _tokenizer(tokenizer: Any) -> dict[str, Any]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        content = json.loads(backend.to_str())
-        # These are set by each call.
-        content = {k: v for k, v in content.items() if k not in ("truncation", "padding")}
+        text = backend.to_str()
+        # What comes before is truncation and padding, which each call sets.
+        _, found, rest = text.partition('"added_tokens"')
+        content = {"sha256": hashlib.sha256((rest if found else text).encode()).hexdigest()}
     elif callable(getattr(tokenizer, "get_vocab", None)):
         content = {"vocabulary": tokenizer.get_vocab()}
         if hasattr(tokenizer, "get_config_dict"):

@@ -1,0 +1,500 @@
+"""From a stream of sentences to rows: what is held does not grow with it, but for some bytes each.
+
+A corpus is read a chunk at a time. Of each sentence a hash and a row number are kept, so that one
+that comes again is not encoded again; rows go to memory while they are few, and to a file then.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+from filelock import FileLock, Timeout
+from sentence_transformers import SentenceTransformer
+
+from bertflow.calibrators.base import Array
+from bertflow.calibrators.storage import check_writable, write_text
+from bertflow.encoders.corpus import (
+    CHUNK_SENTENCES,
+    check_text,
+    count_cut_of,
+    first_not_finite,
+    longest_first,
+    not_finite,
+    opened,
+    take_or_encode,
+)
+from bertflow.encoders.digests import SentenceIndex, digests_of
+from bertflow.encoders.fingerprint import describe_encoder
+from bertflow.encoders.sentence_cache import SentenceCache, describe_vectors
+from bertflow.errors import InputError, ModelError
+
+Progress = Callable[[int, int], None]
+
+# What is read at a time, and sorted by length: so many sentences or so much text. What fits in
+# memory, of 256 dimensions and more, is one chunk.
+STREAM_SENTENCES = 2**18
+STREAM_CHARACTERS = 2**26
+# Rows of more bytes than this go to a file.
+IN_MEMORY = 2**28
+WRITTEN_ROWS = 4096
+FIRST = 512
+HEADER = 128
+FORMAT = 1
+CHECK = 16
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What became of a stream of sentences.
+
+    Attributes:
+        rows: How many sentences there were, repeats included.
+        distinct: How many distinct ones.
+        cut: How many of the distinct ones were longer than the encoder's limit.
+        width: Of the vectors, 0 without sentences.
+        first: The rows of the first distinct sentences, at most `FIRST`.
+    """
+
+    rows: int
+    distinct: int
+    cut: int
+    width: int
+    first: Array
+
+
+class Sink(Protocol):
+    """Where rows go: in any order, each at its place."""
+
+    def extend(self, count: int) -> None:
+        """Make room for so many more."""
+
+    def put(self, places: Array, vectors: Array) -> None:
+        """Write vectors (n, D) at row numbers (n,)."""
+
+    def get(self, places: Array) -> Array:
+        """Read the vectors at row numbers."""
+
+    def finished(self, number: int, sentences: Array, places: Array) -> Array | None:
+        """The vectors of a group, if it was there before: number, hashes and places of it."""
+
+    def finish(self, number: int, sentences: Array, vectors: Array) -> None:
+        """Say that a group is there."""
+
+
+def encode_rows(
+    encoder: SentenceTransformer,
+    sentences: Iterable[str],
+    sink: Sink,
+    *,
+    batch_size: int = 32,
+    cache: SentenceCache | None = None,
+    description: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Encoded:
+    """Encode each distinct sentence of a stream once, and write a row for every sentence.
+
+    Args:
+        encoder: Any SentenceTransformer.
+        sentences: Text, repeats allowed; read once, a chunk at a time.
+        sink: Where row i of sentence i goes.
+        batch_size: Sentences a forward pass.
+        cache: Where vectors are taken from and kept; None encodes all of them.
+        description: What `describe_encoder` gives, if that is known already.
+        progress: Called with the distinct sentences done, and how many are known so far.
+
+    Raises:
+        InputError: Something that is not text, or a vector that is not finite; the message names
+            the sentence.
+    """
+    if isinstance(sentences, str):
+        raise InputError("expected sentences, got one text; put it in a list")
+    known = SentenceIndex()
+    rows = done = cut = width = number = 0
+    with opened(cache, encoder, description) as kept:
+        for chunk in _chunks(sentences):
+            check_text(chunk, rows)
+            sink.extend(len(chunk))
+            local: dict[str, int] = {}
+            index = np.fromiter((local.setdefault(s, len(local)) for s in chunk), dtype=np.int64)
+            digests = digests_of(local)
+            seen = known.find(digests)
+            first = np.zeros(len(local), dtype=np.int64)
+            first[index[::-1]] = np.arange(len(chunk))[::-1]
+            fresh = seen < 0
+            known.add(digests[fresh], rows + first[fresh])
+            spread = _Places(index, rows, len(local))
+            new = longest_first(s for s, one in zip(local, fresh.tolist(), strict=True) if one)
+            for start in range(0, len(new), CHUNK_SENTENCES):
+                group = new[start : start + CHUNK_SENTENCES]
+                members = np.array([local[sentence] for sentence in group])
+                hashes, places = digests[members], rows + first[members]
+                vectors = sink.finished(number, hashes, places)
+                lacking = np.arange(len(group))
+                if vectors is None:
+                    vectors, lacking = take_or_encode(encoder, group, kept, batch_size=batch_size)
+                    if (bad := first_not_finite(vectors)) is not None:
+                        raise not_finite(int(places[bad]), group[bad])
+                width = vectors.shape[1]
+                where, which = spread.of(members)
+                sink.put(where, vectors[which])
+                # The rows before the cache: what is stopped in between goes on with these bits.
+                sink.finish(number, hashes, vectors)
+                if kept is not None and len(lacking):
+                    kept.add([group[n] for n in lacking.tolist()], vectors[lacking])
+                number += 1
+                done += len(group)
+                if progress is not None:
+                    progress(done, len(known))
+            for start in range(0, len(old := np.flatnonzero(~fresh)), WRITTEN_ROWS):
+                members = old[start : start + WRITTEN_ROWS]
+                where, which = spread.of(members)
+                sink.put(where, sink.get(seen[members])[which])
+            cut += count_cut_of(encoder, new)
+            rows += len(chunk)
+    return Encoded(rows=rows, distinct=len(known), cut=cut, width=width, first=known.first(FIRST))
+
+
+class _Places:
+    """Where in a chunk each of its distinct sentences is, repeats included."""
+
+    def __init__(self, index: Array, start: int, count: int) -> None:
+        self._order = np.argsort(index, kind="stable")
+        self._ends = np.cumsum(np.bincount(index, minlength=count))
+        self._start = start
+
+    def of(self, members: Array) -> tuple[Array, Array]:
+        """The places of some distinct sentences, and which of these each place has."""
+        ends = self._ends[members]
+        begins = np.where(members > 0, self._ends[members - 1], 0)
+        counts = ends - begins
+        which = np.repeat(np.arange(len(members)), counts)
+        within = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return self._start + self._order[np.repeat(begins, counts) + within], which
+
+
+def _chunks(sentences: Iterable[str]) -> Iterator[list[str]]:
+    chunk: list[str] = []
+    characters = 0
+    for sentence in sentences:
+        chunk.append(sentence)
+        characters += len(sentence) if isinstance(sentence, str) else 0
+        if len(chunk) == STREAM_SENTENCES or characters >= STREAM_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+class Rows:
+    """Rows to fit on: in memory while they are few, in a temporary file when they are not.
+
+    The file has no name beyond its creation, so that it goes with the process whatever ends that.
+
+    Example:
+        >>> with Rows() as rows:
+        ...     rows.extend(2)
+        ...     rows.put(np.array([1, 0]), np.array([[1.0, 2.0], [3.0, 4.0]], dtype=np.float32))
+        ...     rows.array().tolist()
+        [[3.0, 4.0], [1.0, 2.0]]
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._block: Array | None = None
+        self._file: _RowFile | None = None
+
+    def __enter__(self) -> Rows:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        if self._file is not None:
+            self._file.file.close()
+
+    def extend(self, count: int) -> None:
+        """Make room for so many more."""
+        self._count += count
+
+    def put(self, places: Array, vectors: Array) -> None:
+        """Write vectors (n, D) at row numbers (n,).
+
+        Raises:
+            ModelError: The temporary file cannot be written.
+        """
+        if self._file is None and self._count * vectors.shape[1] * 4 > IN_MEMORY:
+            with _temporary():
+                self._file = _RowFile(tempfile.TemporaryFile(buffering=0), vectors.shape[1], 0)
+                if self._block is not None:
+                    self._file.put(np.arange(len(self._block)), self._block)
+                    self._block = None
+        if self._file is not None:
+            with _temporary():
+                self._file.put(places, vectors)
+            return
+        if self._block is None:
+            self._block = np.empty((self._count, vectors.shape[1]), dtype=np.float32)
+        elif len(self._block) < self._count:
+            more = np.empty((self._count - len(self._block), vectors.shape[1]), dtype=np.float32)
+            self._block = np.concatenate([self._block, more])
+        self._block[places] = vectors
+
+    def get(self, places: Array) -> Array:
+        """Read the vectors at row numbers."""
+        return self.array()[places]
+
+    def finished(self, number: int, sentences: Array, places: Array) -> Array | None:
+        """Nothing was there before."""
+        return None
+
+    def finish(self, number: int, sentences: Array, vectors: Array) -> None:
+        """Nothing is to be found again."""
+
+    def array(self) -> Array:
+        """The rows, shape (N, D), float32; memory-mapped and read-only if they are in a file."""
+        if self._file is not None:
+            return self._file.array()
+        assert self._block is not None
+        return self._block
+
+
+class _RowFile:
+    """Rows of float32 in a file, from an offset on."""
+
+    def __init__(self, file: IO[bytes], width: int, offset: int) -> None:
+        self.file, self.width, self.offset = file, width, offset
+
+    def put(self, places: Array, vectors: Array) -> None:
+        # Runs of neighbours are written at once; a memory map would count as memory, and where the
+        # disk is full end the process.
+        order = np.argsort(places)
+        places, rows = places[order], np.ascontiguousarray(vectors[order], dtype="<f4")
+        starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(places)], strict=True):
+            self.file.seek(self.offset + 4 * self.width * int(places[start]))
+            data = rows[start:stop].tobytes()
+            if self.file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def array(self) -> Array:
+        end = self.file.seek(0, os.SEEK_END)
+        shape = (max(0, end - self.offset) // (4 * self.width), self.width)
+        if not shape[0]:
+            return np.empty(shape, dtype=np.float32)
+        rows: Array = np.memmap(self.file, dtype="<f4", mode="r", offset=self.offset, shape=shape)
+        return rows
+
+
+@contextmanager
+def _temporary() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(
+            f"cannot write temporary files in {tempfile.gettempdir()}: "
+            f"{error.strerror or error}; TMPDIR names another folder"
+        ) from None
+
+
+def encode_file(
+    encoder: SentenceTransformer,
+    sentences: Iterable[str],
+    output: str | Path,
+    *,
+    batch_size: int = 32,
+    cache: SentenceCache | None = None,
+    progress: Progress | None = None,
+) -> Encoded:
+    """Encode sentences to a .npy file, row i for sentence i, in memory that does not grow with it.
+
+    What is done lies in a folder beside the file, and the same call after a kill goes on there: it
+    reads the sentences again, compares each group of them and its rows with what was noted, and
+    encodes from the first group that differs. The file is then what it would have been, bit by bit.
+
+    Args:
+        encoder: Any SentenceTransformer.
+        sentences: Text, repeats allowed; read once, a chunk at a time.
+        output: The .npy file, which is then the new one whole, or still the old one.
+        batch_size: Sentences a forward pass.
+        cache: Where vectors are taken from and kept; None encodes all of them.
+        progress: Called with the distinct sentences done, and how many are known so far.
+
+    Returns:
+        What was written.
+
+    Raises:
+        InputError: No sentence, something that is not text, or a vector that is not finite; the
+            message names the sentence.
+        ModelError: The file cannot be written, or another process is writing it.
+    """
+    output = Path(output)
+    check_writable(output)
+    description = describe_encoder(encoder)
+    try:
+        with _PartialFile(output, _described(encoder, description), batch_size) as sink:
+            found = encode_rows(
+                encoder,
+                sentences,
+                sink,
+                batch_size=batch_size,
+                cache=cache,
+                description=description,
+                progress=progress,
+            )
+            if not found.rows:
+                raise InputError("there is no sentence to encode")
+            sink.complete(found)
+    except OSError as error:
+        raise ModelError(f"cannot write {output}: {error.strerror or error}") from None
+    return found
+
+
+class _PartialFile:
+    """The file to be, in a folder beside it, and a note of every group of rows that is whole.
+
+    A note is a hash of the group's sentences and one of its rows. So it holds without waiting for
+    the disk, and for whatever has become of the corpus or the file since.
+    """
+
+    def __init__(self, output: Path, encoder: dict[str, Any], batch_size: int) -> None:
+        self.output = output
+        self.folder = output.with_name(f".{output.name}.part")
+        self.about = {"format": FORMAT, "vectors": encoder, "batch_size": batch_size}
+        self.group = CHUNK_SENTENCES
+        self._rows: _RowFile | None = None
+        self._notes: list[bytes] = []
+        self._noted: IO[bytes] | None = None
+        self._lock = FileLock(self.folder / "lock")
+
+    def __enter__(self) -> _PartialFile:
+        if self.folder.exists():
+            self._open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        for file in (self._noted, None if self._rows is None else self._rows.file):
+            if file is not None:
+                file.close()
+        # What the corpus or encoder is to blame for would end the same way again.
+        ours = self._lock.is_locked
+        if ours and (kind is None or issubclass(kind, InputError)):
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.release()
+
+    def extend(self, count: int) -> None:
+        """Room is made by writing."""
+
+    def put(self, places: Array, vectors: Array) -> None:
+        """Write vectors (n, D) at row numbers (n,)."""
+        self._file(vectors.shape[1]).put(places, vectors)
+
+    def get(self, places: Array) -> Array:
+        """Read the vectors at row numbers."""
+        assert self._rows is not None
+        return np.array(self._rows.array()[places])
+
+    def finished(self, number: int, sentences: Array, places: Array) -> Array | None:
+        """The vectors of a group, if it was there before."""
+        if self._rows is None or number >= len(self._notes):
+            return None
+        rows = self._rows.array()
+        if places.max() < len(rows):
+            vectors = np.array(rows[places])
+            if _note(sentences, vectors) == self._notes[number]:
+                return vectors
+        self._forget(number)
+        return None
+
+    def finish(self, number: int, sentences: Array, vectors: Array) -> None:
+        """Note that a group is there."""
+        if number < len(self._notes):
+            return
+        assert self._noted is not None
+        self._notes.append(_note(sentences, vectors))
+        self._noted.seek(2 * CHECK * number)
+        self._noted.write(self._notes[-1])
+
+    def complete(self, found: Encoded) -> None:
+        """Put the file in its place."""
+        rows = self._file(found.width)
+        rows.file.truncate(HEADER + 4 * found.width * found.rows)
+        rows.file.seek(0)
+        rows.file.write(_header((found.rows, found.width)))
+        os.fsync(rows.file.fileno())
+        (self.folder / "rows.npy").replace(self.output)
+
+    def _open(self) -> None:
+        """Take possession of the folder, and of what is in it if it belongs to the same work."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise ModelError(
+                f"cannot write {self.output}: another process is writing it ({self.folder})"
+            ) from None
+        noted = b""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads((self.folder / "about.json").read_text(encoding="utf-8"))
+            width = int(found.pop("width"))
+            if found == json.loads(json.dumps({**self.about, "group": self.group})):
+                noted = (self.folder / "groups").read_bytes()
+                file = (self.folder / "rows.npy").open("r+b", buffering=0)
+                self._rows = _RowFile(file, width, HEADER)
+        size = 2 * CHECK
+        if self._rows is not None:
+            self._notes = [noted[n : n + size] for n in range(0, len(noted) // size * size, size)]
+            self._noted = (self.folder / "groups").open("r+b", buffering=0)
+
+    def _file(self, width: int) -> _RowFile:
+        """The file of the rows, made with the first of them."""
+        if self._rows is None and not self._lock.is_locked:
+            self._open()
+        if self._rows is None:
+            about = {**self.about, "group": self.group, "width": width}
+            self._notes = []
+            self._noted = (self.folder / "groups").open("w+b", buffering=0)
+            write_text(self.folder / "about.json", json.dumps(about, indent=2) + "\n")
+            file = (self.folder / "rows.npy").open("w+b", buffering=0)
+            file.write(bytes(HEADER))
+            self._rows = _RowFile(file, width, HEADER)
+        return self._rows
+
+    def _forget(self, number: int) -> None:
+        """From this group on nothing holds."""
+        del self._notes[number:]
+        assert self._noted is not None
+        self._noted.truncate(2 * CHECK * number)
+
+
+def _described(encoder: SentenceTransformer, description: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return describe_vectors(encoder, description=description)
+    except InputError:
+        return {"unlike any other": uuid.uuid4().hex}  # What is stopped starts again.
+
+
+def _note(sentences: Array, vectors: Array) -> bytes:
+    rows = np.ascontiguousarray(vectors, dtype="<f4")
+    parts = (sentences.tobytes(), rows.tobytes())
+    return b"".join(hashlib.blake2b(part, digest_size=CHECK).digest() for part in parts)
+
+
+def _header(shape: Sequence[int]) -> bytes:
+    """The beginning of a .npy file, as numpy writes it."""
+    out = io.BytesIO()
+    description = {"descr": "<f4", "fortran_order": False, "shape": tuple(shape)}
+    np.lib.format.write_array_header_1_0(out, description)
+    header = out.getvalue()
+    assert len(header) == HEADER
+    return header
