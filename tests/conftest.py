@@ -19,6 +19,14 @@ QUIET = {
 }
 
 
+@pytest.fixture(scope="session", autouse=True)
+def the_same_arithmetic_everywhere() -> Iterator[None]:
+    """What "auto" means must not depend on the machine that tests: float32."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bertflow.encoders.encoding.multiplies_bfloat16", lambda device: False)
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of data sets and fixtures: BERTFLOW_DATA, or ../shared/data."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral, Real
@@ -22,6 +23,8 @@ Rows = TypeVar("Rows", Array, Tensor)
 Made = TypeVar("Made")
 
 CHUNK_ROWS = 4096
+# How much of a memory-mapped file may be in memory before it is given back.
+HELD_BYTES = 2**26
 # What is mapped at a time: small enough to stay in a processor's cache, large enough to be worth
 # a call.
 CHUNK_BYTES = 2**21
@@ -243,8 +246,15 @@ def check_device(name: str) -> torch.device:
 
 def chunks(rows: Array | Tensor, size: int = CHUNK_ROWS) -> Iterator[Tensor]:
     """The rows in order, in float32 or float64 tensors of at most `size` rows."""
+    held = 0
     for start in range(0, len(rows), size):
-        yield as_tensor(rows[start : start + size])
+        chunk = as_tensor(rows[start : start + size])
+        yield chunk
+        held += chunk.nbytes
+        if held > HELD_BYTES:
+            let_go(rows)
+            held = 0
+    let_go(rows)
 
 
 def as_tensor(rows: Array | Tensor) -> Tensor:
@@ -260,7 +270,23 @@ def taken(rows: Array | Tensor, index: Tensor) -> Tensor:
     """The rows of an index (on the CPU), as `as_tensor` gives them."""
     if isinstance(rows, Tensor):
         return as_tensor(rows[index.to(rows.device)])
-    return as_tensor(rows[index.numpy()])
+    found = as_tensor(rows[index.numpy()])
+    let_go(rows)
+    return found
+
+
+def let_go(rows: Array | Tensor) -> None:
+    """Give back the memory into which a read-only memory-mapped file has been read so far.
+
+    The file stays in the system's cache; the process no longer holds as much of it as it has read.
+    """
+    base: Any = rows
+    while isinstance(base, np.ndarray):
+        if isinstance(base, np.memmap) and base.mode != "r":
+            return  # What was changed in a private copy would be lost.
+        base = base.base
+    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 def like(array: Array, tensor: Tensor) -> Tensor:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertflow.cli.caching import tell_found, users_cache
+from bertflow.cli.caching import as_precision, tell_found, users_cache
 from bertflow.cli.opening import load_raw, open_any
 from bertflow.cli.options import (
     BatchSize,
     Columns,
     Data,
     Device,
+    EncodingPrecision,
     Json,
     Markdown,
     MaxLength,
@@ -103,6 +104,7 @@ def lexical(
     pooling: Pooling = None,
     max_length: MaxLength = None,
     batch_size: BatchSize = 32,
+    precision: EncodingPrecision = "auto",
     no_cache: NoCache = False,
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
@@ -122,7 +124,7 @@ def lexical(
         check_figure(figure)
     found = _pairs(task, split, pairs, columns, data)
     distances = edit_distances(found.first, found.second, unit=unit)
-    cache = users_cache(no_cache)
+    cache, kind = users_cache(no_cache), as_precision(precision)
     names = [model] if against is None else [against, model]
     cosines = {}
     for name in names:
@@ -135,6 +137,7 @@ def lexical(
                 found,
                 batch_size=batch_size,
                 cache=cache,
+                precision=kind,
                 progress=lambda done, total, report=report: report("encode", done, total),  # type: ignore[misc]
             ).cosines
     tell_found(cache)

@@ -9,7 +9,7 @@ import typer
 from bertflow.cli.opening import show
 
 if TYPE_CHECKING:
-    from bertflow.encoders import SentenceCache
+    from bertflow.encoders import Precision, SentenceCache
 
 
 def users_cache(no_cache: bool) -> SentenceCache | None:
@@ -21,6 +21,17 @@ def users_cache(no_cache: bool) -> SentenceCache | None:
     from bertflow.encoders import SentenceCache
 
     return None if no_cache else SentenceCache()
+
+
+def as_precision(name: str) -> Precision:
+    """What was given for --precision.
+
+    Raises:
+        InputError: It is none of the choices.
+    """
+    from bertflow.encoders.encoding import check_precision
+
+    return check_precision(name)
 
 
 def found_in(cache: SentenceCache | None) -> str:

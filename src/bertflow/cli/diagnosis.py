@@ -16,7 +16,7 @@ from bertflow.cli.grid import Grid
 from bertflow.cli.results import Page
 from bertflow.cli.terminal import progress_bars
 from bertflow.data import Pairs
-from bertflow.encoders import SentenceCache, embed
+from bertflow.encoders import Precision, SentenceCache, embed
 
 # Pairs alike are those with at least this share of the highest score.
 ALIKE = 0.8
@@ -52,6 +52,7 @@ def diagnose_encoder(
     pairs: Pairs | None,
     batch_size: int,
     cache: SentenceCache | None = None,
+    precision: Precision = "auto",
 ) -> Diagnosis:
     """Diagnose an encoder's vectors of distinct sentences and, with pairs, their alignment."""
     alike: list[tuple[str, str]] = []
@@ -69,6 +70,7 @@ def diagnose_encoder(
             texts,
             batch_size=batch_size,
             cache=cache,
+            precision=precision,
             progress=lambda done, total: report("encode", done, total),
         )
     cloud = embedded.vectors[np.unique(embedded.index[: len(sentences)])]

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertflow.cli.caching import found_in, users_cache
+from bertflow.cli.caching import as_precision, found_in, users_cache
 from bertflow.cli.opening import load_raw, open_any, show
 from bertflow.cli.options import (
     CALIBRATOR_HELP,
     BatchSize,
     Device,
+    EncodingPrecision,
     MaxLength,
     Model,
     NoCache,
@@ -72,6 +73,7 @@ def fit(
         typer.Option(help="Save so that plain sentence-transformers loads it, or with our module."),
     ] = True,
     batch_size: BatchSize = 32,
+    precision: EncodingPrecision = "auto",
     no_cache: NoCache = False,
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
@@ -98,7 +100,7 @@ def fit(
     from bertflow.data import checked_corpus
 
     check_replaceable(output)
-    cache = users_cache(no_cache)
+    cache, kind = users_cache(no_cache), as_precision(precision)
     sentences = checked_corpus(corpus, column=column, limit=limit)
     from bertflow.cli.terminal import progress_bars
     from bertflow.encoders import calibrate, save_model
@@ -113,6 +115,7 @@ def fit(
             portable=portable,
             batch_size=batch_size,
             cache=cache,
+            precision=kind,
             provenance={"corpus": corpus, "column": column, "limit": limit},
             progress=report,
         )
@@ -209,6 +212,7 @@ def encode(
     pooling: Pooling = None,
     max_length: MaxLength = None,
     batch_size: BatchSize = 32,
+    precision: EncodingPrecision = "auto",
     no_cache: NoCache = False,
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
@@ -218,7 +222,7 @@ def encode(
     from bertflow.data import checked_corpus
 
     check_writable(output)
-    cache = users_cache(no_cache)
+    cache, kind = users_cache(no_cache), as_precision(precision)
     sentences = checked_corpus(corpus, column=column, blank="refuse")
     from bertflow.cli.terminal import progress_bars
     from bertflow.encoders import encode_file
@@ -231,6 +235,7 @@ def encode(
             output,
             batch_size=batch_size,
             cache=cache,
+            precision=kind,
             progress=lambda done, total: report("encode", done, total),
         )
     show(

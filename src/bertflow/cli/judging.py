@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertflow.cli.caching import tell_found, users_cache
+from bertflow.cli.caching import as_precision, tell_found, users_cache
 from bertflow.cli.opening import open_any
 from bertflow.cli.options import (
     BatchSize,
     Columns,
     Data,
     Device,
+    EncodingPrecision,
     Json,
     Markdown,
     MaxLength,
@@ -66,6 +67,7 @@ def evaluate(
     pooling: Pooling = None,
     max_length: MaxLength = None,
     batch_size: BatchSize = 32,
+    precision: EncodingPrecision = "auto",
     no_cache: NoCache = False,
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
@@ -78,7 +80,7 @@ def evaluate(
 
     check_files(json_, markdown)
     found, absent = _tests(task, pairs, columns, data, split)
-    cache = users_cache(no_cache)
+    cache, kind = users_cache(no_cache), as_precision(precision)
     names = [model] if against is None else [model, against]
     results = []
     for name in names:
@@ -92,6 +94,7 @@ def evaluate(
                 found,
                 batch_size=batch_size,
                 cache=cache,
+                precision=kind,
                 progress=lambda done, total, report=report: report("encode", done, total),  # type: ignore[misc]
             )
         results.append(
@@ -160,6 +163,7 @@ def compare(
     pooling: Pooling = None,
     max_length: MaxLength = None,
     batch_size: BatchSize = 32,
+    precision: EncodingPrecision = "auto",
     no_cache: NoCache = False,
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
@@ -186,7 +190,7 @@ def compare(
         raise InputError(f"unknown method {unknown[0]!r}; expected some of {', '.join(METHODS)}")
     check_files(json_, markdown)
     found, absent = _tests(task, pairs, columns, data, None, sts=True)
-    cache = users_cache(no_cache)
+    cache, kind = users_cache(no_cache), as_precision(precision)
     loaded = open_any(encoder, pooling, max_length, device, trust_remote_code)
     with progress_bars() as report:
         result = compare_calibrators(
@@ -199,6 +203,7 @@ def compare(
             batch_size=batch_size,
             jobs=jobs,
             cache=cache,
+            precision=kind,
             progress=report,
         )
     tell_found(cache)
@@ -236,6 +241,7 @@ def diagnose(
     pooling: Pooling = None,
     max_length: MaxLength = None,
     batch_size: BatchSize = 32,
+    precision: EncodingPrecision = "auto",
     no_cache: NoCache = False,
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
@@ -272,9 +278,9 @@ def diagnose(
             sentences = [*own.first, *own.second][:limit]
         else:
             sentences = sample_sentences()[:limit]
-        cache = users_cache(no_cache)
+        cache, kind = users_cache(no_cache), as_precision(precision)
         loaded = open_any(source, pooling, max_length, device, trust_remote_code)
-        found = diagnose_encoder(loaded, sentences, own, batch_size, cache)
+        found = diagnose_encoder(loaded, sentences, own, batch_size, cache, kind)
         tell_found(cache)
     give([diagnosis_page(source, found)], {"source": source, **found.to_dict()}, json_, markdown)
 

@@ -37,6 +37,14 @@ BatchSize = Annotated[int, typer.Option(metavar="N", min=1, help="Sentences a fo
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Let code that comes with the encoder run.")
 ]
+EncodingPrecision = Annotated[
+    str,
+    typer.Option(
+        metavar="KIND",
+        help="What the encoder computes in: float32, mixed (products in bfloat16), fast (all of "
+        "it), or auto: mixed where the device has units for it.",
+    ),
+]
 NoCache = Annotated[
     bool,
     typer.Option(

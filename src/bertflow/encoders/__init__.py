@@ -2,6 +2,7 @@
 
 from bertflow.encoders.cache import VectorCache, fill
 from bertflow.encoders.corpus import Embedded, embed
+from bertflow.encoders.encoding import Precision, encode_distinct, resolved_precision
 from bertflow.encoders.fingerprint import describe_encoder, library_versions
 from bertflow.encoders.loading import hidden_states, load_encoder
 from bertflow.encoders.model import (
@@ -26,12 +27,14 @@ __all__ = [
     "Embedded",
     "Encoded",
     "Rows",
+    "Precision",
     "SentenceCache",
     "VectorCache",
     "attach",
     "calibrate",
     "describe_encoder",
     "embed",
+    "encode_distinct",
     "encode_file",
     "encode_rows",
     "fill",
@@ -45,5 +48,6 @@ __all__ = [
     "load_word_vectors",
     "open_model",
     "save_model",
+    "resolved_precision",
     "to_modules",
 ]

@@ -198,7 +198,9 @@ def fill(
     order = iter(sorted(lacking, key=len, reverse=True))
     done = 0
     while chunk := list(islice(order, CHUNK_SENTENCES)):
-        vectors = embed(loaded, chunk, batch_size=batch_size, count_cut=False).rows()
+        vectors = embed(
+            loaded, chunk, batch_size=batch_size, count_cut=False, precision="float32"
+        ).rows()
         for cache, part in zip(caches, np.split(vectors, len(caches), axis=1), strict=True):
             cache.add(chunk, part)
         done += len(chunk)

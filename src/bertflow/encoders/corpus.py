@@ -11,6 +11,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array
+from bertflow.encoders.encoding import Precision, encode_distinct, resolved_precision
 from bertflow.errors import InputError
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def embed(
     finite: bool = True,
     count_cut: bool = True,
     cache: SentenceCache | None = None,
+    precision: Precision = "auto",
     progress: Progress | None = None,
 ) -> Embedded:
     """Encode each distinct sentence once; with a cache, only those that it lacks.
@@ -61,6 +63,7 @@ def embed(
         finite: Refuse a vector that is not; otherwise it is for the caller to count.
         count_cut: Count the sentences that are too long, which tokenizes them once more.
         cache: Where vectors are taken from and kept; None encodes all of them.
+        precision: What the encoder computes in, see `resolved_precision`.
         progress: Called with the distinct sentences done and their total.
 
     Returns:
@@ -77,10 +80,13 @@ def embed(
     index = np.fromiter((row_of.setdefault(s, len(row_of)) for s in sentences), dtype=np.int64)
     distinct = longest_first(row_of)
     vectors: Array | None = None
-    with opened(cache, encoder) as kept:
+    kind = resolved_precision(precision, encoder)
+    with opened(cache, encoder, kind) as kept:
         for start in range(0, len(distinct), CHUNK_SENTENCES):
             chunk = distinct[start : start + CHUNK_SENTENCES]
-            encoded, fresh = take_or_encode(encoder, chunk, kept, batch_size=batch_size)
+            encoded, fresh = take_or_encode(
+                encoder, chunk, kept, batch_size=batch_size, precision=kind
+            )
             if finite and (bad := first_not_finite(encoded)) is not None:
                 raise not_finite(sentences.index(chunk[bad]), chunk[bad])
             if kept is not None:
@@ -121,10 +127,13 @@ def longest_first(distinct: Iterable[str]) -> list[str]:
 def opened(
     cache: SentenceCache | None,
     encoder: SentenceTransformer,
+    precision: Precision,
     description: Mapping[str, Any] | None = None,
 ) -> AbstractContextManager[EncoderVectors | None]:
     """The encoder's vectors in a cache, if there is one."""
-    return nullcontext() if cache is None else cache.opened(encoder, description=description)
+    if cache is None:
+        return nullcontext()
+    return cache.opened(encoder, precision=precision, description=description)
 
 
 def take_or_encode(
@@ -133,6 +142,7 @@ def take_or_encode(
     kept: EncoderVectors | None,
     *,
     batch_size: int,
+    precision: Precision,
 ) -> tuple[Array, Array]:
     """Vectors of distinct sentences, from a cache as far as it has them.
 
@@ -146,10 +156,7 @@ def take_or_encode(
     if taken is not None and not len(fresh):
         return taken, fresh
     lacking = sentences if taken is None else [sentences[n] for n in fresh.tolist()]
-    encoded: Array = encoder.encode(
-        lacking, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True
-    )
-    encoded = encoded.astype(np.float32, copy=False)
+    encoded = encode_distinct(encoder, lacking, batch_size=batch_size, precision=precision)
     if taken is None:
         return encoded, fresh
     vectors = np.empty((len(sentences), encoded.shape[1]), dtype=np.float32)

@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.base import Array, check_device
 from bertflow.calibrators.storage import SUBFOLDER, replaced_folder, write_calibrator
+from bertflow.encoders.encoding import Precision, resolved_precision
 from bertflow.encoders.fingerprint import describe_encoder, library_versions
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
@@ -76,6 +77,7 @@ def calibrate(
     portable: bool = True,
     batch_size: int = 32,
     cache: SentenceCache | None = None,
+    precision: Precision = "auto",
     provenance: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> CalibratedSentenceTransformer:
@@ -94,6 +96,9 @@ def calibrate(
             bertflow. False uses bertflow's own module.
         batch_size: Sentences a forward pass.
         cache: Where vectors are taken from and kept, such as `SentenceCache()`; None encodes all.
+        precision: What the encoder computes in while the corpus is encoded: "float32", "mixed"
+            (products in bfloat16), "fast" (all of it), or "auto": "mixed" where the device has
+            units for it. The model that is returned computes in the encoder's own type.
         provenance: More to be kept with the model, such as the names of files.
         progress: Called with the name of the stage ("encode" or "fit"), the steps done and
             their total.
@@ -120,6 +125,7 @@ def calibrate(
             store,
             batch_size=batch_size,
             cache=cache,
+            precision=precision,
             description=description,
             progress=None if progress is None else lambda done, of: progress("encode", done, of),
         )
@@ -139,6 +145,7 @@ def calibrate(
         "sentences": encoded.rows,
         "distinct": encoded.distinct,
         "cut_to_max_length": encoded.cut,
+        "precision": resolved_precision(precision, encoder),
         "versions": library_versions(),
         **(provenance or {}),
     }

@@ -37,6 +37,7 @@ from bertflow.encoders.corpus import (
     take_or_encode,
 )
 from bertflow.encoders.digests import SentenceIndex, digests_of
+from bertflow.encoders.encoding import Precision, resolved_precision
 from bertflow.encoders.fingerprint import describe_encoder
 from bertflow.encoders.sentence_cache import SentenceCache, describe_vectors
 from bertflow.errors import InputError, ModelError
@@ -101,6 +102,7 @@ def encode_rows(
     *,
     batch_size: int = 32,
     cache: SentenceCache | None = None,
+    precision: Precision = "auto",
     description: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Encoded:
@@ -112,6 +114,7 @@ def encode_rows(
         sink: Where row i of sentence i goes.
         batch_size: Sentences a forward pass.
         cache: Where vectors are taken from and kept; None encodes all of them.
+        precision: What the encoder computes in, see `resolved_precision`.
         description: What `describe_encoder` gives, if that is known already.
         progress: Called with the distinct sentences done, and how many are known so far.
 
@@ -123,7 +126,8 @@ def encode_rows(
         raise InputError("expected sentences, got one text; put it in a list")
     known = SentenceIndex()
     rows = done = cut = width = number = 0
-    with opened(cache, encoder, description) as kept:
+    kind = resolved_precision(precision, encoder)
+    with opened(cache, encoder, kind, description) as kept:
         for chunk in _chunks(sentences):
             check_text(chunk, rows)
             sink.extend(len(chunk))
@@ -144,7 +148,9 @@ def encode_rows(
                 vectors = sink.finished(number, hashes, places)
                 lacking = np.arange(len(group))
                 if vectors is None:
-                    vectors, lacking = take_or_encode(encoder, group, kept, batch_size=batch_size)
+                    vectors, lacking = take_or_encode(
+                        encoder, group, kept, batch_size=batch_size, precision=kind
+                    )
                     if (bad := first_not_finite(vectors)) is not None:
                         raise not_finite(int(places[bad]), group[bad])
                 width = vectors.shape[1]
@@ -314,6 +320,7 @@ def encode_file(
     *,
     batch_size: int = 32,
     cache: SentenceCache | None = None,
+    precision: Precision = "auto",
     progress: Progress | None = None,
 ) -> Encoded:
     """Encode sentences to a .npy file, row i for sentence i, in memory that does not grow with it.
@@ -328,6 +335,7 @@ def encode_file(
         output: The .npy file, which is then the new one whole, or still the old one.
         batch_size: Sentences a forward pass.
         cache: Where vectors are taken from and kept; None encodes all of them.
+        precision: What the encoder computes in, see `resolved_precision`.
         progress: Called with the distinct sentences done, and how many are known so far.
 
     Returns:
@@ -342,13 +350,15 @@ def encode_file(
     check_writable(output)
     description = describe_encoder(encoder)
     try:
-        with _PartialFile(output, _described(encoder, description), batch_size) as sink:
+        about = _described(encoder, resolved_precision(precision, encoder), description)
+        with _PartialFile(output, about, batch_size) as sink:
             found = encode_rows(
                 encoder,
                 sentences,
                 sink,
                 batch_size=batch_size,
                 cache=cache,
+                precision=precision,
                 description=description,
                 progress=progress,
             )
@@ -477,9 +487,11 @@ class _PartialFile:
         self._noted.truncate(2 * CHECK * number)
 
 
-def _described(encoder: SentenceTransformer, description: Mapping[str, Any]) -> dict[str, Any]:
+def _described(
+    encoder: SentenceTransformer, precision: str, description: Mapping[str, Any]
+) -> dict[str, Any]:
     try:
-        return describe_vectors(encoder, description=description)
+        return describe_vectors(encoder, precision, description)
     except InputError:
         return {"unlike any other": uuid.uuid4().hex}  # What is stopped starts again.
 

@@ -16,6 +16,7 @@ from bertflow.calibrators.base import Array, check_number
 from bertflow.data import CATALOG, STS_TASKS, Pairs, read_sentences, read_task
 from bertflow.encoders import (
     CalibratedSentenceTransformer,
+    Precision,
     SentenceCache,
     describe_encoder,
     embed,
@@ -77,6 +78,7 @@ def compare(
     batch_size: int = 32,
     jobs: int | None = None,
     cache: SentenceCache | None = None,
+    precision: Precision = "auto",
     progress: Progress | None = None,
 ) -> Comparison:
     """Fit every calibrator on an encoder's vectors, and score them side by side.
@@ -97,6 +99,7 @@ def compare(
         jobs: Processes that fit at the same time; None takes one a CPU. Results do not depend on
             it.
         cache: Where vectors are taken from and kept, such as `SentenceCache()`; None encodes all.
+        precision: What the encoder computes in, as in `bertflow.calibrate`.
         progress: Called with "encode", "fit" or "score", the steps done and their total.
 
     Returns:
@@ -129,6 +132,7 @@ def compare(
         texts,
         batch_size=batch_size,
         cache=cache,
+        precision=precision,
         progress=lambda done, total: report("encode", done, total),
     )
     encode_seconds = time.perf_counter() - start

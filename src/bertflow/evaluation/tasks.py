@@ -16,10 +16,12 @@ from bertflow.calibrators.storage import calibrator_name
 from bertflow.data import CATALOG, Pairs, read_task
 from bertflow.encoders import (
     CalibratedSentenceTransformer,
+    Precision,
     SentenceCache,
     describe_encoder,
     embed,
     library_versions,
+    resolved_precision,
 )
 from bertflow.errors import InputError, MissingDataError
 from bertflow.evaluation.correlation import paired_cosine
@@ -155,6 +157,7 @@ def evaluate(
     split: str | None = None,
     batch_size: int = 32,
     cache: SentenceCache | None = None,
+    precision: Precision = "auto",
     progress: Progress | None = None,
 ) -> Score:
     """Score a model on a task.
@@ -167,6 +170,7 @@ def evaluate(
         split: Which part; None takes "test", of qnli "dev".
         batch_size: Sentences a forward pass.
         cache: Where vectors are taken from and kept, such as `SentenceCache()`; None encodes all.
+        precision: What the encoder computes in, as in `bertflow.calibrate`.
         progress: Called with the distinct sentences encoded and their total.
 
     Returns:
@@ -179,7 +183,9 @@ def evaluate(
         ``evaluate(model, "sts12", data="senteval").wmean.value``
     """
     pairs = read_task(task, data, split)
-    return score_pairs(model, pairs, batch_size=batch_size, cache=cache, progress=progress)
+    return score_pairs(
+        model, pairs, batch_size=batch_size, cache=cache, precision=precision, progress=progress
+    )
 
 
 def evaluate_all(
@@ -189,6 +195,7 @@ def evaluate_all(
     data: str | Path | None = None,
     batch_size: int = 32,
     cache: SentenceCache | None = None,
+    precision: Precision = "auto",
     progress: Progress | None = None,
 ) -> Scores:
     """Score a model on several tasks, each on its published split; sentences are encoded once.
@@ -199,6 +206,7 @@ def evaluate_all(
         data: As in `evaluate`.
         batch_size: Sentences a forward pass.
         cache: As in `evaluate`.
+        precision: As in `evaluate`.
         progress: As in `evaluate`.
 
     Returns:
@@ -208,7 +216,9 @@ def evaluate_all(
         InputError: A task is unknown, or of none the data are there.
     """
     found, absent = read_tasks(tasks, data)
-    scores = score_all(model, found, batch_size=batch_size, cache=cache, progress=progress)
+    scores = score_all(
+        model, found, batch_size=batch_size, cache=cache, precision=precision, progress=progress
+    )
     return Scores(
         scores={pairs.task: score for pairs, score in zip(found, scores, strict=True)},
         absent=absent,
@@ -244,6 +254,7 @@ def score_pairs(
     *,
     batch_size: int = 32,
     cache: SentenceCache | None = None,
+    precision: Precision = "auto",
     progress: Progress | None = None,
 ) -> Score:
     """Score a model on graded pairs, of a task or one's own.
@@ -251,7 +262,9 @@ def score_pairs(
     Pairs without a gold score, and pairs with a vector that is zero or not finite, are left out
     and counted.
     """
-    return score_all(model, [pairs], batch_size=batch_size, cache=cache, progress=progress)[0]
+    return score_all(
+        model, [pairs], batch_size=batch_size, cache=cache, precision=precision, progress=progress
+    )[0]
 
 
 def score_all(
@@ -260,6 +273,7 @@ def score_all(
     *,
     batch_size: int = 32,
     cache: SentenceCache | None = None,
+    precision: Precision = "auto",
     progress: Progress | None = None,
 ) -> list[Score]:
     """Score a model on the pairs of several tasks; each distinct sentence is encoded once.
@@ -278,11 +292,20 @@ def score_all(
     vectors, rows = np.empty((0, 1), dtype=np.float32), np.empty(0, dtype=np.int64)
     if texts:
         embedded = embed(
-            model, texts, batch_size=batch_size, finite=False, cache=cache, progress=progress
+            model,
+            texts,
+            batch_size=batch_size,
+            finite=False,
+            cache=cache,
+            precision=precision,
+            progress=progress,
         )
         vectors, rows = embedded.vectors, embedded.index
     start = 0
-    description = describe_encoder(model)
+    description = {
+        **describe_encoder(model),
+        "precision": resolved_precision(precision, model),
+    }
     calibrator, fitted_on = _calibration(model)
     scores = []
     for pairs, keep in zip(tasks, graded, strict=True):

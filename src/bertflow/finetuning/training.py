@@ -338,6 +338,7 @@ def _predicted(
     embedded = embed(
         model,
         [*pairs.first, *pairs.second],
+        precision="float32",
         progress=None if progress is None else lambda done, of: progress("encode", done, of),
     )
     first, second = embedded.index[: len(pairs)], embedded.index[len(pairs) :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -95,9 +96,13 @@ class ActNorm(Bijection):
         """Set shift and scale from the moments of the sample."""
         wide = x.double()
         self.bias.copy_(-wide.mean(dim=0))
-        deviation = (wide + self.bias.double()).square().mean(dim=0).sqrt()
+        centred = wide + self.bias.double()
+        deviation = torch.linalg.vector_norm(centred, dim=0) / math.sqrt(len(x))
         self.log_scale.copy_(-torch.log(bounded_deviation(deviation) + EPSILON) / self.scale_rate)
-        return self.forward(x)[0]
+        # The same as forward(x)[0], without shifting a large sample again.
+        return (
+            centred.mul_(self.scale()) if x.dtype == self.bias.dtype == wide.dtype else self(x)[0]
+        )
 
     def extra_repr(self) -> str:
         """Width and rate, for `repr`."""

@@ -1,0 +1,221 @@
+"""Distinct sentences to vectors, in batches without padding and in the arithmetic that is asked."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Transformer
+from torch import Tensor, nn
+
+from bertflow.calibrators.base import Array
+from bertflow.errors import InputError
+
+Precision = Literal["auto", "float32", "mixed", "fast"]
+
+# Sentences tokenized at a time; within them batches are put together by length.
+POOL = 8192
+# Below this width a product is too small for its type to matter.
+LEAST_WIDTH = 256
+ENCODE = SentenceTransformer.encode
+
+
+def encode_distinct(
+    encoder: SentenceTransformer,
+    sentences: Sequence[str],
+    *,
+    batch_size: int = 32,
+    precision: Precision = "float32",
+) -> Array:
+    """Encode sentences, each on its own account: repeats are not looked for.
+
+    As `SentenceTransformer.encode` with its defaults (prompt and truncation included), but batches
+    hold sentences of one number of tokens, so that nothing is spent on padding.
+
+    Args:
+        encoder: Any SentenceTransformer.
+        sentences: Text.
+        batch_size: Of sentences at the encoder's maximum length; of shorter ones as many more as
+            have the same number of tokens.
+        precision: What the transformer computes in, see `resolved_precision`. What comes after it
+            (pooling, calibrator) is not touched.
+
+    Returns:
+        Shape (N, D), float32, in the order given.
+
+    Raises:
+        InputError: The precision is unknown.
+    """
+    kind = resolved_precision(precision, encoder)
+    model = encoder if kind == "float32" else _cast(encoder, kind)
+    if not _is_usual(model):
+        return _plain(model, sentences, batch_size)
+    vectors: Array | None = None
+    for start in range(0, len(sentences), POOL):
+        texts = list(sentences[start : start + POOL])
+        features = model.preprocess(texts, prompt=_prompt(encoder))
+        if not _is_padded_text(features, len(texts)):
+            return _plain(model, sentences, batch_size)
+        for rows, batch in _batches(features, batch_size * _limit(model, features)):
+            found = _forward(model, batch, kind)
+            if vectors is None:
+                vectors = np.empty((len(sentences), found.shape[1]), dtype=np.float32)
+            vectors[start + rows.numpy()] = found.numpy()
+    assert vectors is not None
+    return vectors
+
+
+def check_precision(name: str) -> Precision:
+    """The precision of that name.
+
+    Raises:
+        InputError: There is none.
+    """
+    for known in get_args(Precision):
+        if name == known:
+            return cast("Precision", known)
+    raise InputError(f"precision must be one of {', '.join(get_args(Precision))}, got {name!r}")
+
+
+def resolved_precision(
+    precision: Precision, encoder: SentenceTransformer
+) -> Literal["float32", "mixed", "fast"]:
+    """What a precision means for an encoder on the device it is on.
+
+    - "float32": every operation in the encoder's own type.
+    - "mixed": the products of linear layers in bfloat16, summed in float32, everything else in
+      float32.
+    - "fast": the whole transformer in bfloat16.
+    - "auto": "mixed" where the device multiplies bfloat16 quickly and the encoder is wide enough to
+      gain by it, else "float32".
+
+    An encoder that was loaded in half precision, is no transformer, or has an `encode` of its own
+    is left as it is.
+
+    Raises:
+        InputError: It is none of these.
+    """
+    check_precision(precision)
+    if encoder.dtype != torch.float32 or not _is_usual(encoder):
+        return "float32"
+    if precision != "auto":
+        return precision
+    transformer: Any = encoder[0]
+    wide = transformer.get_embedding_dimension() >= LEAST_WIDTH
+    return "mixed" if wide and multiplies_bfloat16(encoder.device) else "float32"
+
+
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether a device has units for products of bfloat16 matrices."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    # Processors that only emulate the type are slower with it than with float32.
+    supported = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    return device.type == "cpu" and bool(supported())
+
+
+def _cast(encoder: SentenceTransformer, kind: Literal["mixed", "fast"]) -> SentenceTransformer:
+    """The encoder with another transformer; all that is not cast is shared with it."""
+    model: SentenceTransformer
+    transformer: Any
+    model, transformer = _shallow(encoder), _shallow(encoder[0])
+    model._modules[next(iter(model._modules))] = transformer
+    if kind == "fast":
+        transformer.model = copy.deepcopy(transformer.model).bfloat16()
+        return model
+    shared: dict[int, Any] = {id(p): p for p in transformer.model.parameters()}
+    transformer.model = copy.deepcopy(transformer.model, shared)
+    for module in transformer.model.modules():
+        if isinstance(module, nn.Linear):
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                halved = nn.Parameter(parameter.detach().bfloat16(), requires_grad=False)
+                setattr(module, name, halved)
+    return model
+
+
+def _shallow(module: Any) -> Any:
+    """A module whose submodules can be replaced without replacing them in the first."""
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    return twin
+
+
+def _is_usual(model: SentenceTransformer) -> bool:
+    """Whether what `encode` does is known: a model may have an `encode` of its own."""
+    usual = type(model).encode is ENCODE and "encode" not in vars(model)
+    return usual and isinstance(model[0], Transformer) and hasattr(model, "preprocess")
+
+
+def _prompt(encoder: SentenceTransformer) -> str | None:
+    return encoder.prompts.get(encoder.default_prompt_name or "") or None
+
+
+def _is_padded_text(features: dict[str, Any], count: int) -> bool:
+    """Whether these are rows of tokens with a mask, and nothing else that has rows."""
+    mask = features.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or len(mask) != count:
+        return False
+    tensors = [value for value in features.values() if isinstance(value, Tensor)]
+    return all(value.shape == mask.shape for value in tensors)
+
+
+def _limit(model: SentenceTransformer, features: dict[str, Any]) -> int:
+    return int(model.max_seq_length or features["attention_mask"].shape[1])
+
+
+def _batches(features: dict[str, Any], tokens: int) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+    """Rows of one length, the longest first, as many as make so many tokens."""
+    mask = features["attention_mask"]
+    lengths = mask.sum(dim=1)
+    order = lengths.argsort(descending=True, stable=True)
+    left = bool((mask[:, -1] == 1).all())  # Padded on the left, or not at all.
+    counted = lengths[order]
+    for group in order.split(torch.unique_consecutive(counted, return_counts=True)[1].tolist()):
+        length = max(1, int(lengths[group[0]]))
+        for rows in group.split(max(1, tokens // length)):
+            span = slice(mask.shape[1] - length, None) if left else slice(length)
+            yield (
+                rows,
+                {
+                    name: value[rows][:, span] if isinstance(value, Tensor) else value
+                    for name, value in features.items()
+                },
+            )
+
+
+def _forward(model: SentenceTransformer, batch: dict[str, Any], kind: str) -> Tensor:
+    device = model.device
+    moved = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in batch.items()}
+    transformer, *others = model
+    with torch.inference_mode():
+        # Casts what goes into products, and leaves sums, norms and softmax in float32.
+        with torch.autocast(device.type, torch.bfloat16, enabled=kind == "mixed"):
+            moved = transformer(moved)
+        if kind != "float32":
+            moved = {name: _float32(value) for name, value in moved.items()}
+        for module in others:
+            moved = module(moved)
+    vectors: Tensor = moved["sentence_embedding"]
+    if model.truncate_dim is not None:
+        vectors = vectors[:, : model.truncate_dim]
+    return vectors.float().cpu()
+
+
+def _float32(value: Any) -> Any:
+    """States in half precision raised: what pools them sums over tokens and layers."""
+    if isinstance(value, tuple):
+        return tuple(_float32(part) for part in value)
+    if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
+        return value.float()
+    return value
+
+
+def _plain(model: SentenceTransformer, sentences: Sequence[str], batch_size: int) -> Array:
+    encoded: Array = model.encode(
+        list(sentences), batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True
+    )
+    return encoded.astype(np.float32, copy=False)

@@ -1,0 +1,61 @@
+"""Rows in memory-mapped files: read in pieces, and given back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bertflow.calibrators import Flow, Standardization, base
+from bertflow.calibrators.base import chunks, let_go, taken
+
+
+@pytest.fixture
+def file(tmp_path, rng):
+    np.save(tmp_path / "x.npy", rng.normal(size=(4000, 64)).astype(np.float16))
+    return tmp_path / "x.npy"
+
+
+def resident(address: int) -> int:
+    """How many kilobytes of the mapping that holds an address are in memory."""
+    inside = False
+    with open("/proc/self/smaps") as lines:  # noqa: PTH123
+        for line in lines:
+            if "-" in line.split()[0] and not line.split()[0].endswith(":"):
+                low, high = (int(part, 16) for part in line.split()[0].split("-"))
+                inside = low <= address < high
+            elif inside and line.startswith("Rss:"):
+                return int(line.split()[1])
+    raise LookupError(address)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells")
+def test_what_was_read_is_given_back(file, monkeypatch):
+    monkeypatch.setattr(base, "HELD_BYTES", 2**16)
+    x = np.load(file, mmap_mode="r")
+    rows = np.asarray(x)
+    total = sum(float(chunk.sum()) for chunk in chunks(rows, 100))
+    assert total == pytest.approx(float(np.load(file).astype(np.float32).sum()), abs=1)
+    assert resident(x.ctypes.data) < 100
+    taken(rows, torch.arange(4000))
+    assert resident(x.ctypes.data) < 100
+
+
+def test_changes_in_a_private_copy_stay(file):
+    x = np.load(file, mmap_mode="c")
+    x[5] = 7
+    for rows in (x, np.asarray(x), x[2:], np.asarray(x)[2:]):
+        list(chunks(rows))
+        let_go(rows)
+    assert (x[5] == 7).all()
+
+
+@pytest.mark.parametrize("build", [Standardization, Flow])
+@pytest.mark.parametrize("mode", ["r", "r+", "c", None])
+def test_every_way_to_open_a_file_gives_the_same(build, file, mode):
+    x = np.load(file, mmap_mode=mode)
+    expected = np.load(file)
+    z = build().fit(x).transform(x)
+    np.testing.assert_array_equal(z, build().fit(expected).transform(expected))
