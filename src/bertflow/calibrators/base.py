@@ -27,7 +27,7 @@ CHUNK_ROWS = 4096
 HELD_BYTES = 2**26
 # What is mapped at a time: small enough to stay in a processor's cache, large enough to be worth
 # a call.
-CHUNK_BYTES = 2**21
+CHUNK_BYTES = 2**22
 
 
 class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, ABC):

@@ -11,8 +11,9 @@ from bertflow.calibrators.base import unit_length
 from bertflow.calibrators.frame import Frame
 from bertflow.flows import ResidualForm
 
-# w1, b1, w2, b2, V as factors from the right, and whether h1 is added to h2.
-_Coupling: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, bool]
+# The columns that are read, w1, b1, w2, b2 as factors from the right, whether h1 is added to h2, V,
+# and the columns that are moved.
+_Coupling: TypeAlias = tuple[slice, Tensor, Tensor, Tensor, Tensor, bool, Tensor, slice]
 
 
 class FoldedFlow:
@@ -47,7 +48,7 @@ class FoldedFlow:
         behind, couplings = torch.zeros_like(form.constant), []
         for c in form.couplings:
             b1 = c.b1 + c.w1 @ behind
-            couplings.append((c.w1[:, axes].T, b1, c.w2.T, c.b2, c.out[axes].T, c.residual))
+            couplings.append((c.w1[:, axes].T, b1, c.w2.T, c.b2, c.residual, c.out[axes].T))
             behind = behind + c.shift
         constant = torch.cat([form.constant + matrix @ behind, 0 * ones])
 
@@ -60,10 +61,12 @@ class FoldedFlow:
         if frame.components is not None:
             self.axes = cast(torch.from_numpy(frame.components)[order])
         self.centre, self.scale = self.mean[self.order], cast(torch.from_numpy(frame.scale)[order])
-        self.couplings: list[_Coupling] = [
-            (cast(w1), cast(b1), cast(w2), cast(b2), cast(back), residual)
-            for w1, b1, w2, b2, back, residual in couplings
-        ]
+        # In the order of the latent dimensions a level reads and moves neighbouring columns.
+        self.couplings: list[_Coupling] = []
+        for w1, b1, w2, b2, residual, back in couplings:
+            reads, moves = _extent(w1), _extent(back.T)
+            parts = cast(w1[reads]), cast(b1), cast(w2), cast(b2), residual, cast(back[:, moves])
+            self.couplings.append((reads, *parts, moves))
         self.constant = cast(constant)
         if self.diagonal:
             factor = matrix.gather(1, axes[:, None])[:, 0]
@@ -111,7 +114,13 @@ class FoldedFlow:
 
     @staticmethod
     def _couple(u: Tensor, coupling: _Coupling, sign: int) -> None:
-        w1, b1, w2, b2, back, residual = coupling
-        h1 = torch.addmm(b1, u, w1).relu_()
+        reads, w1, b1, w2, b2, residual, back, moves = coupling
+        h1 = torch.addmm(b1, u[:, reads], w1).relu_()
         h2 = torch.addmm(b2, h1, w2).relu_()
-        u.addmm_(h2.add_(h1) if residual else h2, back, alpha=sign)
+        u[:, moves].addmm_(h2.add_(h1) if residual else h2, back, alpha=sign)
+
+
+def _extent(matrix: Tensor) -> slice:
+    """From the first row of a matrix that is not zero to the last."""
+    rows = matrix.any(dim=1).nonzero()[:, 0].tolist()
+    return slice(rows[0], rows[-1] + 1) if rows else slice(0, 0)
