@@ -32,7 +32,10 @@ lint: $(VENV)/.installed
 doctest: $(VENV)/.installed
 	$(BIN)/python -m pytest --doctest-modules src/bertflow --doctest-glob='README.md' README.md src
 
+bench: export BERTFLOW_DATA = $(DATA)
 bench: $(VENV)/.installed
+	$(BIN)/python -W ignore -m benchmarks.speed
+	$(BIN)/python -m benchmarks.streaming
 	$(BIN)/python -m benchmarks.stsb_vectors
 	$(BIN)/python -m benchmarks.portable_cost
 	$(BIN)/python -m benchmarks.lexical_vectors

@@ -140,6 +140,7 @@ def encode(precision: Precision, reach: str, batch_size: int = 32) -> Callable[[
 
         pairs = in_turn(plain, ours, repeats)
         theirs, mine = medians(pairs)
+        cosines = paired_cosine(found["ours"], found["plain"])
         return Row(
             f"encode, all-MiniLM-L6-v2, STS-B: {precision}"
             f" (here {resolved_precision(precision, encoder)}), batches of {batch_size}",
@@ -151,7 +152,8 @@ def encode(precision: Precision, reach: str, batch_size: int = 32) -> Callable[[
             {
                 "Spearman x 100 on STS-B (all splits)": " against ".join(
                     f"{stsb(sentences, found[name]):.3f}" for name in ("ours", "plain")
-                )
+                ),
+                "smallest cosine with it": f"{cosines.min():.5f}",
             },
         )
 

@@ -171,7 +171,7 @@ def numbers(result):
 
 
 @pytest.mark.parametrize(
-    "function", [*MEASURES, singular_spectrum, lambda x: nearest(x, x, 2)], ids=str
+    "function", [*MEASURES, singular_spectrum, lambda x: nearest(x, x, 2)], ids=lambda f: f.__name__
 )
 def test_the_callers_array_is_untouched(rng, function):
     vectors = rng.normal(size=(20, 4))
