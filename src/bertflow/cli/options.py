@@ -41,8 +41,8 @@ EncodingPrecision = Annotated[
     str,
     typer.Option(
         metavar="KIND",
-        help="What the encoder computes in: float32, mixed (products in bfloat16), fast (all of "
-        "it), or auto: mixed where the device has units for it.",
+        help="What the encoder computes in: float32, mixed (products and attention in "
+        "bfloat16), fast (all of it), or auto: mixed where the device has units for it.",
     ),
 ]
 NoCache = Annotated[

@@ -87,8 +87,8 @@ def resolved_precision(
     """What a precision means for an encoder on the device it is on.
 
     - "float32": every operation in the encoder's own type.
-    - "mixed": the products of linear layers in bfloat16, summed in float32, everything else in
-      float32.
+    - "mixed": products, attention and activations in bfloat16 (products are summed in float32);
+      what blocks add up, and norms, in float32.
     - "fast": the whole transformer in bfloat16.
     - "auto": "mixed" where the device multiplies bfloat16 quickly and the encoder is wide enough to
       gain by it, else "float32".
@@ -192,7 +192,7 @@ def _forward(model: SentenceTransformer, batch: dict[str, Any], kind: str) -> Te
     moved = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in batch.items()}
     transformer, *others = model
     with torch.inference_mode():
-        # Casts what goes into products, and leaves sums, norms and softmax in float32.
+        # Casts what goes into products; sums with the residual stream, and norms, are float32.
         with torch.autocast(device.type, torch.bfloat16, enabled=kind == "mixed"):
             moved = transformer(moved)
         if kind != "float32":

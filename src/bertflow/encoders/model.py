@@ -97,8 +97,8 @@ def calibrate(
         batch_size: Sentences a forward pass.
         cache: Where vectors are taken from and kept, such as `SentenceCache()`; None encodes all.
         precision: What the encoder computes in while the corpus is encoded: "float32", "mixed"
-            (products in bfloat16), "fast" (all of it), or "auto": "mixed" where the device has
-            units for it. The model that is returned computes in the encoder's own type.
+            (products and attention in bfloat16), "fast" (all of it), or "auto": "mixed" where the
+            device has units for it. The model that is returned computes in the encoder's own type.
         provenance: More to be kept with the model, such as the names of files.
         progress: Called with the name of the stage ("encode" or "fit"), the steps done and
             their total.

@@ -29,7 +29,7 @@ class LikelihoodGradient:
           \qquad
           \frac{\partial \ell}{\partial b} = e^{r s} \sum_n \frac{\partial \ell}{\partial v_n};
 
-    - nothing is allocated after the first batch of its size.
+    - the large matrices are allocated once for every size of batch.
 
     The numbers are autograd's up to rounding.
 
