@@ -135,7 +135,11 @@ def encode(precision: Precision, reach: str, batch_size: int = 32) -> Callable[[
 
         def ours() -> float:
             return seconds(
-                lambda: found.update(ours=encode_distinct(encoder, sentences, precision=precision))
+                lambda: found.update(
+                    ours=encode_distinct(
+                        encoder, sentences, precision=precision, batch_size=batch_size
+                    )
+                )
             )
 
         pairs = in_turn(plain, ours, repeats)
@@ -236,30 +240,44 @@ for n in range(repeats):
 print(json.dumps(times))
 """
 
-MEMORY = """
-import sys, threading, time
-import numpy as np
-import bertflow
-kind, count = sys.argv[1], int(sys.argv[2])
+# Prepended to pieces that measure their own memory.
+WATCH = """
+import threading, time
+from contextlib import contextmanager
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096 / 2**20
+@contextmanager
+def watched():
+    peaks, over = [resident()], threading.Event()
+    def watch():
+        while not over.wait(0.002):
+            peaks[0] = max(peaks[0], resident())
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield peaks
+    finally:
+        over.set()
+        thread.join()
+"""
+
+MEMORY = (
+    WATCH
+    + """
+import sys
+import numpy as np
+import bertflow
+kind, count = sys.argv[1], int(sys.argv[2])
 x = np.random.default_rng(0).standard_normal((count, 768), np.float32)
 calibrator = getattr(bertflow, kind)().fit(x[:20000])
 calibrator.transform(x[:5000])
-before, peak, over = resident(), 0, False
-def watch():
-    global peak
-    while not over:
-        peak = max(peak, resident())
-        time.sleep(0.002)
-thread = threading.Thread(target=watch)
-thread.start()
-z = calibrator.transform(x)
-over = True
-thread.join()
-print(peak - before - z.nbytes / 2**20)
+before = resident()
+with watched() as peaks:
+    z = calibrator.transform(x)
+print(peaks[0] - before - z.nbytes / 2**20)
 """
+)
 
 
 def transform(repeats: int) -> list[Row]:
@@ -326,31 +344,21 @@ def text_to_model(repeats: int) -> Row:
 
 # Vectors on disk
 
-DISK = """
-import sys, threading, time
+DISK = (
+    WATCH
+    + """
+import sys
 import numpy as np
 from bertflow import Flow
 from bertflow.calibrators.vectors import read_vectors
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096 / 2**20
 Flow().fit(np.random.default_rng(0).normal(size=(64, 384)))
 x = read_vectors(sys.argv[1])
-before, peak, over = resident(), 0, False
-def watch():
-    global peak
-    while not over:
-        peak = max(peak, resident())
-        time.sleep(0.01)
-thread = threading.Thread(target=watch)
-thread.start()
-began = time.perf_counter()
-Flow(epochs=float(sys.argv[2])).fit(x)
-took = time.perf_counter() - began
-over = True
-thread.join()
-print(took, peak - before)
+before, began = resident(), time.perf_counter()
+with watched() as peaks:
+    Flow().fit(x)
+print(time.perf_counter() - began, peaks[0] - before)
 """
+)
 
 
 def disk_fit(repeats: int) -> Row:
@@ -361,7 +369,7 @@ def disk_fit(repeats: int) -> Row:
         pairs, memory = [], []
         for _ in range(repeats):
             small, large = (
-                [float(part) for part in python(DISK, str(file), "1").split()] for file in files
+                [float(part) for part in python(DISK, str(file)).split()] for file in files
             )
             pairs.append((large[0], small[0]))
             memory.append((small[1], large[1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -13,12 +14,17 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import Tensor, nn
 
 from bertflow.calibrators.base import Array
+from bertflow.encoders.attention import pack_attention
 from bertflow.errors import InputError
 
 Precision = Literal["auto", "float32", "mixed", "fast"]
 
 # Sentences tokenized at a time; within them batches are put together by length.
 POOL = 8192
+# Of those, sentences of about one length are tokenized together: tokenizers pad to the longest.
+TOKENIZED = 512
+# More tokens in a batch gain nothing on a processor, and leave its caches.
+CPU_TOKENS = 4096
 # Below this width a product is too small for its type to matter.
 LEAST_WIDTH = 256
 ENCODE = SentenceTransformer.encode
@@ -39,8 +45,8 @@ def encode_distinct(
     Args:
         encoder: Any SentenceTransformer.
         sentences: Text.
-        batch_size: Of sentences at the encoder's maximum length; of shorter ones as many more as
-            have the same number of tokens.
+        batch_size: At most so many sentences of the encoder's maximum length; of shorter ones as
+            many more as have the same number of tokens.
         precision: What the transformer computes in, see `resolved_precision`. What comes after it
             (pooling, calibrator) is not touched.
 
@@ -51,20 +57,23 @@ def encode_distinct(
         InputError: The precision is unknown.
     """
     kind = resolved_precision(precision, encoder)
-    model = encoder if kind == "float32" else _cast(encoder, kind)
-    if not _is_usual(model):
-        return _plain(model, sentences, batch_size)
-    vectors: Array | None = None
-    for start in range(0, len(sentences), POOL):
-        texts = list(sentences[start : start + POOL])
-        features = model.preprocess(texts, prompt=_prompt(encoder))
-        if not _is_padded_text(features, len(texts)):
-            return _plain(model, sentences, batch_size)
-        for rows, batch in _batches(features, batch_size * _limit(model, features)):
-            found = _forward(model, batch, kind)
-            if vectors is None:
-                vectors = np.empty((len(sentences), found.shape[1]), dtype=np.float32)
-            vectors[start + rows.numpy()] = found.numpy()
+    if not _is_usual(encoder):
+        return _plain(encoder, sentences, batch_size)
+    with _evaluating(encoder):
+        model = encoder if kind == "float32" else _cast(encoder, kind)
+        vectors: Array | None = None
+        for start in range(0, len(sentences), POOL):
+            features = _tokenized(model, sentences[start : start + POOL], _prompt(encoder))
+            if features is None:
+                return _plain(model, sentences, batch_size)
+            tokens = batch_size * _limit(model, features)
+            if encoder.device.type == "cpu":
+                tokens = min(tokens, CPU_TOKENS)
+            for rows, batch in _batches(features, tokens):
+                found = _forward(model, batch, kind)
+                if vectors is None:
+                    vectors = np.empty((len(sentences), found.shape[1]), dtype=np.float32)
+                vectors[start + rows.numpy()] = found.numpy()
     assert vectors is not None
     return vectors
 
@@ -126,6 +135,7 @@ def _cast(encoder: SentenceTransformer, kind: Literal["mixed", "fast"]) -> Sente
     model._modules[next(iter(model._modules))] = transformer
     if kind == "fast":
         transformer.model = copy.deepcopy(transformer.model).bfloat16()
+        pack_attention(transformer.model)
         return model
     shared: dict[int, Any] = {id(p): p for p in transformer.model.parameters()}
     transformer.model = copy.deepcopy(transformer.model, shared)
@@ -134,6 +144,7 @@ def _cast(encoder: SentenceTransformer, kind: Literal["mixed", "fast"]) -> Sente
             for name, parameter in list(module.named_parameters(recurse=False)):
                 halved = nn.Parameter(parameter.detach().bfloat16(), requires_grad=False)
                 setattr(module, name, halved)
+    pack_attention(transformer.model)
     return model
 
 
@@ -150,8 +161,47 @@ def _is_usual(model: SentenceTransformer) -> bool:
     return usual and isinstance(model[0], Transformer) and hasattr(model, "preprocess")
 
 
+@contextmanager
+def _evaluating(encoder: SentenceTransformer) -> Iterator[None]:
+    """Without dropout while inside, as `encode` is; modules that were training do so again."""
+    training = [module for module in encoder.modules() if module.training]
+    encoder.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
 def _prompt(encoder: SentenceTransformer) -> str | None:
     return encoder.prompts.get(encoder.default_prompt_name or "") or None
+
+
+def _tokenized(
+    model: SentenceTransformer, sentences: Sequence[str], prompt: str | None
+) -> dict[str, Any] | None:
+    """Tokens of sentences and their mask, padded; None where something else comes out."""
+    order = sorted(range(len(sentences)), key=lambda n: len(sentences[n]))
+    parts = []
+    for start in range(0, len(order), TOKENIZED):
+        rows = order[start : start + TOKENIZED]
+        features = model.preprocess([sentences[n] for n in rows], prompt=prompt)
+        if not _is_padded_text(features, len(rows)):
+            return None
+        parts.append((torch.tensor(rows), features))
+    mask = "attention_mask"
+    width = max(1, *(part[mask].shape[1] for _, part in parts))
+    # The tokenizer pads on the left, or no row is padded.
+    left = all(bool((part[mask][:, -1:] == 1).all()) for _, part in parts)
+    together: dict[str, Any] = dict(parts[0][1])
+    for name, first in parts[0][1].items():
+        if isinstance(first, Tensor):
+            together[name] = first.new_zeros(len(order), width)
+            for rows, part in parts:
+                own = part[name].shape[1]
+                span = slice(width - own, None) if left else slice(own)
+                together[name][rows, span] = part[name]
+    return together
 
 
 def _is_padded_text(features: dict[str, Any], count: int) -> bool:
