@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize
+from sentence_transformers.sentence_transformer.modules import Dropout, Normalize
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from bertflow.encoders import encoding, load_encoder
+from bertflow.encoders.attention import packed_attention
 from bertflow.encoders.encoding import encode_distinct, resolved_precision
 from bertflow.errors import InputError
 
@@ -88,6 +91,139 @@ def test_half_precision_is_close_and_leaves_the_encoder_alone(
     for name, tensor in encoder.state_dict().items():
         assert torch.equal(tensor, before[name])
     np.testing.assert_array_equal(reference(encoder, tiny_sentences), expected)
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed", "fast"])
+def test_dropout_is_off_whatever_mode_the_encoder_is_in(precision, folder, tiny_sentences):
+    encoder = load_encoder(folder)
+    expected = encode_distinct(encoder, tiny_sentences[:40], precision=precision)
+    encoder = SentenceTransformer(modules=[*encoder, Dropout(0.5)], device="cpu")
+    encoder.train()
+    encoder[1].eval()
+    found = encode_distinct(encoder, tiny_sentences[:40], precision=precision)
+    np.testing.assert_array_equal(found, expected)
+    assert encoder.training and encoder[0].training and not encoder[1].training
+
+
+@pytest.mark.parametrize("count", [1, 7, 60])
+@pytest.mark.parametrize("length", [1, 2, 5, 8, 13, 15, 16, 40])
+def test_packed_attention_is_attention(length, count, rng):
+    layer = torch.nn.Module()
+    layer.is_causal = False
+    query, key, value = (
+        torch.tensor(rng.standard_normal((count, length, 3, 8)), dtype=torch.float32).transpose(
+            1, 2
+        )
+        for _ in range(3)
+    )
+    found, _ = packed_attention(layer, query, key, value, None, scaling=0.3)
+    expected, _ = sdpa_attention_forward(layer, query, key, value, None, scaling=0.3)
+    assert found.shape == expected.shape == (count, length, 3, 8)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+    layer.is_causal = True
+    found, _ = packed_attention(layer, query, key, value, None)
+    expected, _ = sdpa_attention_forward(layer, query, key, value, None)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    mask = torch.ones(count, 1, length, length, dtype=torch.bool).tril()
+    found, _ = packed_attention(layer, query, key, value, mask)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("precision", ["mixed", "fast"])
+def test_attention_is_packed_in_half_precision_only(
+    precision, tiny_bert, tiny_sentences, monkeypatch
+):
+    sizes: list[int] = []
+
+    def counted(module, query, *args, **keywords):
+        sizes.append(query.shape[2])
+        return sdpa_attention_forward(module, query, *args, **keywords)
+
+    monkeypatch.setattr("bertflow.encoders.attention.sdpa_attention_forward", counted)
+    encoder = load_encoder(tiny_bert)
+    encode_distinct(encoder, tiny_sentences)
+    assert sizes == []
+    packed = encode_distinct(encoder, tiny_sentences, precision=precision)
+    assert max(sizes) > encoder.max_seq_length or max(sizes) >= 16
+    assert encoder[0].model.config._attn_implementation == "sdpa"
+    monkeypatch.setattr(encoding, "pack_attention", lambda model: None)
+    alone = encode_distinct(encoder, tiny_sentences, precision=precision)
+    assert smallest_cosine(packed, alone) > 0.999
+
+
+def test_batches_beside_each_other_are_those_one_after_the_other(
+    folder, tiny_sentences, monkeypatch
+):
+    threads = torch.get_num_threads()
+    encoder = load_encoder(folder, pooling="first-last-avg")
+    monkeypatch.setattr(encoding, "WORKERS", 1)
+    expected = encode_distinct(encoder, tiny_sentences, batch_size=1)
+    monkeypatch.setattr(encoding, "WORKERS", 4)
+    torch.set_num_threads(4)
+    names: set[str] = set()
+    forward = encoding._forward
+
+    def watched(*arguments):
+        names.add(threading.current_thread().name)
+        return forward(*arguments)
+
+    monkeypatch.setattr(encoding, "_forward", watched)
+    try:
+        found = encode_distinct(encoder, tiny_sentences, batch_size=1)
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(threads)
+    assert all(name.startswith("encode") for name in names)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+
+
+def test_what_goes_wrong_in_a_batch_is_said_and_ends_the_others(
+    tiny_bert, tiny_sentences, monkeypatch
+):
+    threads = torch.get_num_threads()
+    encoder = load_encoder(tiny_bert)
+    torch.set_num_threads(2)
+    calls: list[int] = []
+
+    def broken(*arguments):
+        calls.append(1)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(encoding, "_forward", broken)
+    try:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            encode_distinct(encoder, tiny_sentences, batch_size=1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_models_that_keep_something_run_alone(tiny_bert, tiny_llama):
+    assert encoding._may_run_beside_itself(load_encoder(tiny_bert))
+    llama = load_encoder(tiny_llama)
+    assert encoding._may_run_beside_itself(llama)
+    next(m for m in llama.modules() if hasattr(m, "rope_type")).rope_type = "dynamic"
+    assert not encoding._may_run_beside_itself(llama)
+    foreign = type("Foreign", (Normalize,), {"__module__": "transformers_modules.x"})
+    encoder = SentenceTransformer(modules=[*load_encoder(tiny_bert), foreign()], device="cpu")
+    assert not encoding._may_run_beside_itself(encoder)
+
+
+def test_a_pool_is_tokenized_by_length(tiny_bert, tiny_sentences, monkeypatch):
+    encoder = load_encoder(tiny_bert)
+    expected = encode_distinct(encoder, tiny_sentences)
+    widths: list[int] = []
+    preprocess = SentenceTransformer.preprocess
+
+    def counted(self, inputs, *args, **keywords):
+        found = preprocess(self, inputs, *args, **keywords)
+        widths.append(found["input_ids"].shape[1])
+        return found
+
+    monkeypatch.setattr(SentenceTransformer, "preprocess", counted)
+    monkeypatch.setattr(encoding, "TOKENIZED", 16)
+    np.testing.assert_array_equal(encode_distinct(encoder, tiny_sentences), expected)
+    assert len(set(widths)) > 1
 
 
 def test_mixed_is_closer_than_fast(tiny_bert, tiny_sentences):

@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow import Flow, SentenceCache, Whitening, calibrate, compare, load_encoder
 from bertflow.data import Pairs
-from bertflow.encoders import embed
+from bertflow.encoders import embed, encode_file, load, save_model
 from bertflow.encoders.digests import SentenceIndex, digests_of
 from bertflow.encoders.sentence_cache import FILES, describe_vectors, parse_size
 from bertflow.errors import InputError
@@ -208,23 +208,69 @@ def test_the_name_of_the_folder_and_calls_before_make_no_difference(tiny_bert, t
 
 
 @pytest.mark.parametrize("portable", [True, False])
-def test_calibrated_models_share_nothing(encoder, tiny_sentences, tmp_path, portable):
+@pytest.mark.parametrize("pooling", [None, "first-last-avg"])
+def test_calibrated_models_share_their_encoders_vectors(
+    tiny_bert, tiny_sentences, tmp_path, portable, pooling
+):
+    bare = load_encoder(tiny_bert, device="cpu", pooling=pooling)
     coupling = "additive" if portable else "affine"
     models = [
-        calibrate(
-            encoder, rows, Flow(epochs=1, coupling=coupling, random_state=n), portable=portable
-        )
-        for n, rows in enumerate([tiny_sentences[:30], tiny_sentences[:30], tiny_sentences[30:]])
+        calibrate(bare, rows, Flow(epochs=1, coupling=coupling, random_state=n), portable=portable)
+        for n, rows in enumerate([tiny_sentences[:30], tiny_sentences[30:]])
     ]
-    models.append(calibrate(encoder, tiny_sentences[:30], Whitening(), portable=portable))
-    for model in models:
-        cache = SentenceCache(tmp_path)
-        got = embed(model, tiny_sentences[:9], cache=cache)
-        assert cache.found == 0
-        np.testing.assert_array_equal(got.vectors, embed(model, tiny_sentences[:9]).vectors)
-    again = SentenceCache(tmp_path)
-    embed(models[0], tiny_sentences[:9], cache=again)
-    assert again.encoded == 0
+    models.append(calibrate(bare, tiny_sentences[:30], Whitening(), portable=portable))
+    models.append(calibrate(models[-1], tiny_sentences, Whitening(), portable=portable))
+    embed(bare, tiny_sentences[:9], cache=SentenceCache(tmp_path))
+    for number, model in enumerate(models):
+        save_model(model, folder := tmp_path / f"model-{number}")
+        for one in (model, load(folder, device="cpu")):
+            cache = SentenceCache(tmp_path)
+            got = embed(one, tiny_sentences[:9], cache=cache)
+            assert (cache.found, cache.encoded) == (9, 0)
+            expected = model.encode(tiny_sentences[:9], show_progress_bar=False)
+            np.testing.assert_allclose(got.rows(), expected, rtol=0, atol=1e-5)
+    assert len(folders(tmp_path)) == 1
+
+
+def test_a_model_that_only_ends_like_a_calibrated_one_is_one_encoder(
+    encoder, tiny_bert, tiny_sentences, tmp_path
+):
+    half = load_encoder(tiny_bert, device="cpu")
+    model = calibrate(half, tiny_sentences, Whitening()).half()
+    embed(encoder, tiny_sentences[:9], cache=SentenceCache(tmp_path))
+    embed(model, tiny_sentences[:9], cache=(cache := SentenceCache(tmp_path)))
+    assert cache.found == 0  # In half precision the parts are not kept apart.
+    model = calibrate(encoder, tiny_sentences, Whitening())
+    model.truncate_dim = 3
+    got = embed(model, tiny_sentences[:9], cache=(cache := SentenceCache(tmp_path)))
+    assert cache.encoded == 0
+    expected = model.encode(tiny_sentences[:9], show_progress_bar=False)
+    np.testing.assert_allclose(got.rows(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_calibrated_model_writes_its_own_vectors_and_keeps_its_encoders(
+    encoder, tiny_sentences, tmp_path, resumed, monkeypatch
+):
+    model = calibrate(encoder, tiny_sentences, Whitening())
+    if resumed:
+        monkeypatch.setattr("bertflow.encoders.streaming.CHUNK_SENTENCES", 20)
+        monkeypatch.setattr("bertflow.encoders.streaming._PartialFile.complete", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            encode_file(model, tiny_sentences, tmp_path / "z.npy")
+        monkeypatch.undo()
+        monkeypatch.setattr("bertflow.encoders.streaming.CHUNK_SENTENCES", 20)
+    encode_file(model, tiny_sentences, tmp_path / "z.npy", cache=SentenceCache(tmp_path))
+    expected = model.encode(tiny_sentences, show_progress_bar=False)
+    np.testing.assert_allclose(np.load(tmp_path / "z.npy"), expected, rtol=0, atol=1e-5)
+    got = embed(encoder, tiny_sentences, cache=(cache := SentenceCache(tmp_path)))
+    assert cache.encoded == (50 if resumed else 0)
+    expected = encoder.encode(tiny_sentences, show_progress_bar=False)
+    np.testing.assert_allclose(got.rows(), expected, rtol=0, atol=1e-5)
+
+
+def stopped(*arguments: object) -> None:
+    raise KeyboardInterrupt
 
 
 # Never in the way.
@@ -448,14 +494,17 @@ COMMANDS = {
     "compare": ["compare", "--pairs", "pairs.csv", "--method", "whitening", "--jobs", "1"],
     "diagnose": ["diagnose", "--corpus", "corpus.txt", "--pairs", "pairs.csv"],
     "analyze lexical": ["analyze", "lexical", "--pairs", "pairs.csv"],
+    "analyze isotropy": ["analyze", "isotropy", "--corpus", "corpus.txt"],
+    "analyze isotropy of poolings": ["analyze", "isotropy", "--pooling", "cls", "--limit", "50"],
+    "demo": ["demo", "--calibrator", "whitening", "--output", "d"],
 }
 
 
 def command(name: str, encoder: Path) -> list[str]:
     words = COMMANDS[name]
-    if name == "fit":
+    if name in ("fit", "demo"):
         return [*words, "--encoder", str(encoder)]
-    count = len(name.split())
+    count = 2 if words[0] == "analyze" else 1
     return [*words[:count], str(encoder), *words[count:]]
 
 
@@ -472,7 +521,8 @@ def test_a_second_run_of_a_command_encodes_nothing(
     if name in ("fit", "encode"):
         assert "all in the cache, " in said
     done(*command(name, tiny_bert), "--no-cache")
-    assert len(encoded) == count
+    # The demonstration encodes some sentences before and after.
+    assert len(encoded) == count or (name == "demo" and len(encoded) > count)
     assert SentenceCache().clear() == []
     done(*command(name, tiny_bert), "--no-cache")
     assert not cache_of_its_own.exists()

@@ -14,7 +14,7 @@ from bertflow.analysis import mean_cosine, nearest, singular_spectrum
 from bertflow.calibrators import Calibrator
 from bertflow.calibrators.base import Array
 from bertflow.data import sample_pairs, sample_sentences
-from bertflow.encoders import calibrate, embed, save_model
+from bertflow.encoders import SentenceCache, calibrate, embed, save_model
 from bertflow.errors import ModelError
 from bertflow.evaluation import Difference, Score, difference, score_pairs
 
@@ -79,6 +79,7 @@ def run_demo(
     calibrator: Calibrator,
     output: Path,
     *,
+    cache: SentenceCache | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Demonstration:
     """Calibrate an encoder on the sentences that come along, save it, and compare.
@@ -87,6 +88,7 @@ def run_demo(
         raw: As `load_encoder` gives it.
         calibrator: Not fitted.
         output: Folder to save the model to.
+        cache: As in `calibrate`.
         progress: As in `calibrate`.
 
     Returns:
@@ -95,17 +97,19 @@ def run_demo(
     everyday = sample_sentences()
     pairs = sample_pairs()
     corpus = [*everyday, *pairs.first, *pairs.second, *documentation_sentences()]
-    model = calibrate(raw, corpus, calibrator, provenance={"corpus": "demo"}, progress=progress)
+    model = calibrate(
+        raw, corpus, calibrator, cache=cache, provenance={"corpus": "demo"}, progress=progress
+    )
     save_model(model, output)
 
     def side(encoder: SentenceTransformer) -> Side:
-        vectors = embed(encoder, everyday).rows()
-        queries = embed(encoder, QUERIES).rows()
+        vectors = embed(encoder, everyday, cache=cache).rows()
+        queries = embed(encoder, QUERIES, cache=cache).rows()
         rows, cosines = nearest(queries, vectors, NEIGHBOURS)
         return Side(
             mean_cosine=mean_cosine(vectors),
             spectrum=singular_spectrum(vectors),
-            score=score_pairs(encoder, pairs),
+            score=score_pairs(encoder, pairs, cache=cache),
             neighbours=[
                 [(everyday[row], float(cosine)) for row, cosine in zip(r, c, strict=True)]
                 for r, c in zip(rows, cosines, strict=True)

@@ -188,6 +188,8 @@ def isotropy(
     markdown: Markdown = None,
     max_length: MaxLength = None,
     batch_size: BatchSize = 32,
+    precision: EncodingPrecision = "auto",
+    no_cache: NoCache = False,
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -204,6 +206,7 @@ def isotropy(
     from bertflow.encoders import embed, load_layers, load_poolings
 
     check_files(json_, markdown)
+    cache, kind = users_cache(no_cache), as_precision(precision)
     sentences = read_corpus(corpus, column=column) if corpus else sample_sentences()
     distinct = list(dict.fromkeys(sentences))[:limit]
     how: dict[str, Any] = {
@@ -222,8 +225,11 @@ def isotropy(
             loaded,
             distinct,
             batch_size=batch_size,
+            cache=cache,
+            precision=kind,
             progress=lambda done, total: report("encode", done, total),
         ).rows()
+    tell_found(cache)
     parts = np.split(vectors, len(poolings), axis=1)
     found = {name: measure_isotropy(part) for name, part in zip(poolings, parts, strict=True)}
     give(

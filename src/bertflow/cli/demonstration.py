@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
+from bertflow.cli.caching import users_cache
 from bertflow.cli.opening import load_raw
 from bertflow.cli.options import (
     CALIBRATOR_HELP,
     Device,
     MaxLength,
+    NoCache,
     Pooling,
     TrustRemoteCode,
     build_calibrator,
@@ -36,6 +38,7 @@ def demo(
     pooling: Pooling = None,
     max_length: MaxLength = None,
     device: Device = "auto",
+    no_cache: NoCache = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Calibrate an encoder on sentences that come along, and show what changed."""
@@ -51,5 +54,5 @@ def demo(
         encoder, pooling = default_encoder(pooling)
     raw = load_raw(encoder, pooling, max_length, device, trust_remote_code)
     with progress_bars() as report:
-        result = run_demo(raw, built, output, progress=report)
+        result = run_demo(raw, built, output, cache=users_cache(no_cache), progress=report)
     show_demo(result)

@@ -77,18 +77,14 @@ def packed_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **others)
     whole = count // together * together
     mask = _own_sentence_only(together, length, query.dtype)
-    packed, _ = sdpa_attention_forward(
-        module,
-        *(
-            part[:whole]
-            .transpose(1, 2)
-            .reshape(whole // together, together * length, heads, width)
-            .transpose(1, 2)
-            for part in (query, key, value)
-        ),
-        mask,
-        **{**others, "is_causal": False},
+    q, k, v = (
+        part[:whole]
+        .transpose(1, 2)
+        .reshape(whole // together, together * length, heads, width)
+        .transpose(1, 2)
+        for part in (query, key, value)
     )
+    packed, _ = sdpa_attention_forward(module, q, k, v, mask, **{**others, "is_causal": False})
     out = packed.reshape(whole, length, heads, width)
     if whole < count:
         rest, _ = sdpa_attention_forward(

@@ -8,10 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array
-from bertflow.encoders.encoding import Precision, encode_distinct, resolved_precision
+from bertflow.encoders.encoding import (
+    Encoding,
+    Precision,
+    is_usual,
+    resolved_precision,
+)
 from bertflow.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,6 +26,8 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 
 CHUNK_SENTENCES = 1024
+# What the modules behind a calibrated model's encoder are called, followed by their place.
+CALIBRATOR = "calibrator_"
 
 
 @dataclass(frozen=True)
@@ -81,16 +89,17 @@ def embed(
     distinct = longest_first(row_of)
     vectors: Array | None = None
     kind = resolved_precision(precision, encoder)
-    with opened(cache, encoder, kind) as kept:
+    bare, calibrated = halves(encoder)
+    encode = Encoding(bare, batch_size=batch_size, precision=kind)
+    with opened(cache, bare, kind) as kept:
         for start in range(0, len(distinct), CHUNK_SENTENCES):
             chunk = distinct[start : start + CHUNK_SENTENCES]
-            encoded, fresh = take_or_encode(
-                encoder, chunk, kept, batch_size=batch_size, precision=kind
-            )
-            if finite and (bad := first_not_finite(encoded)) is not None:
-                raise not_finite(sentences.index(chunk[bad]), chunk[bad])
+            encoded, fresh = take_or_encode(encode, chunk, kept)
             if kept is not None:
                 kept.add([chunk[n] for n in fresh.tolist()], encoded[fresh])
+            encoded = calibrated(encoded)
+            if finite and (bad := first_not_finite(encoded)) is not None:
+                raise not_finite(sentences.index(chunk[bad]), chunk[bad])
             if vectors is None:
                 vectors = np.empty((len(distinct), encoded.shape[1]), dtype=np.float32)
             vectors[[row_of[sentence] for sentence in chunk]] = encoded
@@ -100,6 +109,45 @@ def embed(
     return Embedded(
         vectors=vectors, index=index, cut=count_cut_of(encoder, distinct) if count_cut else 0
     )
+
+
+def halves(
+    encoder: SentenceTransformer,
+) -> tuple[SentenceTransformer, Callable[[Array], Array]]:
+    """A calibrated model as its encoder and what calibrates the encoder's vectors.
+
+    The vectors of a sentence before and after calibration then cost one pass through the encoder,
+    where there is a cache. A model that is not calibrated is all encoder.
+
+    Returns:
+        The encoder, whose modules are the model's own, and a function of its vectors, shape (N, D),
+        that gives the model's.
+    """
+    count = sum(not name.startswith(CALIBRATOR) for name in encoder._modules)
+    if count == len(encoder) or encoder.dtype != torch.float32 or not is_usual(encoder):
+        return encoder, lambda vectors: vectors
+    bare = SentenceTransformer(
+        modules=list(encoder)[:count],
+        device=str(encoder.device),
+        prompts={k: v for k, v in encoder.prompts.items() if v is not None},
+        default_prompt_name=encoder.default_prompt_name,
+    )
+    bare.train(encoder.training)
+
+    def calibrated(vectors: Array) -> Array:
+        features: dict[str, Any] = {
+            "sentence_embedding": torch.from_numpy(vectors).to(encoder.device)
+        }
+        with torch.inference_mode():
+            for module in list(encoder)[count:]:
+                features = module(features)
+        found = features["sentence_embedding"]
+        if encoder.truncate_dim is not None:
+            found = found[:, : encoder.truncate_dim]
+        out: Array = found.float().cpu().numpy()
+        return out
+
+    return bare, calibrated
 
 
 def check_text(sentences: Sequence[str], first: int = 0) -> None:
@@ -137,14 +185,14 @@ def opened(
 
 
 def take_or_encode(
-    encoder: SentenceTransformer,
-    sentences: Sequence[str],
-    kept: EncoderVectors | None,
-    *,
-    batch_size: int,
-    precision: Precision,
+    encode: Encoding, sentences: Sequence[str], kept: EncoderVectors | None
 ) -> tuple[Array, Array]:
     """Vectors of distinct sentences, from a cache as far as it has them.
+
+    Args:
+        encode: What encodes the others.
+        sentences: Distinct.
+        kept: The encoder's vectors in the cache; None where there is none.
 
     Returns:
         The vectors, shape (N, D), float32, and the numbers of those that were encoded now.
@@ -156,7 +204,7 @@ def take_or_encode(
     if taken is not None and not len(fresh):
         return taken, fresh
     lacking = sentences if taken is None else [sentences[n] for n in fresh.tolist()]
-    encoded = encode_distinct(encoder, lacking, batch_size=batch_size, precision=precision)
+    encoded = encode(lacking)
     if taken is None:
         return encoded, fresh
     vectors = np.empty((len(sentences), encoded.shape[1]), dtype=np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Literal, cast, get_args
 
@@ -24,7 +25,9 @@ POOL = 8192
 # Of those, sentences of about one length are tokenized together: tokenizers pad to the longest.
 TOKENIZED = 512
 # More tokens in a batch gain nothing on a processor, and leave its caches.
-CPU_TOKENS = 4096
+CPU_TOKENS = 2048
+# At most so many batches at a time; beyond that Python is what they wait for.
+WORKERS = 8
 # Below this width a product is too small for its type to matter.
 LEAST_WIDTH = 256
 ENCODE = SentenceTransformer.encode
@@ -56,26 +59,73 @@ def encode_distinct(
     Raises:
         InputError: The precision is unknown.
     """
-    kind = resolved_precision(precision, encoder)
-    if not _is_usual(encoder):
-        return _plain(encoder, sentences, batch_size)
-    with _evaluating(encoder):
-        model = encoder if kind == "float32" else _cast(encoder, kind)
-        vectors: Array | None = None
-        for start in range(0, len(sentences), POOL):
-            features = _tokenized(model, sentences[start : start + POOL], _prompt(encoder))
-            if features is None:
-                return _plain(model, sentences, batch_size)
-            tokens = batch_size * _limit(model, features)
-            if encoder.device.type == "cpu":
-                tokens = min(tokens, CPU_TOKENS)
-            for rows, batch in _batches(features, tokens):
-                found = _forward(model, batch, kind)
-                if vectors is None:
-                    vectors = np.empty((len(sentences), found.shape[1]), dtype=np.float32)
-                vectors[start + rows.numpy()] = found.numpy()
-    assert vectors is not None
-    return vectors
+    return Encoding(encoder, batch_size=batch_size, precision=precision)(sentences)
+
+
+class Encoding:
+    """`encode_distinct` for several calls, which share what they compute with.
+
+    Args:
+        encoder: Any SentenceTransformer; its weights must not change between calls.
+        batch_size: As in `encode_distinct`.
+        precision: As in `encode_distinct`.
+
+    Raises:
+        InputError: The precision is unknown.
+    """
+
+    def __init__(
+        self,
+        encoder: SentenceTransformer,
+        *,
+        batch_size: int = 32,
+        precision: Precision = "float32",
+    ) -> None:
+        self.encoder, self.batch_size = encoder, batch_size
+        self.kind = resolved_precision(precision, encoder)
+        self._model: SentenceTransformer | None = encoder if self.kind == "float32" else None
+
+    def __call__(self, sentences: Sequence[str]) -> Array:
+        """Encode sentences, shape (N, D)."""
+        if not is_usual(self.encoder):
+            return _plain(self.encoder, sentences, self.batch_size)
+        with _evaluating(self.encoder):
+            if self._model is None:
+                self._model = _cast(self.encoder, self.kind)
+            model = self._model
+            vectors: Array | None = None
+            for start in range(0, len(sentences), POOL):
+                features = _tokenized(model, sentences[start : start + POOL], _prompt(self.encoder))
+                if features is None:
+                    return _plain(model, sentences, self.batch_size)
+                tokens = self.batch_size * _limit(model, features)
+                if model.device.type == "cpu":
+                    tokens = min(tokens, CPU_TOKENS)
+                for rows, found in self._forward(model, list(_batches(features, tokens))):
+                    if vectors is None:
+                        vectors = np.empty((len(sentences), found.shape[1]), dtype=np.float32)
+                    vectors[start + rows.numpy()] = found.numpy()
+        assert vectors is not None
+        return vectors
+
+    def _forward(
+        self, model: SentenceTransformer, batches: Sequence[tuple[Tensor, dict[str, Any]]]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The vectors of batches: several at a time, each by a part of the threads."""
+        threads = torch.get_num_threads()
+        workers = min(threads, WORKERS)
+        if workers < 2 or len(batches) < 2 * workers or not _may_run_beside_itself(model):
+            for rows, batch in batches:
+                yield rows, _forward(model, batch, self.kind)
+            return
+        pool = ThreadPoolExecutor(workers, "encode", torch.set_num_threads, (threads // workers,))
+        try:
+            done = [pool.submit(_forward, model, batch, self.kind) for _, batch in batches]
+            for (rows, _), found in zip(batches, done, strict=True):
+                yield rows, found.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(threads)  # Of threads to come: the workers' is for all of them.
 
 
 def check_precision(name: str) -> Precision:
@@ -109,7 +159,7 @@ def resolved_precision(
         InputError: It is none of these.
     """
     check_precision(precision)
-    if encoder.dtype != torch.float32 or not _is_usual(encoder):
+    if encoder.dtype != torch.float32 or not is_usual(encoder):
         return "float32"
     if precision != "auto":
         return precision
@@ -127,7 +177,26 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     return device.type == "cpu" and bool(supported())
 
 
-def _cast(encoder: SentenceTransformer, kind: Literal["mixed", "fast"]) -> SentenceTransformer:
+def _may_run_beside_itself(model: SentenceTransformer) -> bool:
+    """Whether threads may share a model: on a CPU, if its code is known to keep nothing on it."""
+    transformer: Any = getattr(model[0], "model", None)
+    ropes = [
+        getattr(module, "rope_type", "default")
+        for module in getattr(transformer, "modules", list)()
+    ]
+    return (
+        model.device.type == "cpu"
+        and type(transformer).__module__.startswith("transformers.")
+        and all(
+            type(module).__module__.startswith(("sentence_transformers.", "bertflow."))
+            for module in model
+        )
+        # These adapt their frequencies to the longest sentence so far.
+        and not any("dynamic" in rope or "longrope" in rope for rope in ropes)
+    )
+
+
+def _cast(encoder: SentenceTransformer, kind: str) -> SentenceTransformer:
     """The encoder with another transformer; all that is not cast is shared with it."""
     model: SentenceTransformer
     transformer: Any
@@ -155,7 +224,7 @@ def _shallow(module: Any) -> Any:
     return twin
 
 
-def _is_usual(model: SentenceTransformer) -> bool:
+def is_usual(model: SentenceTransformer) -> bool:
     """Whether what `encode` does is known: a model may have an `encode` of its own."""
     usual = type(model).encode is ENCODE and "encode" not in vars(model)
     return usual and isinstance(model[0], Transformer) and hasattr(model, "preprocess")
@@ -197,10 +266,10 @@ def _tokenized(
     for name, first in parts[0][1].items():
         if isinstance(first, Tensor):
             together[name] = first.new_zeros(len(order), width)
-            for rows, part in parts:
+            for places, part in parts:
                 own = part[name].shape[1]
                 span = slice(width - own, None) if left else slice(own)
-                together[name][rows, span] = part[name]
+                together[name][places, span] = part[name]
     return together
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.base import Array, check_device
 from bertflow.calibrators.storage import SUBFOLDER, replaced_folder, write_calibrator
+from bertflow.encoders.corpus import CALIBRATOR
 from bertflow.encoders.encoding import Precision, resolved_precision
 from bertflow.encoders.fingerprint import describe_encoder, library_versions
 from bertflow.encoders.loading import load_encoder
@@ -58,8 +60,11 @@ class CalibratedSentenceTransformer(SentenceTransformer):
     def _of(
         cls, encoder: SentenceTransformer, modules: Sequence[Any], calibrator: Calibrator
     ) -> Self:
+        named: Any = OrderedDict(encoder._modules)
+        for place, module in enumerate(modules, len(named)):
+            named[f"{CALIBRATOR}{place}"] = module
         model = cls(
-            modules=[*encoder, *modules],
+            modules=named,
             device=str(encoder.device),
             prompts={k: v for k, v in encoder.prompts.items() if v is not None},
             default_prompt_name=encoder.default_prompt_name,
@@ -245,15 +250,15 @@ def _load_with_own_module(
     path: Path, calibrator: Calibrator, device: str | None, trust_remote_code: bool
 ) -> CalibratedSentenceTransformer:
     """Load module by module: sentence-transformers would ask for trust in ours."""
-    modules = []
+    modules: Any = OrderedDict()
     for entry in json.loads((path / "modules.json").read_text(encoding="utf-8")):
         kind: Any = CalibratorModule
         if entry["type"] != OWN_MODULE:
             if not entry["type"].startswith("sentence_transformers."):
                 raise ModelError(f"{path} asks for {entry['type']}, which is not built in")
             kind = import_from_string(entry["type"])
-        modules.append(
-            kind.load(str(path), subfolder=entry["path"], trust_remote_code=trust_remote_code)
+        modules[entry["name"]] = kind.load(
+            str(path), subfolder=entry["path"], trust_remote_code=trust_remote_code
         )
     config = json.loads((path / "config_sentence_transformers.json").read_text(encoding="utf-8"))
     model = CalibratedSentenceTransformer(

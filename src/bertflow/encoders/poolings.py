@@ -35,6 +35,10 @@ class SeveralPoolings(nn.Module):
         """Entries of a vector, which sentence-transformers asks for."""
         return self.width
 
+    def get_config_dict(self) -> dict[str, Any]:
+        """What tells it apart from others, for a cache of its vectors."""
+        return {"poolings": self.poolings}
+
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
         """Add `sentence_embedding`, shape (N, poolings · D)."""
         states: Sequence[Tensor] = features["all_layer_embeddings"]

@@ -31,13 +31,14 @@ from bertflow.encoders.corpus import (
     check_text,
     count_cut_of,
     first_not_finite,
+    halves,
     longest_first,
     not_finite,
     opened,
     take_or_encode,
 )
 from bertflow.encoders.digests import SentenceIndex, digests_of
-from bertflow.encoders.encoding import Precision, resolved_precision
+from bertflow.encoders.encoding import Encoding, Precision, resolved_precision
 from bertflow.encoders.fingerprint import describe_encoder
 from bertflow.encoders.sentence_cache import SentenceCache, describe_vectors
 from bertflow.errors import InputError, ModelError
@@ -127,7 +128,9 @@ def encode_rows(
     known = SentenceIndex()
     rows = done = cut = width = number = 0
     kind = resolved_precision(precision, encoder)
-    with opened(cache, encoder, kind, description) as kept:
+    bare, calibrated = halves(encoder)
+    encode = Encoding(bare, batch_size=batch_size, precision=kind)
+    with opened(cache, bare, kind, description if bare is encoder else None) as kept:
         for chunk in _chunks(sentences):
             check_text(chunk, rows)
             sink.extend(len(chunk))
@@ -146,11 +149,13 @@ def encode_rows(
                 members = np.array([local[sentence] for sentence in group])
                 hashes, places = digests[members], rows + first[members]
                 vectors = sink.finished(number, hashes, places)
-                lacking = np.arange(len(group))
-                if vectors is None:
-                    vectors, lacking = take_or_encode(
-                        encoder, group, kept, batch_size=batch_size, precision=kind
-                    )
+                if vectors is not None:
+                    # They are the model's, which are its encoder's unless it is calibrated.
+                    encoded = vectors
+                    lacking = np.arange(len(group) if bare is encoder else 0)
+                else:
+                    encoded, lacking = take_or_encode(encode, group, kept)
+                    vectors = calibrated(encoded)
                     if (bad := first_not_finite(vectors)) is not None:
                         raise not_finite(int(places[bad]), group[bad])
                 width = vectors.shape[1]
@@ -159,7 +164,7 @@ def encode_rows(
                 # The rows before the cache: what is stopped in between goes on with these bits.
                 sink.finish(number, hashes, vectors)
                 if kept is not None and len(lacking):
-                    kept.add([group[n] for n in lacking.tolist()], vectors[lacking])
+                    kept.add([group[n] for n in lacking.tolist()], encoded[lacking])
                 number += 1
                 done += len(group)
                 if progress is not None:
