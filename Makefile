@@ -35,6 +35,7 @@ doctest: $(VENV)/.installed
 bench: export BERTFLOW_DATA = $(DATA)
 bench: $(VENV)/.installed
 	$(BIN)/python -W ignore -m benchmarks.speed
+	-$(BIN)/python -W ignore -m benchmarks.cuda
 	$(BIN)/python -m benchmarks.streaming
 	$(BIN)/python -m benchmarks.stsb_vectors
 	$(BIN)/python -m benchmarks.portable_cost
