@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import shutil
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
 
 from bertflow.encoders import VectorCache, embed, fill, load_encoder, load_poolings
+from bertflow.encoders import cache as module
 from bertflow.errors import InputError, ModelError
 
 ABOUT = {"encoder": "x"}
@@ -40,10 +43,77 @@ def test_a_sentence_that_is_there_is_not_added_twice(tmp_path):
     assert np.array_equal(cache.vectors(), vectors_of(["a", "b", "c"]))
 
 
+@pytest.mark.parametrize("killed", range(1, 7))
+def test_a_process_killed_while_it_writes_leaves_all_of_a_call_or_nothing(
+    tmp_path, monkeypatch, killed
+):
+    cache = VectorCache(tmp_path, ABOUT)
+    cache.add(["a", "b"], vectors_of(["a", "b"]))
+    write, calls = module._write_at, []
+
+    def stopped(path, place, data):
+        calls.append(path)
+        if len(calls) > (killed - 1) // 2:
+            write(path, place, data[: len(data) // 2] if killed % 2 else data)
+            raise KeyboardInterrupt
+        write(path, place, data)
+
+    monkeypatch.setattr(module, "_write_at", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        cache.add(["c", "d"], vectors_of(["c", "d"]))
+    monkeypatch.undo()
+    again = VectorCache(tmp_path, ABOUT)
+    whole = killed == 6 or (killed == 5 and len(again) == 4)  # Half of a small number is all of it.
+    assert again.missing(["a", "b", "c", "d"]) == ([] if whole else ["c", "d"])
+    again.add(["c", "d"], vectors_of(["c", "d"]))
+    last = VectorCache(tmp_path, ABOUT)
+    assert np.array_equal(last.vectors(), vectors_of(["a", "b", "c", "d"]))
+
+
+def test_a_folder_without_a_count_is_read(tmp_path):
+    VectorCache(tmp_path, ABOUT).add(["a", "b"], vectors_of(["a", "b"]))
+    (tmp_path / "count").unlink()
+    about = json.loads((tmp_path / "about.json").read_text())
+    del about["made"]
+    (tmp_path / "about.json").write_text(json.dumps(about))
+    again = VectorCache(tmp_path, ABOUT)
+    again.add(["c"], vectors_of(["c"]))
+    assert len(VectorCache(tmp_path, ABOUT)) == 3
+
+
+@pytest.mark.parametrize("made_anew", [False, True])
+def test_a_folder_that_is_removed_meanwhile_is_not_taken_for_what_it_was(tmp_path, made_anew):
+    cache = VectorCache(tmp_path / "v", ABOUT)
+    cache.add(["a", "b"], vectors_of(["a", "b"]))
+    before = cache.vectors()
+    shutil.rmtree(tmp_path / "v")
+    if made_anew:
+        VectorCache(tmp_path / "v", ABOUT).add(["x", "y", "z"], vectors_of(["x", "y", "z"]))
+    with pytest.raises(ModelError, match="was removed"):
+        cache.add(["c"], vectors_of(["c"]))
+    assert np.array_equal(cache.vectors(), before)
+    assert np.array_equal(before, vectors_of(["a", "b"]))
+
+
+def test_filling_in_the_order_of_the_sentences_whatever_is_there(tmp_path, tiny_bert, monkeypatch):
+    texts = ["a dog", "a cat", "the man", "a train", "a house"]
+    orders = []
+    embedded = module.embed
+    monkeypatch.setattr(
+        module, "embed", lambda e, chunk, **k: orders.append(chunk) or embedded(e, chunk, **k)
+    )
+    for n, there in enumerate([[], ["a cat", "a train"]]):
+        caches = [VectorCache(tmp_path / f"{n}-{part}", ABOUT) for part in range(2)]
+        if there:
+            caches[0].add(there, vectors_of(there, 16))
+        fill(caches, texts, lambda: load_poolings(tiny_bert, ["cls", "mean"]))
+    assert orders[0] == orders[1]
+
+
 @pytest.mark.parametrize("name", ["vectors.f32", "sentences"])
 @pytest.mark.parametrize("cut", range(1, 24))
-def test_what_a_killed_process_has_half_written_is_written_again(tmp_path, name, cut):
-    """Vectors go first: what lacks its sentence, or half a row of either, counts for nothing."""
+def test_what_was_cut_off_is_written_again(tmp_path, name, cut):
+    """What lacks its sentence, or half a row of either, counts for nothing."""
     cache = VectorCache(tmp_path, ABOUT)
     cache.add(["a", "b"], vectors_of(["a", "b"]))
     cache.add(["c", "d"], vectors_of(["c", "d"]))

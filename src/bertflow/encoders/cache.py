@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,15 @@ from bertflow.errors import InputError, ModelError
 Progress = Callable[[int, int], None]
 
 FORMAT = 1
+COUNT = 8
 
 
 class VectorCache:
     """An encoder's vectors of distinct sentences: a file that only grows, and is memory-mapped.
 
-    A row is written before the sentence it belongs to is, so that a process that is killed leaves
-    nothing half: what lacks its sentence is overwritten by the next one. Several processes may
-    write at the same time.
+    Rows are written first, then the sentences they belong to, then how many there are, so that a
+    process that is killed leaves a call of `add` whole or not at all: what is not counted is
+    overwritten by the next one. Several processes may write at the same time.
 
     Args:
         folder: Made if it is not there.
@@ -53,6 +55,8 @@ class VectorCache:
         self._index = SentenceIndex()
         self._count = 0
         self._width: int | None = None
+        self._made: str | None = None
+        self._mapped: Array | None = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._locked():
@@ -98,9 +102,12 @@ class VectorCache:
         """
         if self._width is None or not len(self):
             raise InputError(f"{self.folder} holds no vector yet")
-        shape = (len(self), self._width)
-        vectors: Array = np.memmap(self.folder / "vectors.f32", dtype="<f4", mode="r", shape=shape)
-        return vectors
+        # Mapped again only when it has grown: what was mapped outlives the folder.
+        if self._mapped is None or len(self._mapped) != len(self):
+            shape = (len(self), self._width)
+            path = self.folder / "vectors.f32"
+            self._mapped = np.memmap(path, dtype="<f4", mode="r", shape=shape)
+        return self._mapped
 
     def add(self, sentences: Sequence[str], vectors: Array) -> None:
         """Append vectors; sentences that are there already are left out.
@@ -110,7 +117,7 @@ class VectorCache:
             vectors: Of each, shape (N, D).
 
         Raises:
-            ModelError: It cannot be written, or the width is another.
+            ModelError: It cannot be written, the width is another, or the folder has been removed.
         """
         try:
             with self._locked():
@@ -123,12 +130,14 @@ class VectorCache:
                         f"not {vectors.shape[1]}"
                     )
                 if self._width is None:
-                    self._width = vectors.shape[1]
-                    content = {**self.about, "width": self._width}
+                    self._width, self._made = vectors.shape[1], uuid.uuid4().hex
+                    content = {**self.about, "width": self._width, "made": self._made}
                     write_text(self.folder / "about.json", json.dumps(content, indent=2) + "\n")
                 rows = np.ascontiguousarray(vectors[fresh], dtype="<f4")
                 _write_at(self.folder / "vectors.f32", 4 * self._width * len(self), rows.tobytes())
                 _write_at(self.folder / "sentences", DIGEST * len(self), digests[fresh].tobytes())
+                count = len(self) + len(rows)
+                _write_at(self.folder / "count", 0, count.to_bytes(COUNT, "little"))
                 self._remember(digests[fresh])
         except OSError as error:
             raise ModelError(f"cannot write {self.folder}: {error.strerror or error}") from None
@@ -142,26 +151,41 @@ class VectorCache:
         """Read what is there, also what other processes have added since."""
         about = self.folder / "about.json"
         if not about.is_file():
+            self._check_size(0, 0)
             return
         try:
             found = json.loads(about.read_text(encoding="utf-8"))
             self._width = int(found.pop("width"))
+            made = found.pop("made", None)
             if self._width < 1:
                 raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ModelError(f"{about} is damaged; remove {self.folder}") from None
         if found != json.loads(json.dumps(self.about)):
             raise ModelError(f"{self.folder} holds vectors of another encoder; remove it")
+        if self._count and made != self._made:
+            raise ModelError(f"{self.folder} was removed and made anew while it was in use")
+        self._made = made
         names, vectors = self.folder / "sentences", self.folder / "vectors.f32"
         if not names.is_file() or not vectors.is_file():
+            self._check_size(0, 0)
             return
         with names.open("rb") as file:
+            known = file.seek(0, os.SEEK_END) // DIGEST
+            self._check_size(known, vectors.stat().st_size // (4 * self._width))
             file.seek(DIGEST * len(self))
             added = file.read()
-        whole = min(
-            len(self) + len(added) // DIGEST, vectors.stat().st_size // (4 * self._width)
-        ) - len(self)
-        self._remember(np.frombuffer(added, dtype=f"S{DIGEST}", count=max(whole, 0)))
+        whole = min(known, vectors.stat().st_size // (4 * self._width))
+        with suppress(OSError):  # Those that were made before it was written have none.
+            noted = (self.folder / "count").read_bytes()
+            whole = min(whole, int.from_bytes(noted, "little")) if len(noted) == COUNT else whole
+        count = max(whole - len(self), 0)
+        self._remember(np.frombuffer(added, dtype=f"S{DIGEST}", count=count))
+
+    def _check_size(self, sentences: int, vectors: int) -> None:
+        """Refuse to go on with less than there was: it would be taken for what it is not."""
+        if min(sentences, vectors) < self._count:
+            raise ModelError(f"{self.folder} was removed or cut short while it was in use")
 
     def _remember(self, digests: Array) -> None:
         self._index.add(digests, np.arange(len(self), len(self) + len(digests)))
@@ -190,7 +214,9 @@ def fill(
         InputError: A sentence is no text, or its vector is not finite.
         ModelError: A cache cannot be written.
     """
-    lacking = dict.fromkeys(sentence for cache in caches for sentence in cache.missing(sentences))
+    missing = {sentence for cache in caches for sentence in cache.missing(sentences)}
+    # In the order of the sentences, whatever some of the caches have: batches are then the same.
+    lacking = [sentence for sentence in dict.fromkeys(sentences) if sentence in missing]
     if not lacking:
         return
     loaded = encoder()
@@ -209,9 +235,10 @@ def fill(
 
 
 def _write_at(path: Path, place: int, data: bytes) -> None:
-    """Write at a place, which ends the file, and wait until it is on the disk."""
+    """Write at a place, where the file ends then, and wait until it is on the disk."""
     with path.open("r+b" if path.exists() else "w+b") as file:
-        file.truncate(place)
+        if place + len(data) < file.seek(0, os.SEEK_END):
+            file.truncate(place)
         file.seek(place)
         file.write(data)
         file.flush()

@@ -29,7 +29,7 @@ FOLDER_VARIABLE, SIZE_VARIABLE = "BERTFLOW_CACHE", "BERTFLOW_CACHE_SIZE"
 DEFAULT_SIZE = 10 * 10**9
 KEY = re.compile(r"[0-9a-f]{32}")
 IN_USE = ".in-use"
-FILES = ("about.json", "vectors.f32", "sentences", ".lock", IN_USE)
+FILES = ("about.json", "vectors.f32", "sentences", "count", ".lock", IN_USE)
 # Of a model's configuration: where it lies, and what is described elsewhere.
 APART = ("_name_or_path", "dtype", "transformers_version")
 UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
