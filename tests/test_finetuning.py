@@ -29,7 +29,7 @@ from bertflow.errors import (
     ModelError,
     TrainingError,
 )
-from bertflow.finetuning import NliCorpus, Recipe, finetune, nli_corpus, save_finetuned
+from bertflow.finetuning import NliCorpus, Recipe, finetune, nli_corpus, save_finetuned, training
 from bertflow.finetuning.checkpoints import is_whole
 from bertflow.finetuning.recipe import resolved_precision
 from bertflow.finetuning.result import accuracy_of
@@ -477,8 +477,46 @@ def test_progress_goes_step_by_step_and_nothing_is_printed(encoder, corpus, capf
 
 
 def test_a_loss_that_is_not_finite_names_its_step(encoder, corpus):
-    with pytest.raises(TrainingError, match=r"the loss is (nan|inf) by step \d+ of 48"):
+    with pytest.raises(TrainingError, match=r"the loss is (nan|inf) at step \d+ of 48"):
         finetune(encoder, corpus, replace(FAST, learning_rate=1e30, max_grad_norm=0, epochs=4))
+
+
+@pytest.mark.parametrize("spoilt", ["loss", "weights"])
+def test_the_last_checkpoint_is_from_before_what_is_not_finite(
+    encoder, corpus, monkeypatch, tmp_path, spoilt
+):
+    recipe = replace(FAST, checkpoint_steps=2)
+    whole = finetune(encoder, corpus, recipe)
+    step = training._Trainer.training_step
+
+    def broken(self, model, *args, **kwargs):
+        loss = step(self, model, *args, **kwargs)
+        if self.state.global_step == 5:
+            if spoilt == "loss":
+                raise TrainingError("the loss is nan")
+            next(model.parameters()).data[0] = float("nan")
+        return loss
+
+    monkeypatch.setattr(training._Trainer, "training_step", broken)
+    reason = "the loss is nan" if spoilt == "loss" else "weights are not finite after step 6 of 12"
+    for _ in range(2):  # Again, from the checkpoint.
+        with pytest.raises(TrainingError, match=reason):
+            finetune(encoder, corpus, recipe, checkpoints=tmp_path / "c")
+        assert [path.name for path in (tmp_path / "c").glob("checkpoint-*")] == ["checkpoint-4"]
+    monkeypatch.undo()
+    again = finetune(encoder, corpus, recipe, checkpoints=tmp_path / "c")
+    assert again.resumed_at == 4
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], tensor)
+
+
+def test_another_process_on_the_same_checkpoints_is_refused(encoder, corpus, tmp_path):
+    from bertflow.finetuning.checkpoints import alone
+
+    with alone(tmp_path / "c"), pytest.raises(ModelError, match="another process is doing so"):
+        finetune(encoder, corpus, FAST, checkpoints=tmp_path / "c")
+    finetune(encoder, corpus, FAST, checkpoints=tmp_path / "c")
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
 @pytest.mark.parametrize("missing", [["datasets"], ["accelerate", "datasets"]])

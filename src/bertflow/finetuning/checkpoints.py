@@ -10,10 +10,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -23,6 +26,35 @@ from bertflow.finetuning.result import CLASSIFIER
 
 RUN, WHOLE = "run.json", "whole.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
+
+
+@contextmanager
+def alone(folder: Path | None) -> Iterator[None]:
+    """Keep other processes from training into the same folder while inside.
+
+    Raises:
+        ModelError: One is training there, or the folder's parent cannot be written.
+    """
+    if folder is None:
+        yield
+        return
+    path = folder.with_name(f".{folder.name}.lock")
+    lock = FileLock(path)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ModelError(
+            f"cannot train into {folder}: another process is doing so; wait for it, or choose "
+            "another folder"
+        ) from None
+    except OSError as error:
+        raise ModelError(f"cannot write {folder}: {error.strerror or error}") from None
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()
 
 
 def open_checkpoints(folder: Path, run: Mapping[str, Any]) -> tuple[Path | None, list[str]]:
@@ -79,8 +111,15 @@ def step(checkpoint: Path) -> int:
 
 
 def complete_checkpoint(checkpoint: Path, classifier: nn.Module) -> None:
-    """Add the classifier and the list of files, then remove the checkpoints before this one."""
-    save_file(classifier.state_dict(), checkpoint / CLASSIFIER)
+    """Add the classifier and the list of files, then remove the checkpoints before this one.
+
+    Raises:
+        ModelError: It cannot be written.
+    """
+    try:
+        save_file(classifier.state_dict(), checkpoint / CLASSIFIER)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"cannot write {checkpoint}: {error}") from None
     write_text(checkpoint / WHOLE, json.dumps(_sizes(checkpoint)) + "\n")
     for other in checkpoint.parent.iterdir():
         if _NAME.fullmatch(other.name) and step(other) < step(checkpoint):

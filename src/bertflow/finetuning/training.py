@@ -33,6 +33,7 @@ from bertflow.data import NLI_LABELS, NliPairs
 from bertflow.encoders import describe_encoder, embed, library_versions
 from bertflow.errors import InputError, MissingDependencyError, TrainingError
 from bertflow.finetuning.checkpoints import (
+    alone,
     complete_checkpoint,
     open_checkpoints,
     restore_classifier,
@@ -88,8 +89,10 @@ def finetune(
         MissingDependencyError: datasets or accelerate is missing; the message is the pip line.
         InputError: Weights that are not float32, a precision the device does not have, or a
             second GPU.
-        TrainingError: The loss is not finite; the message names the step.
-        ModelError: The folder of the checkpoints holds something else, or cannot be written.
+        TrainingError: Loss or weights are not finite; the message names the step, and the last
+            checkpoint is one from before.
+        ModelError: The folder of the checkpoints holds something else, cannot be written, or
+            another process is training into it.
 
     Example:
         ``save_finetuned(finetune(load_encoder(name, pooling="mean"), corpus), "sbert")``
@@ -105,34 +108,35 @@ def finetune(
         "encoder": describe_encoder(encoder),
         "device": encoder.device.type,
     }
-    resume, discarded = None, list[str]()
-    if checkpoints is not None:
-        resume, discarded = open_checkpoints(checkpoints, _identity(facts, corpus))
-    if discarded:
-        _LOG.info("checkpoints in %s discarded: other %s", checkpoints, ", ".join(discarded))
-    model = copy.deepcopy(encoder)
-    with (
-        _as_if_alone(recipe.random_state),
-        tempfile.TemporaryDirectory() as nowhere,
-        # Whoever truncates the vectors does so after them, which the loss does not see.
-        model.truncate_embeddings(None),
-    ):
-        width = model.get_embedding_dimension() or 0
-        loss = SoftmaxLoss(model, width, len(NLI_LABELS))
-        arguments = _arguments(model, recipe, precision, total, checkpoints or Path(nowhere))
-        trainer = _trainer(loss, corpus.train, arguments)
+    with alone(checkpoints):
+        resume, discarded = None, list[str]()
         if checkpoints is not None:
-            trainer.add_callback(_Checkpoints(loss.classifier, recipe.checkpoint_steps))
-        if resume is not None:
-            _LOG.info("going on after step %d of %d", step(resume), total)
-            restore_classifier(resume, loss.classifier)
-        trainer.add_callback(_Watch(progress))
-        curve = _train(trainer, resume, total)
-        # Mixed precision has put itself around `forward`.
-        trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
-        classifier = loss.classifier.cpu().requires_grad_(False)
-        model.eval()
-        predicted = _predicted(model, classifier, corpus.held_out, progress)
+            resume, discarded = open_checkpoints(checkpoints, _identity(facts, corpus))
+        if discarded:
+            _LOG.info("checkpoints in %s discarded: other %s", checkpoints, ", ".join(discarded))
+        model = copy.deepcopy(encoder)
+        with (
+            _as_if_alone(recipe.random_state),
+            tempfile.TemporaryDirectory() as nowhere,
+            # Whoever truncates the vectors does so after them, which the loss does not see.
+            model.truncate_embeddings(None),
+        ):
+            width = model.get_embedding_dimension() or 0
+            loss = SoftmaxLoss(model, width, len(NLI_LABELS))
+            arguments = _arguments(model, recipe, precision, total, checkpoints or Path(nowhere))
+            trainer = _trainer(loss, corpus.train, arguments)
+            if checkpoints is not None:
+                trainer.add_callback(_Checkpoints(loss.classifier, recipe.checkpoint_steps))
+            if resume is not None:
+                _LOG.info("going on after step %d of %d", step(resume), total)
+                restore_classifier(resume, loss.classifier)
+            trainer.add_callback(_Watch(progress))
+            curve = _train(trainer, resume, total)
+            # Mixed precision has put itself around `forward`.
+            trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+            classifier = loss.classifier.cpu().requires_grad_(False)
+            model.eval()
+            predicted = _predicted(model, classifier, corpus.held_out, progress)
     return FineTuned(
         model=model,
         classifier=classifier,
@@ -221,6 +225,21 @@ class _Trainer(SentenceTransformerTrainer):
     For each checkpoint it would also ask the hub whether it knows the encoder.
     """
 
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Loss and gradient of a batch, before its step is taken.
+
+        Raises:
+            TrainingError: The loss is not finite.
+        """
+        loss: torch.Tensor = super().training_step(*args, **kwargs)
+        if not bool(loss.isfinite()):
+            raise TrainingError(
+                f"the loss is {float(loss)} at step {self.state.global_step + 1} of "
+                f"{self.state.max_steps}; take a smaller learning rate than "
+                f"{self.args.learning_rate:g}, or precision float32"
+            )
+        return loss
+
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Do not collect what such a card needs."""
 
@@ -290,7 +309,7 @@ def _train(
 
 
 class _Watch(TrainerCallback):
-    """Reports each step and stops at a loss that is not finite."""
+    """Reports each step."""
 
     def __init__(self, progress: Progress | None) -> None:
         self.progress = progress
@@ -302,15 +321,6 @@ class _Watch(TrainerCallback):
         if self.progress is not None:
             self.progress("train", state.global_step, state.max_steps)
 
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Look at the loss."""
-        loss = kwargs["logs"].get("loss")
-        if loss is not None and not math.isfinite(loss):
-            raise TrainingError(
-                f"the loss is {loss} by step {state.global_step} of {state.max_steps}; take a "
-                f"smaller learning rate than {args.learning_rate:g}, or precision float32"
-            )
-
 
 class _Checkpoints(TrainerCallback):
     """Says when to save, and makes whole what the trainer has saved."""
@@ -320,8 +330,19 @@ class _Checkpoints(TrainerCallback):
         self.every = every
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ask for a checkpoint."""
+        """Ask for a checkpoint, of finite weights only: it replaces the one before.
+
+        Raises:
+            TrainingError: They are not.
+        """
         if state.global_step % self.every == 0 or state.global_step == state.max_steps:
+            weights = [*kwargs["model"].parameters(), *self.classifier.parameters()]
+            if not all(bool(weight.isfinite().all()) for weight in weights):
+                raise TrainingError(
+                    f"the weights are not finite after step {state.global_step} of "
+                    f"{state.max_steps}; take a smaller learning rate than "
+                    f"{args.learning_rate:g}, or precision float32"
+                )
             control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
