@@ -43,6 +43,23 @@ def test_what_was_read_is_given_back(file, monkeypatch):
     assert resident(x.ctypes.data) < 100
 
 
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells")
+def test_rows_from_anywhere_are_taken_a_part_at_a_time(file, monkeypatch):
+    monkeypatch.setattr(base, "TAKEN_ROWS", 50)
+    x = np.load(file, mmap_mode="r")
+    held: list[int] = []
+    let = base.let_go
+    monkeypatch.setattr(
+        base, "let_go", lambda rows: held.append(resident(x.ctypes.data)) or let(rows)
+    )
+    index = torch.randperm(4000, generator=torch.Generator().manual_seed(0))[:2000]
+    found = taken(x, index)
+    np.testing.assert_array_equal(found, np.load(file).astype(np.float32)[index.numpy()])
+    assert len(held) == 40
+    assert max(held) < 400  # Of the 500 kB of the file.
+    np.testing.assert_array_equal(taken(x, index[:0]).shape, (0, 64))
+
+
 def test_changes_in_a_private_copy_stay(file):
     x = np.load(file, mmap_mode="c")
     x[5] = 7

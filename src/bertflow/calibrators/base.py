@@ -25,6 +25,8 @@ Made = TypeVar("Made")
 CHUNK_ROWS = 4096
 # How much of a memory-mapped file may be in memory before it is given back.
 HELD_BYTES = 2**26
+# Rows anywhere in such a file that are taken before it is given back.
+TAKEN_ROWS = 1024
 # What is mapped at a time: small enough to stay in a processor's cache, large enough to be worth
 # a call.
 CHUNK_BYTES = 2**22
@@ -270,9 +272,17 @@ def taken(rows: Array | Tensor, index: Tensor) -> Tensor:
     """The rows of an index (on the CPU), as `as_tensor` gives them."""
     if isinstance(rows, Tensor):
         return as_tensor(rows[index.to(rows.device)])
-    found = as_tensor(rows[index.numpy()])
-    let_go(rows)
-    return found
+    numbers = index.numpy()
+    if _file_of(rows) is None:
+        return as_tensor(rows[numbers])
+    # In the order of the file, and a part at a time: the system maps 16 pages and more around each.
+    found = np.empty((len(numbers), *rows.shape[1:]), dtype=rows.dtype)
+    order = np.argsort(numbers)
+    for start in range(0, len(order), TAKEN_ROWS):
+        part = order[start : start + TAKEN_ROWS]
+        found[part] = rows[numbers[part]]
+        let_go(rows)
+    return as_tensor(found)
 
 
 def let_go(rows: Array | Tensor) -> None:
@@ -280,13 +290,22 @@ def let_go(rows: Array | Tensor) -> None:
 
     The file stays in the system's cache; the process no longer holds as much of it as it has read.
     """
+    file = _file_of(rows)
+    if file is not None and hasattr(mmap, "MADV_DONTNEED"):
+        file.madvise(mmap.MADV_DONTNEED)
+
+
+def _file_of(rows: Array | Tensor) -> mmap.mmap | None:
+    """The memory map under rows that are only read; None if there is none.
+
+    What was changed in a private copy would be lost by giving it back.
+    """
     base: Any = rows
     while isinstance(base, np.ndarray):
         if isinstance(base, np.memmap) and base.mode != "r":
-            return  # What was changed in a private copy would be lost.
+            return None
         base = base.base
-    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-        base.madvise(mmap.MADV_DONTNEED)
+    return base if isinstance(base, mmap.mmap) else None
 
 
 def like(array: Array, tensor: Tensor) -> Tensor:
