@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,18 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from bertflow.calibrators.base import Calibrator
 from bertflow.calibrators.flow import Flow
 from bertflow.calibrators.linear import AllButTheTop, Standardization, Whitening
-from bertflow.errors import InputError, ModelError
+from bertflow.calibrators.staging import remove_old, return_old, staged, take_place
+from bertflow.errors import BertflowError, InputError, ModelError
 
 FORMAT = 1
+# No configuration of ours comes near it; whatever else lies there is not read to its end.
+LARGEST_JSON = 10**6
+LISTED, LONGEST_REASON = 5, 500
 MANIFEST = ".bertflow-files.json"
 CONFIG, WEIGHTS, SUBFOLDER = "config.json", "model.safetensors", "bertflow"
 TYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64, "BOOL": torch.bool}
@@ -167,39 +170,27 @@ def replaced_folder(target: str | Path) -> Iterator[Path]:
     Raises:
         ModelError: The target holds something else, or cannot be written.
     """
-    target = Path(target)
     check_replaceable(target)
+    target = _followed(Path(target))
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    except OSError as error:
-        raise ModelError(f"cannot write {target}: {error.strerror}") from None
-    try:
-        staging.chmod(0o755)
-        yield staging
-        (staging / MANIFEST).write_text(json.dumps(_files(staging)) + "\n", encoding="utf-8")
-        _take_place(staging, target)
-    except OSError as error:
-        raise ModelError(f"cannot write {target}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _take_place(staging: Path, target: Path) -> None:
-    """Move a folder to where another is or was; if that fails, the other is where it was."""
-    if not target.exists():
-        staging.rename(target)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        target.rename(aside / "old")
-        try:
-            staging.rename(target)
-        except BaseException:
-            (aside / "old").replace(target)
+        remove_old(target)
+        with staged(target, folder=True) as staging:
+            yield staging
+            (staging / MANIFEST).write_text(json.dumps(_entries(staging)) + "\n", encoding="utf-8")
+            check_replaceable(target)  # Again: others may have put something there meanwhile.
+            take_place(staging, target)
+    except BertflowError:
+        raise
+    except Exception as error:
+        # Not OSErrors alone: safetensors and tokenizers are written in Rust, and raise their own.
+        if not isinstance(error, OSError) and "(os error " not in str(error):
             raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        raise ModelError(f"cannot write {target}: {_reason(error)}") from error
+
+
+def _followed(target: Path) -> Path:
+    """Where a link leads: the folder is replaced, the link stays."""
+    return Path(os.path.realpath(target)) if target.is_symlink() else target
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -218,15 +209,12 @@ def write_bytes(path: str | Path, content: bytes) -> None:
         ModelError: It cannot be written.
     """
     path = Path(path)
-    staging = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        staging.write_bytes(content)
-        staging.replace(path)
+        with staged(path) as staging:
+            staging.write_bytes(content)
+            staging.replace(path)
     except OSError as error:
-        with suppress(OSError):
-            staging.unlink(missing_ok=True)
-        raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
+        raise ModelError(f"cannot write {path}: {_reason(error)}") from None
 
 
 def check_writable(path: str | Path) -> None:
@@ -236,9 +224,12 @@ def check_writable(path: str | Path) -> None:
         ModelError: It is a folder, or is in none that may be written to.
     """
     path = Path(path)
-    home = next(folder for folder in path.absolute().parents if folder.exists())
-    if path.is_dir():
-        raise ModelError(f"cannot write {path}: it is a folder; give a file")
+    try:
+        home = next(folder for folder in path.absolute().parents if folder.exists())
+        if path.is_dir():
+            raise ModelError(f"cannot write {path}: it is a folder; give a file")
+    except OSError as error:
+        raise ModelError(f"cannot write {path}: {_reason(error)}") from None
     if not home.is_dir() or not os.access(home, os.W_OK):
         raise ModelError(f"cannot write {path}: {home} is not a folder that may be written to")
 
@@ -246,22 +237,25 @@ def check_writable(path: str | Path) -> None:
 def check_replaceable(target: str | Path) -> None:
     """Refuse a target that holds something that is not ours, before any work is done for it.
 
+    What was there when a process was killed while it was being replaced comes back first.
+
     Raises:
         ModelError: It does, or it cannot be written.
     """
-    target = Path(target)
-    home = next(folder for folder in [target, *target.absolute().parents] if folder.exists())
-    if target.exists() and not target.is_dir():
-        raise ModelError(f"{target} is a file; give a folder that is empty or not there yet")
-    if not home.is_dir() or not os.access(home, os.W_OK):
-        raise ModelError(f"cannot write {target}: {home} is not a folder that may be written to")
-    if not target.exists():
-        return
     try:
-        ours = json.loads((target / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        ours = []
-    foreign = [name for name in _files(target) if name not in ours and name != MANIFEST]
+        target = _followed(Path(target))
+        return_old(target)
+        home = next(folder for folder in [target, *target.absolute().parents] if folder.exists())
+        if target.exists() and not target.is_dir():
+            raise ModelError(f"{target} is a file; give a folder that is empty or not there yet")
+        if not home.is_dir() or not os.access(home, os.W_OK):
+            raise ModelError(
+                f"cannot write {target}: {home} is not a folder that may be written to"
+            )
+        ours = [MANIFEST, *_manifest(target)]
+        foreign = [name for name in _entries(target) if name not in ours]
+    except OSError as error:
+        raise ModelError(f"cannot write {target}: {_reason(error)}") from None
     if foreign:
         raise ModelError(
             f"{target} holds {foreign[0]}, which bertflow did not write there; "
@@ -269,27 +263,71 @@ def check_replaceable(target: str | Path) -> None:
         )
 
 
-def _files(folder: Path) -> list[str]:
-    return sorted(
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()
-    )
+def _manifest(folder: Path) -> list[str]:
+    """What was written into a folder with it; nothing if that list is not one of ours."""
+    try:
+        names = _read_json(folder / MANIFEST)
+    except ModelError:
+        return []
+    good = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names if good else []
+
+
+def _entries(folder: Path) -> list[str]:
+    """Files, links and empty folders below a folder, if it is there; a folder's ends in a slash."""
+    names, folders = [], [folder] if folder.exists() else []
+    for home in folders:
+        inside = list(home.iterdir())
+        if not inside and home != folder:
+            names.append(f"{home.relative_to(folder).as_posix()}/")
+        for path in inside:
+            if path.is_dir() and not path.is_symlink():
+                folders.append(path)
+            else:
+                names.append(path.relative_to(folder).as_posix())
+    return sorted(names)
 
 
 def _is_ours(config: Path) -> bool:
-    try:
-        content = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
+    content = _read_json(config)
     return isinstance(content, dict) and "calibrator" in content and "format" in content
 
 
+def _read_json(path: Path) -> Any:
+    """What a small JSON file holds.
+
+    Raises:
+        ModelError: It cannot be read; the message names it.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise ModelError(f"{path} is no file")
+        with path.open("rb") as file:
+            content = file.read(LARGEST_JSON + 1)
+        if len(content) > LARGEST_JSON:
+            raise ModelError(f"{path} has more than {LARGEST_JSON} bytes, expected a small JSON")
+        return json.loads(content.decode("utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {_reason(error)}") from None
+    except RecursionError:
+        raise ModelError(f"{path} is nested too deep") from None
+    except ValueError as error:
+        raise ModelError(f"{path} is no JSON: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, in one line that can be read."""
+    said = (isinstance(error, OSError) and error.strerror) or str(error).split("\n")[0]
+    return said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]} …"
+
+
 def _constructed(config: Any) -> Calibrator:
-    if config["format"] != FORMAT:
-        raise InputError(f"format {config['format']} is not {FORMAT}; install a newer bertflow")
+    if type(config["format"]) is not int or config["format"] != FORMAT:
+        raise InputError(f"format {config['format']!r} is not {FORMAT}; install a newer bertflow")
     if config["calibrator"] not in CALIBRATORS:
         raise InputError(f"{config['calibrator']!r} is none of {', '.join(CALIBRATORS)}")
     width = config["n_features_in"]
-    if not isinstance(width, int) or width < 2:
+    if type(width) is not int or width < 2:
         raise InputError(f"n_features_in must be an integer from 2 up, got {width!r}")
     if not isinstance(config["provenance"], dict):
         raise InputError(f"provenance must be an object, got {config['provenance']!r}")
