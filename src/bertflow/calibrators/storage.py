@@ -97,7 +97,13 @@ def write_calibrator(
         "provenance": dict(provenance),
     }
     tensors = {name: tensor.contiguous() for name, tensor in calibrator._learned().items()}
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    content = (json.dumps(config, indent=2) + "\n").encode("utf-8")
+    if len(content) > LARGEST_JSON:
+        raise InputError(
+            f"{CONFIG} would have {len(content)} bytes, more than {LARGEST_JSON}; "
+            "shorten the provenance"
+        )
+    (folder / CONFIG).write_bytes(content)
     save_file(tensors, folder / WEIGHTS)
 
 
@@ -117,25 +123,29 @@ def load_calibrator(folder: str | Path) -> Calibrator:
         ModelError: The folder, a file or a part of one is missing or foreign; the message names it.
     """
     folder = calibrator_folder(folder)
+    config = _read_json(folder / CONFIG)
+    path = folder / WEIGHTS
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         calibrator = _constructed(config)
     except InputError as error:
-        raise ModelError(f"{folder / CONFIG}: {error}") from None
+        raise ModelError(f"{folder / CONFIG}: {_reason(error)}") from None
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise ModelError(f"{folder / CONFIG} is no calibrator's configuration: {error}") from None
+        raise ModelError(
+            f"{folder / CONFIG} is no calibrator's configuration: {_reason(error)}"
+        ) from None
     try:
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
+        if not path.is_file():
+            raise ModelError(f"{path} is {'no file' if path.exists() else 'missing'}")
+        with safe_open(path, framework="pt") as file:
             _compare(file, calibrator, folder)
-            calibrator._restore({name: file.get_tensor(name) for name in file.keys()})
-            calibrator._fitted = True
-    except FileNotFoundError:
-        raise ModelError(f"{folder / WEIGHTS} is missing") from None
+            learned = {name: file.get_tensor(name) for name in file.keys()}
+        _check_values(learned, calibrator, path)
+        calibrator._restore(learned)
+        calibrator._fitted = True
     except ModelError:
         raise
-    except (SafetensorError, ValueError, TypeError, RuntimeError) as error:
-        reason = str(error).split("\n")[0]
-        raise ModelError(f"{folder / WEIGHTS} cannot be read: {reason}") from None
+    except (OSError, SafetensorError, ValueError, TypeError, RuntimeError) as error:
+        raise ModelError(f"{path} cannot be read: {_reason(error)}") from None
     calibrator.provenance_ = config["provenance"]
     return calibrator
 
@@ -144,14 +154,18 @@ def calibrator_folder(folder: str | Path) -> Path:
     """Where the two files lie: the folder itself, or the part of a saved model.
 
     Raises:
-        ModelError: Neither holds them; the message says what is there.
+        ModelError: Neither holds them, or their configuration cannot be read; the message says
+            what is there.
     """
     folder = Path(folder)
-    for candidate in [folder / SUBFOLDER, folder]:
-        if (candidate / CONFIG).is_file() and _is_ours(candidate / CONFIG):
-            return candidate
-    if not folder.exists():
-        raise ModelError(f"{folder} does not exist; give a folder that bertflow has saved")
+    try:
+        for candidate in [folder / SUBFOLDER, folder]:
+            if (candidate / CONFIG).exists() and _is_ours(candidate / CONFIG):
+                return candidate
+        if not folder.exists():
+            raise ModelError(f"{folder} does not exist; give a folder that bertflow has saved")
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be read: {_reason(error)}") from None
     raise ModelError(
         f"{folder} holds no calibrator: expected {CONFIG} and {WEIGHTS} there or in {SUBFOLDER}/"
     )
@@ -335,7 +349,7 @@ def _constructed(config: Any) -> Calibrator:
     missing = kind().get_params(deep=False).keys() - config["arguments"].keys()
     added = ADDED.get(config["calibrator"], set())
     if missing := missing - added if missing >= added else missing:
-        raise InputError(f"arguments lack {', '.join(sorted(missing))}")
+        raise InputError(f"arguments lack {_listed(missing)}")
     calibrator = kind(**config["arguments"])
     calibrator.n_features_in_ = width
     return calibrator
@@ -347,17 +361,46 @@ def _compare(file: Any, calibrator: Calibrator, folder: Path) -> None:
     found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
     try:
         expected = calibrator._allocate(found)
-    except (InputError, TypeError) as error:
-        raise ModelError(f"{folder / CONFIG} does not fit {path}: {error}") from None
-    if missing := sorted(expected.keys() - found.keys()):
-        raise ModelError(f"{path} lacks {', '.join(missing)}")
-    if foreign := sorted(found.keys() - expected.keys()):
-        raise ModelError(f"{path} holds foreign names: {', '.join(foreign)}")
+    except (InputError, TypeError, RuntimeError, OverflowError) as error:
+        raise ModelError(f"{folder / CONFIG} does not fit {path}: {_reason(error)}") from None
+    if missing := expected.keys() - found.keys():
+        raise ModelError(f"{path} lacks {_listed(missing)}")
+    if foreign := found.keys() - expected.keys():
+        raise ModelError(f"{path} holds foreign names: {_listed(foreign)}")
     for name, tensor in expected.items():
         if found[name] != (shape := tuple(tensor.shape)):
             raise ModelError(f"{path}: {name} has shape {found[name]}, expected {shape}")
         if TYPES.get(kind := file.get_slice(name).get_dtype()) != tensor.dtype:
             raise ModelError(f"{path}: {name} has type {kind}, expected {tensor.dtype}")
+
+
+def _check_values(learned: Mapping[str, Tensor], calibrator: Calibrator, path: Path) -> None:
+    """Refuse numbers of which the map would make NaN or infinity."""
+    rates = {"log_scale": getattr(calibrator, "scale_rate", 1.0), "log_diagonal": 1.0}
+    for name, tensor in learned.items():
+        if not tensor.is_floating_point():
+            continue
+        kind, tiny = name.rpartition(".")[2], torch.finfo(tensor.dtype).tiny
+        good, expected = tensor.isfinite(), "finite numbers"
+        if name in ("scale", "gain"):
+            good &= tensor >= tiny
+            expected = "finite numbers above 0"
+        elif kind in rates:
+            factor = (rates[kind] * tensor).exp()
+            good &= factor.isfinite() & (factor >= tiny)
+            expected = "logarithms of such numbers as its type can hold"
+        elif kind == "sign":
+            good &= tensor.abs() == 1
+            expected = "1 or -1"
+        if not bool(good.all()):
+            raise ModelError(
+                f"{path}: {name} holds {float(tensor[~good][0])}, expected {expected}; fit it anew"
+            )
+
+
+def _listed(names: Iterable[str]) -> str:
+    first, rest = (ordered := sorted(names))[:LISTED], ordered[LISTED:]
+    return ", ".join(first) + (f" and {len(rest)} more" if rest else "")
 
 
 def _plain(name: str, value: Any) -> Any:
