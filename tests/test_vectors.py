@@ -65,6 +65,15 @@ def test_what_is_written_is_read_back(tmp_path, dtype):
     assert_array_equal(np.load(tmp_path / "x.npy"), rows)
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(ROWS, WIDTH), (0, WIDTH), (1, 2)])
+def test_the_bytes_are_those_of_numpy(tmp_path, rng, small_chunks, order, shape):
+    rows = rng.normal(size=shape)
+    write_vectors(tmp_path / "x.npy", np.asarray(rows, order=order))
+    np.save(tmp_path / "expected.npy", rows)
+    assert (tmp_path / "x.npy").read_bytes() == (tmp_path / "expected.npy").read_bytes()
+
+
 def test_files_of_numpy_in_either_order_are_read(tmp_path, rows):
     for order in ["C", "F"]:
         np.save(tmp_path / "x.npy", np.asarray(rows, order=order))

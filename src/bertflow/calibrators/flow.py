@@ -312,6 +312,15 @@ class Flow(Calibrator):
         for name in ["levels", "depth", "width"]:
             check_number(name, getattr(self, name), 1, integer=True)
         check_number("scale_rate", self.scale_rate, 0, above=True)
+        for name in ["residual", "bias_correction"]:
+            if not isinstance(value := getattr(self, name), bool | np.bool_):
+                raise InputError(f"{name} must be True or False, got {value!r}")
+        if not isinstance(self.device, str | torch.device):
+            raise InputError(f"device must be a name such as 'cpu', got {self.device!r}")
+        try:
+            check_random_state(self.random_state)
+        except ValueError as error:
+            raise InputError(f"random_state: {error}") from None
         self._chosen(Schedule).check()
         self._chosen(Framing).check(self.permutation)
 
@@ -382,7 +391,12 @@ class Flow(Calibrator):
         }
 
     def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        self._check_arguments()
         width = self.n_features_in_
+        # A layer has several names. What asks for more layers than that would take for ever to
+        # build, only to be found out afterwards.
+        if self.depth > len(shapes):
+            raise InputError(f"depth={self.depth} is more than the {len(shapes)} names in the file")
         # How many dimensions vary is only known from the file: the first layer has that width.
         live = shapes.get("flow.levels.0.steps.0.bias", (width,))[0]
         if not 2 <= live <= width:
@@ -390,7 +404,6 @@ class Flow(Calibrator):
         with torch.device("meta"):
             weights = {f"flow.{k}": v for k, v in self._build(live).state_dict().items()}
         framing = self._chosen(Framing)
-        framing.check(self.permutation)
         curve = empty(*shapes.get("loss_curve", (0,))[:1])
         return {**framing.allocate(width), "loss": empty(), "loss_curve": curve, **weights}
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bertflow.calibrators.base import Array, Calibrator, check_number, empty, like
 from bertflow.calibrators.moments import ROUNDING, Moments, moments_of, principal_axes
+from bertflow.errors import InputError
 from bertflow.flows import bounded_deviation
 
 
@@ -134,9 +136,14 @@ class AllButTheTop(LinearCalibrator):
             return max(1, self.n_features_in_ // 100)
         return self.n_components
 
+    def _check_arguments(self) -> None:
+        check_number("n_components", self._count(), 0, self.n_features_in_ - 1, integer=True)
+        if not isinstance(self.standardize, bool | np.bool_):
+            raise InputError(f"standardize must be True or False, got {self.standardize!r}")
+
     def _fit(self, rows: Array | Tensor) -> None:
+        self._check_arguments()
         width = self.n_features_in_
-        check_number("n_components", self._count(), 0, width - 1, integer=True)
         moments = moments_of(rows)
         self.mean_ = moments.mean.numpy()
         scale = _scale(moments) if self.standardize else torch.ones(width, dtype=torch.float64)
@@ -153,6 +160,7 @@ class AllButTheTop(LinearCalibrator):
         torch.mul(z, self._as("scale", z), out=out)
 
     def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        self._check_arguments()
         width = self.n_features_in_
         removed = empty(self._count(), width)
         return {"mean": empty(width), "scale": empty(width), "components": removed}
@@ -203,12 +211,15 @@ class Whitening(LinearCalibrator):
         self.power = power
         self.shrinkage = shrinkage
 
-    def _fit(self, rows: Array | Tensor) -> None:
-        width = self.n_features_in_
+    def _check_arguments(self) -> None:
         if self.dim is not None:
-            check_number("dim", self.dim, 1, width, integer=True)
+            check_number("dim", self.dim, 1, self.n_features_in_, integer=True)
         check_number("power", self.power, 0, 1)
         check_number("shrinkage", self.shrinkage, 0, 1)
+
+    def _fit(self, rows: Array | Tensor) -> None:
+        self._check_arguments()
+        width = self.n_features_in_
         moments = moments_of(rows)
         covariance = moments.covariance()
         ridge = self.shrinkage * covariance.trace() / width
@@ -237,6 +248,7 @@ class Whitening(LinearCalibrator):
         return like(self.components_ * self.scale_[:, None] ** power, tensor)
 
     def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        self._check_arguments()
         kept, width = self._n_features_out, self.n_features_in_
         return {"mean": empty(width), "components": empty(kept, width), "scale": empty(kept)}
 

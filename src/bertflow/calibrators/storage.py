@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,18 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from bertflow.calibrators.base import Calibrator
 from bertflow.calibrators.flow import Flow
 from bertflow.calibrators.linear import AllButTheTop, Standardization, Whitening
-from bertflow.errors import InputError, ModelError
+from bertflow.calibrators.staging import remove_old, return_old, staged, take_place
+from bertflow.errors import BertflowError, InputError, ModelError
 
 FORMAT = 1
+# No configuration of ours comes near it; whatever else lies there is not read to its end.
+LARGEST_JSON = 10**6
+LISTED, LONGEST_REASON = 5, 500
 MANIFEST = ".bertflow-files.json"
 CONFIG, WEIGHTS, SUBFOLDER = "config.json", "model.safetensors", "bertflow"
 TYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64, "BOOL": torch.bool}
@@ -94,7 +97,13 @@ def write_calibrator(
         "provenance": dict(provenance),
     }
     tensors = {name: tensor.contiguous() for name, tensor in calibrator._learned().items()}
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    content = (json.dumps(config, indent=2) + "\n").encode("utf-8")
+    if len(content) > LARGEST_JSON:
+        raise InputError(
+            f"{CONFIG} would have {len(content)} bytes, more than {LARGEST_JSON}; "
+            "shorten the provenance"
+        )
+    (folder / CONFIG).write_bytes(content)
     save_file(tensors, folder / WEIGHTS)
 
 
@@ -114,25 +123,29 @@ def load_calibrator(folder: str | Path) -> Calibrator:
         ModelError: The folder, a file or a part of one is missing or foreign; the message names it.
     """
     folder = calibrator_folder(folder)
+    config = _read_json(folder / CONFIG)
+    path = folder / WEIGHTS
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         calibrator = _constructed(config)
     except InputError as error:
-        raise ModelError(f"{folder / CONFIG}: {error}") from None
+        raise ModelError(f"{folder / CONFIG}: {_reason(error)}") from None
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise ModelError(f"{folder / CONFIG} is no calibrator's configuration: {error}") from None
+        raise ModelError(
+            f"{folder / CONFIG} is no calibrator's configuration: {_reason(error)}"
+        ) from None
     try:
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
+        if not path.is_file():
+            raise ModelError(f"{path} is {'no file' if path.exists() else 'missing'}")
+        with safe_open(path, framework="pt") as file:
             _compare(file, calibrator, folder)
-            calibrator._restore({name: file.get_tensor(name) for name in file.keys()})
-            calibrator._fitted = True
-    except FileNotFoundError:
-        raise ModelError(f"{folder / WEIGHTS} is missing") from None
+            learned = {name: file.get_tensor(name) for name in file.keys()}
+        _check_values(learned, calibrator, path)
+        calibrator._restore(learned)
+        calibrator._fitted = True
     except ModelError:
         raise
-    except (SafetensorError, ValueError, TypeError, RuntimeError) as error:
-        reason = str(error).split("\n")[0]
-        raise ModelError(f"{folder / WEIGHTS} cannot be read: {reason}") from None
+    except (OSError, SafetensorError, ValueError, TypeError, RuntimeError) as error:
+        raise ModelError(f"{path} cannot be read: {_reason(error)}") from None
     calibrator.provenance_ = config["provenance"]
     return calibrator
 
@@ -141,14 +154,18 @@ def calibrator_folder(folder: str | Path) -> Path:
     """Where the two files lie: the folder itself, or the part of a saved model.
 
     Raises:
-        ModelError: Neither holds them; the message says what is there.
+        ModelError: Neither holds them, or their configuration cannot be read; the message says
+            what is there.
     """
     folder = Path(folder)
-    for candidate in [folder / SUBFOLDER, folder]:
-        if (candidate / CONFIG).is_file() and _is_ours(candidate / CONFIG):
-            return candidate
-    if not folder.exists():
-        raise ModelError(f"{folder} does not exist; give a folder that bertflow has saved")
+    try:
+        for candidate in [folder / SUBFOLDER, folder]:
+            if (candidate / CONFIG).exists() and _is_ours(candidate / CONFIG):
+                return candidate
+        if not folder.exists():
+            raise ModelError(f"{folder} does not exist; give a folder that bertflow has saved")
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be read: {_reason(error)}") from None
     raise ModelError(
         f"{folder} holds no calibrator: expected {CONFIG} and {WEIGHTS} there or in {SUBFOLDER}/"
     )
@@ -167,39 +184,27 @@ def replaced_folder(target: str | Path) -> Iterator[Path]:
     Raises:
         ModelError: The target holds something else, or cannot be written.
     """
-    target = Path(target)
     check_replaceable(target)
+    target = _followed(Path(target))
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    except OSError as error:
-        raise ModelError(f"cannot write {target}: {error.strerror}") from None
-    try:
-        staging.chmod(0o755)
-        yield staging
-        (staging / MANIFEST).write_text(json.dumps(_files(staging)) + "\n", encoding="utf-8")
-        _take_place(staging, target)
-    except OSError as error:
-        raise ModelError(f"cannot write {target}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _take_place(staging: Path, target: Path) -> None:
-    """Move a folder to where another is or was; if that fails, the other is where it was."""
-    if not target.exists():
-        staging.rename(target)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        target.rename(aside / "old")
-        try:
-            staging.rename(target)
-        except BaseException:
-            (aside / "old").replace(target)
+        remove_old(target)
+        with staged(target, folder=True) as staging:
+            yield staging
+            (staging / MANIFEST).write_text(json.dumps(_entries(staging)) + "\n", encoding="utf-8")
+            check_replaceable(target)  # Again: others may have put something there meanwhile.
+            take_place(staging, target)
+    except BertflowError:
+        raise
+    except Exception as error:
+        # Not OSErrors alone: safetensors and tokenizers are written in Rust, and raise their own.
+        if not isinstance(error, OSError) and "(os error " not in str(error):
             raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        raise ModelError(f"cannot write {target}: {_reason(error)}") from error
+
+
+def _followed(target: Path) -> Path:
+    """Where a link leads: the folder is replaced, the link stays."""
+    return Path(os.path.realpath(target)) if target.is_symlink() else target
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -218,15 +223,12 @@ def write_bytes(path: str | Path, content: bytes) -> None:
         ModelError: It cannot be written.
     """
     path = Path(path)
-    staging = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        staging.write_bytes(content)
-        staging.replace(path)
+        with staged(path) as staging:
+            staging.write_bytes(content)
+            staging.replace(path)
     except OSError as error:
-        with suppress(OSError):
-            staging.unlink(missing_ok=True)
-        raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
+        raise ModelError(f"cannot write {path}: {_reason(error)}") from None
 
 
 def check_writable(path: str | Path) -> None:
@@ -236,9 +238,12 @@ def check_writable(path: str | Path) -> None:
         ModelError: It is a folder, or is in none that may be written to.
     """
     path = Path(path)
-    home = next(folder for folder in path.absolute().parents if folder.exists())
-    if path.is_dir():
-        raise ModelError(f"cannot write {path}: it is a folder; give a file")
+    try:
+        home = next(folder for folder in path.absolute().parents if folder.exists())
+        if path.is_dir():
+            raise ModelError(f"cannot write {path}: it is a folder; give a file")
+    except OSError as error:
+        raise ModelError(f"cannot write {path}: {_reason(error)}") from None
     if not home.is_dir() or not os.access(home, os.W_OK):
         raise ModelError(f"cannot write {path}: {home} is not a folder that may be written to")
 
@@ -246,22 +251,25 @@ def check_writable(path: str | Path) -> None:
 def check_replaceable(target: str | Path) -> None:
     """Refuse a target that holds something that is not ours, before any work is done for it.
 
+    What was there when a process was killed while it was being replaced comes back first.
+
     Raises:
         ModelError: It does, or it cannot be written.
     """
-    target = Path(target)
-    home = next(folder for folder in [target, *target.absolute().parents] if folder.exists())
-    if target.exists() and not target.is_dir():
-        raise ModelError(f"{target} is a file; give a folder that is empty or not there yet")
-    if not home.is_dir() or not os.access(home, os.W_OK):
-        raise ModelError(f"cannot write {target}: {home} is not a folder that may be written to")
-    if not target.exists():
-        return
     try:
-        ours = json.loads((target / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        ours = []
-    foreign = [name for name in _files(target) if name not in ours and name != MANIFEST]
+        target = _followed(Path(target))
+        return_old(target)
+        home = next(folder for folder in [target, *target.absolute().parents] if folder.exists())
+        if target.exists() and not target.is_dir():
+            raise ModelError(f"{target} is a file; give a folder that is empty or not there yet")
+        if not home.is_dir() or not os.access(home, os.W_OK):
+            raise ModelError(
+                f"cannot write {target}: {home} is not a folder that may be written to"
+            )
+        ours = [MANIFEST, *_manifest(target)]
+        foreign = [name for name in _entries(target) if name not in ours]
+    except OSError as error:
+        raise ModelError(f"cannot write {target}: {_reason(error)}") from None
     if foreign:
         raise ModelError(
             f"{target} holds {foreign[0]}, which bertflow did not write there; "
@@ -269,27 +277,71 @@ def check_replaceable(target: str | Path) -> None:
         )
 
 
-def _files(folder: Path) -> list[str]:
-    return sorted(
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()
-    )
+def _manifest(folder: Path) -> list[str]:
+    """What was written into a folder with it; nothing if that list is not one of ours."""
+    try:
+        names = _read_json(folder / MANIFEST)
+    except ModelError:
+        return []
+    good = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names if good else []
+
+
+def _entries(folder: Path) -> list[str]:
+    """Files, links and empty folders below a folder, if it is there; a folder's ends in a slash."""
+    names, folders = [], [folder] if folder.exists() else []
+    for home in folders:
+        inside = list(home.iterdir())
+        if not inside and home != folder:
+            names.append(f"{home.relative_to(folder).as_posix()}/")
+        for path in inside:
+            if path.is_dir() and not path.is_symlink():
+                folders.append(path)
+            else:
+                names.append(path.relative_to(folder).as_posix())
+    return sorted(names)
 
 
 def _is_ours(config: Path) -> bool:
-    try:
-        content = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
+    content = _read_json(config)
     return isinstance(content, dict) and "calibrator" in content and "format" in content
 
 
+def _read_json(path: Path) -> Any:
+    """What a small JSON file holds.
+
+    Raises:
+        ModelError: It cannot be read; the message names it.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise ModelError(f"{path} is no file")
+        with path.open("rb") as file:
+            content = file.read(LARGEST_JSON + 1)
+        if len(content) > LARGEST_JSON:
+            raise ModelError(f"{path} has more than {LARGEST_JSON} bytes, expected a small JSON")
+        return json.loads(content.decode("utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {_reason(error)}") from None
+    except RecursionError:
+        raise ModelError(f"{path} is nested too deep") from None
+    except ValueError as error:
+        raise ModelError(f"{path} is no JSON: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, in one line that can be read."""
+    said = (isinstance(error, OSError) and error.strerror) or str(error).split("\n")[0]
+    return said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]} …"
+
+
 def _constructed(config: Any) -> Calibrator:
-    if config["format"] != FORMAT:
-        raise InputError(f"format {config['format']} is not {FORMAT}; install a newer bertflow")
+    if type(config["format"]) is not int or config["format"] != FORMAT:
+        raise InputError(f"format {config['format']!r} is not {FORMAT}; install a newer bertflow")
     if config["calibrator"] not in CALIBRATORS:
         raise InputError(f"{config['calibrator']!r} is none of {', '.join(CALIBRATORS)}")
     width = config["n_features_in"]
-    if not isinstance(width, int) or width < 2:
+    if type(width) is not int or width < 2:
         raise InputError(f"n_features_in must be an integer from 2 up, got {width!r}")
     if not isinstance(config["provenance"], dict):
         raise InputError(f"provenance must be an object, got {config['provenance']!r}")
@@ -297,7 +349,7 @@ def _constructed(config: Any) -> Calibrator:
     missing = kind().get_params(deep=False).keys() - config["arguments"].keys()
     added = ADDED.get(config["calibrator"], set())
     if missing := missing - added if missing >= added else missing:
-        raise InputError(f"arguments lack {', '.join(sorted(missing))}")
+        raise InputError(f"arguments lack {_listed(missing)}")
     calibrator = kind(**config["arguments"])
     calibrator.n_features_in_ = width
     return calibrator
@@ -309,17 +361,46 @@ def _compare(file: Any, calibrator: Calibrator, folder: Path) -> None:
     found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
     try:
         expected = calibrator._allocate(found)
-    except (InputError, TypeError) as error:
-        raise ModelError(f"{folder / CONFIG} does not fit {path}: {error}") from None
-    if missing := sorted(expected.keys() - found.keys()):
-        raise ModelError(f"{path} lacks {', '.join(missing)}")
-    if foreign := sorted(found.keys() - expected.keys()):
-        raise ModelError(f"{path} holds foreign names: {', '.join(foreign)}")
+    except (InputError, TypeError, RuntimeError, OverflowError) as error:
+        raise ModelError(f"{folder / CONFIG} does not fit {path}: {_reason(error)}") from None
+    if missing := expected.keys() - found.keys():
+        raise ModelError(f"{path} lacks {_listed(missing)}")
+    if foreign := found.keys() - expected.keys():
+        raise ModelError(f"{path} holds foreign names: {_listed(foreign)}")
     for name, tensor in expected.items():
         if found[name] != (shape := tuple(tensor.shape)):
             raise ModelError(f"{path}: {name} has shape {found[name]}, expected {shape}")
         if TYPES.get(kind := file.get_slice(name).get_dtype()) != tensor.dtype:
             raise ModelError(f"{path}: {name} has type {kind}, expected {tensor.dtype}")
+
+
+def _check_values(learned: Mapping[str, Tensor], calibrator: Calibrator, path: Path) -> None:
+    """Refuse numbers of which the map would make NaN or infinity."""
+    rates = {"log_scale": getattr(calibrator, "scale_rate", 1.0), "log_diagonal": 1.0}
+    for name, tensor in learned.items():
+        if not tensor.is_floating_point():
+            continue
+        kind, tiny = name.rpartition(".")[2], torch.finfo(tensor.dtype).tiny
+        good, expected = tensor.isfinite(), "finite numbers"
+        if name in ("scale", "gain"):
+            good &= tensor >= tiny
+            expected = "finite numbers above 0"
+        elif kind in rates:
+            factor = (rates[kind] * tensor).exp()
+            good &= factor.isfinite() & (factor >= tiny)
+            expected = "logarithms of such numbers as its type can hold"
+        elif kind == "sign":
+            good &= tensor.abs() == 1
+            expected = "1 or -1"
+        if not bool(good.all()):
+            raise ModelError(
+                f"{path}: {name} holds {float(tensor[~good][0])}, expected {expected}; fit it anew"
+            )
+
+
+def _listed(names: Iterable[str]) -> str:
+    first, rest = (ordered := sorted(names))[:LISTED], ordered[LISTED:]
+    return ", ".join(first) + (f" and {len(rest)} more" if rest else "")
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from bertflow.calibrators.base import Array, Calibrator, finite
+from bertflow.calibrators.staging import staged
 from bertflow.errors import InputError, ModelError
 
 CHUNK_ROWS = 65536
@@ -51,7 +51,9 @@ def write_vectors(path: str | Path, vectors: Array) -> None:
     Raises:
         ModelError: It cannot be written.
     """
-    _write(path, vectors.shape, vectors.dtype, lambda out: out.__setitem__(slice(None), vectors))
+    starts = range(0, len(vectors), CHUNK_ROWS)
+    chunks = (vectors[start : start + CHUNK_ROWS] for start in starts)
+    _write(path, vectors.shape, vectors.dtype, chunks)
 
 
 def transform_file(
@@ -85,16 +87,14 @@ def transform_file(
     apply = calibrator.inverse_transform if inverse else calibrator.transform
     first = apply(_chunk(vectors, 0))
 
-    def fill(out: Array) -> None:
-        out[: len(first)] = first
+    def chunks() -> Iterator[Array]:
         for start in range(0, len(vectors), CHUNK_ROWS):
-            if start:
-                out[start : start + CHUNK_ROWS] = apply(_chunk(vectors, start))
+            yield apply(_chunk(vectors, start)) if start else first
             if progress is not None:
                 progress(min(start + CHUNK_ROWS, len(vectors)), len(vectors))
 
     shape = (len(vectors), first.shape[1])
-    _write(target, shape, first.dtype, fill)
+    _write(target, shape, first.dtype, chunks())
     return shape
 
 
@@ -104,20 +104,23 @@ def _chunk(vectors: Array, start: int) -> Array:
 
 
 def _write(
-    path: str | Path, shape: tuple[int, ...], dtype: np.dtype, fill: Callable[[Array], None]
+    path: str | Path, shape: tuple[int, ...], dtype: np.dtype, chunks: Iterable[Array]
 ) -> None:
     path = Path(path)
+    description = {
+        "descr": np.lib.format.dtype_to_descr(dtype),
+        "fortran_order": False,
+        "shape": shape,
+    }
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, staging = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        os.close(handle)
-        try:
-            out = np.lib.format.open_memmap(staging, mode="w+", dtype=dtype, shape=shape)
-            fill(out)
-            out.flush()
-            Path(staging).chmod(0o644)
-            Path(staging).replace(path)
-        finally:
-            Path(staging).unlink(missing_ok=True)
+        # Written, not mapped: on a full disk a mapped file would end the process.
+        with staged(path) as staging:
+            with staging.open("wb") as file:
+                np.lib.format.write_array_header_1_0(file, description)
+                for chunk in chunks:
+                    file.write(np.ascontiguousarray(chunk, dtype=dtype).data)
+                file.flush()
+                os.fsync(file.fileno())
+            staging.replace(path)
     except OSError as error:
         raise ModelError(f"cannot write {path}: {error.strerror or error}") from None

@@ -1,0 +1,426 @@
+"""Moving into place: whatever stops a writer, and when, the old one or the new one is there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bertflow.calibrators import staging, storage
+from bertflow.calibrators.staging import exchange, staged
+from bertflow.calibrators.storage import check_replaceable, replaced_folder, write_text
+from bertflow.errors import ModelError
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="no locks on folders, no signals")
+LEFT = ".saved-0123abcd.bertflow"
+OLD = ".saved-old.bertflow"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def save(target: Path, text: str) -> None:
+    with replaced_folder(target) as folder:
+        (folder / "a.txt").write_text(text)
+        (folder / "inner").mkdir()
+        (folder / "inner" / "b.txt").write_text(text)
+
+
+def assert_saved(target: Path, text: str) -> None:
+    """It is there whole, and nothing lies beside it."""
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+    files = {name: data for name, data in contents(target).items() if name != storage.MANIFEST}
+    assert files == {"a.txt": text.encode(), "inner": b"", "inner/b.txt": text.encode()}
+
+
+@pytest.fixture(params=["exchange", "renames"])
+def way(request, monkeypatch) -> str:
+    """With the system's call and without."""
+    if request.param == "renames":
+        monkeypatch.setattr(staging, "exchange", lambda one, other: False)
+    return request.param
+
+
+# Stopped at every step
+
+SCRIPT = '''
+import itertools, os, shutil, signal, sys
+from pathlib import Path
+import numpy as np
+from bertflow.calibrators import staging, storage, vectors
+
+root, way = Path(sys.argv[1]), sys.argv[2]
+TARGET = root / "saved"
+COUNTED = {"os.rename", "os.remove", "os.rmdir", "os.mkdir"}
+CLEANING = {"os.remove", "os.rmdir"}
+real = staging.exchange
+after = {"steps": 0, "stop": 0, "at": ""}
+
+
+def step(event):
+    after["steps"] += 1
+    if after["steps"] == after["stop"]:
+        after["at"] = event
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise KeyboardInterrupt
+
+
+def hook(event, args):
+    made = event == "open" and args[2] & os.O_CREAT
+    inside = str(args[0]).startswith(str(root)) if args else False
+    if (made or event in COUNTED) and inside or event in CLEANING and args[1] != -1:
+        step(event)
+
+
+def exchange(one, other):
+    if way == "renames":
+        return False
+    step("exchange")
+    done = real(one, other)
+    assert done
+    step("exchanged")
+    return done
+
+
+def half_by_half(self, data, *_, **__):
+    data = data.encode() if isinstance(data, str) else data
+    with self.open("wb") as file:
+        file.write(data[: len(data) // 2])
+        file.flush()
+        step("write")
+        file.write(data[len(data) // 2 :])
+    step("written")
+
+
+staging.exchange = exchange
+Path.write_text = Path.write_bytes = half_by_half
+
+
+def folder(text):
+    with storage.replaced_folder(TARGET) as place:
+        (place / "a.txt").write_text(text)
+        (place / "inner").mkdir()
+        (place / "inner" / "b.txt").write_text(text)
+        (place / "empty").mkdir()
+
+
+def rows(text):
+    def chunks():
+        for _ in range(3):
+            step("chunk")
+            yield np.frombuffer(text.encode(), dtype=np.uint8)[None]
+
+    vectors._write(TARGET, (3, len(text)), np.dtype(np.uint8), chunks())
+
+
+def file(text):
+    storage.write_text(TARGET, text)
+
+
+def there():
+    if TARGET.is_file():
+        return TARGET.read_bytes()
+    return {str(p.relative_to(TARGET)): p.is_file() and p.read_bytes() for p in TARGET.rglob("*")}
+
+
+def wiped():
+    shutil.rmtree(root)
+    root.mkdir()
+
+
+def stopped(write, n):
+    """Write in a process that is stopped at step n: whether there was such a step, and where."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            sys.addaudithook(hook)
+            after["steps"], after["stop"] = 0, n
+            write("new")
+            code = 0
+        except KeyboardInterrupt:
+            os.write(writer, after["at"].encode())
+            code = 2
+        finally:
+            os._exit(code)
+    os.close(writer)
+    _, status = os.waitpid(child, 0)
+    with os.fdopen(reader) as said:
+        at = said.read()
+    code = os.waitstatus_to_exitcode(status)
+    assert code in (0, 2 if how == "interrupt" else -signal.SIGKILL), (write, n, code)
+    return code != 0, at
+
+
+for how, write, first in itertools.product(
+    ["kill", "interrupt"], [folder, file, rows], [None, "old"]
+):
+    wiped()
+    write("new")
+    new = there()
+    wiped()
+    old = None
+    if first:
+        write(first)
+        old = there()
+    n = 0
+    while True:
+        n += 1
+        wiped()
+        if first:
+            write(first)
+        was, at = stopped(write, n)
+        if not was:
+            break
+        where = (how, write.__name__, first, n, at)
+        if how == "kill" and way == "renames" and write is folder:
+            storage.check_replaceable(TARGET)
+        found = there() if TARGET.exists() else None
+        assert found == new or found == old, (where, found)
+        beside = sorted(path.name for path in root.iterdir() if path != TARGET)
+        assert how == "kill" or not beside or at in CLEANING, (where, beside)
+        write("new")
+        assert there() == new, where
+        assert list(root.iterdir()) == [TARGET], (where, list(root.iterdir()))
+    assert n > 6, (write, n)
+'''
+
+
+@posix
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["exchange", "renames"])
+def test_stopped_at_any_step_the_old_or_the_new_is_there_and_a_rerun_cleans_up(tmp_path, way):
+    if way == "exchange" and sys.platform not in staging.EXCHANGES:
+        pytest.skip("this system cannot exchange folders")
+    (tmp_path / "root").mkdir()
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "root"), way]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_old_one_is_never_out_of_reach(tmp_path, way):
+    save(tmp_path / "saved", "old")
+    save(tmp_path / "saved", "new")
+    assert_saved(tmp_path / "saved", "new")
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_failure_while_moving_leaves_the_old_one_and_nothing_else(tmp_path, monkeypatch, failing):
+    monkeypatch.setattr(staging, "exchange", lambda one, other: False)
+    save(tmp_path / "saved", "old")
+    rename, calls = Path.rename, []
+
+    def rename_until(self, target):
+        calls.append(target)
+        if len(calls) == failing:
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename_until)
+    with pytest.raises(ModelError, match="saved: No space left"):
+        save(tmp_path / "saved", "new")
+    assert len(calls) >= failing
+    assert_saved(tmp_path / "saved", "old")
+
+
+def test_failure_after_the_new_one_is_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(staging, "exchange", lambda one, other: False)
+    save(tmp_path / "saved", "old")
+    rename = Path.rename
+
+    def rename_unless_old(self, target):
+        if self.name == OLD:
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", rename_unless_old)
+        save(tmp_path / "saved", "new")
+    assert (tmp_path / "saved" / "a.txt").read_text() == "new"
+    save(tmp_path / "saved", "newer")
+    assert_saved(tmp_path / "saved", "newer")
+
+
+# Exchanging
+
+
+@pytest.mark.skipif(sys.platform not in staging.EXCHANGES, reason="no such call")
+def test_two_folders_trade_places(tmp_path):
+    for name in ["one", "other é"]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    assert exchange(tmp_path / "one", tmp_path / "other é")
+    assert list(contents(tmp_path)) == ["one", "one/other é", "other é", "other é/one"]
+
+
+def test_what_cannot_be_exchanged_stays(tmp_path, monkeypatch):
+    (tmp_path / "one").mkdir()
+    assert not exchange(tmp_path / "one", tmp_path / "missing")
+    (tmp_path / "two").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", "sunos5")
+        assert not exchange(tmp_path / "one", tmp_path / "two")
+    monkeypatch.setattr(staging, "EXCHANGES", {sys.platform: ("no_such_call", 0)})
+    if sys.platform != "win32":
+        assert not exchange(tmp_path / "one", tmp_path / "two")
+    assert list(contents(tmp_path)) == ["one", "two"]
+
+
+# What a killed process left
+
+
+def killed_between_the_renames(home: Path) -> None:
+    save(home / "saved", "old")
+    (home / "saved").rename(home / OLD)
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_folder_that_was_moved_away_comes_back(tmp_path, empty):
+    killed_between_the_renames(tmp_path)
+    if empty:
+        (tmp_path / "saved").mkdir()
+    check_replaceable(tmp_path / "saved")
+    assert_saved(tmp_path / "saved", "old")
+
+
+def test_it_comes_back_before_a_failure_too(tmp_path, way):
+    killed_between_the_renames(tmp_path)
+    with pytest.raises(KeyError), replaced_folder(tmp_path / "saved"):
+        raise KeyError
+    assert_saved(tmp_path / "saved", "old")
+
+
+def test_a_folder_that_was_moved_away_is_not_given_up_for_something_of_others(tmp_path):
+    killed_between_the_renames(tmp_path)
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "notes.txt").write_text("mine")
+    before = contents(tmp_path)
+    with pytest.raises(ModelError, match=r"saved holds notes\.txt"):
+        save(tmp_path / "saved", "new")
+    assert contents(tmp_path) == before
+
+
+@posix
+def test_a_folder_that_is_being_moved_is_left_to_its_process(tmp_path):
+    killed_between_the_renames(tmp_path)
+    with staging._locked(tmp_path / OLD) as locked:
+        assert locked
+        check_replaceable(tmp_path / "saved")
+        assert [path.name for path in tmp_path.iterdir()] == [OLD]
+
+
+@posix
+@pytest.mark.parametrize("folder", [False, True])
+def test_what_a_killed_process_was_filling_is_removed_by_the_next(tmp_path, folder):
+    if folder:
+        (tmp_path / LEFT / "inner").mkdir(parents=True)
+        (tmp_path / LEFT / "inner" / "x").touch()
+        save(tmp_path / "saved", "new")
+    else:
+        (tmp_path / LEFT).touch()
+        write_text(tmp_path / "saved", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_what_is_being_filled_stays(tmp_path, folder):
+    with (
+        staged(tmp_path / "saved", folder=folder) as first,
+        staged(tmp_path / "saved", folder=folder) as second,
+    ):
+        write_text(tmp_path / "saved", "new")
+        assert first.exists()
+        assert second.exists()
+        assert first != second
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".saved-backup",
+        ".saved-0123abcd",
+        ".saved-12345",
+        ".saved.old",
+        ".saved-0123abcd.bertflow.txt",
+        ".saved-more-0123abcd.bertflow",
+        ".sXved-0123abcd.bertflow",
+        "saved-0123abcd.bertflow",
+    ],
+)
+def test_what_only_looks_similar_stays(tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    save(tmp_path / "saved", "new")
+    write_text(tmp_path / "file", "new")
+    assert (tmp_path / name).read_text() == "mine"
+
+
+@posix
+def test_one_that_was_taken_for_stale_too_early_is_made_again(tmp_path, monkeypatch):
+    locked, taken = staging._locked, []
+
+    def after_another(path):
+        if not taken:
+            taken.append(path)
+            path.unlink()
+        return locked(path)
+
+    monkeypatch.setattr(staging, "_locked", after_another)
+    write_text(tmp_path / "saved", "new")
+    assert taken
+    assert contents(tmp_path) == {"saved": b"new"}
+
+
+@posix
+def test_without_locks_nothing_is_taken_for_stale_and_all_else_works(tmp_path, monkeypatch, way):
+    import fcntl
+
+    def no_locks(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    killed_between_the_renames(tmp_path)
+    (tmp_path / LEFT).mkdir()
+    save(tmp_path / "saved", "new")
+    (tmp_path / LEFT).rmdir()
+    assert_saved(tmp_path / "saved", "new")
+
+
+# Names and modes
+
+
+@posix
+@pytest.mark.parametrize(("mask", "modes"), [(0o022, (0o755, 0o644)), (0o077, (0o700, 0o600))])
+def test_modes_are_those_of_the_process(tmp_path, mask, modes):
+    before = os.umask(mask)
+    try:
+        save(tmp_path / "saved", "new")
+        write_text(tmp_path / "file", "new")
+    finally:
+        os.umask(before)
+    found = [(tmp_path / name).stat().st_mode & 0o777 for name in ["saved", "file"]]
+    assert tuple(found) == modes
+
+
+def test_the_folder_a_link_leads_to_is_replaced_and_the_link_stays(tmp_path, way):
+    save(tmp_path / "runs" / "first", "old")
+    (tmp_path / "latest").symlink_to(tmp_path / "runs" / "first", target_is_directory=True)
+    save(tmp_path / "latest", "new")
+    assert_saved(tmp_path / "runs" / "first", "new")
+    assert (tmp_path / "latest").is_symlink()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_where_a_link_leads_to_nothing_the_folder_is_made(tmp_path):
+    (tmp_path / "latest").symlink_to(tmp_path / "runs" / "first", target_is_directory=True)
+    save(tmp_path / "latest", "new")
+    assert_saved(tmp_path / "runs" / "first", "new")
