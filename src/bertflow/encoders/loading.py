@@ -14,12 +14,13 @@ from sentence_transformers.sentence_transformer.modules import (
     Transformer,
     WeightedLayerPooling,
 )
-from sentence_transformers.util import is_sentence_transformer_model
+from sentence_transformers.util import is_sentence_transformer_model, load_file_path
 from torch import nn
 
 from bertflow.calibrators.base import check_device
+from bertflow.encoders.checkpoints import check_weights, read_modules, readable, shapes_named
 from bertflow.encoders.cutting import cut_blocks
-from bertflow.errors import BertflowError, InputError, MissingDependencyError, ModelError
+from bertflow.errors import InputError, MissingDependencyError, ModelError
 from bertflow.network import hub_answers
 
 DEFAULT_POOLING = "first-last-avg"
@@ -92,14 +93,9 @@ def load_encoder(
         keywords["local_files_only"] = True
     if revision is not None:
         keywords["revision"] = revision
-    try:
+    with readable(lambda said: _explanation(name, said, source)):
         if source.modules:
-            model = SentenceTransformer(
-                source.name,
-                device=device,
-                model_kwargs={"dtype": DTYPES[dtype]},
-                **keywords,
-            )
+            model = _load_modules(source.name, device, DTYPES[dtype], keywords)
             if pooling is None:
                 _limit(model[0], max_length, default=None)
                 return model.eval()
@@ -112,24 +108,38 @@ def load_encoder(
         else:
             if source.gguf is not None:
                 keywords["gguf_file"] = source.gguf
-            transformer = Transformer(
-                source.name,
-                model_kwargs={"dtype": DTYPES[dtype], **keywords},
-                processor_kwargs=dict(keywords),
-                config_kwargs=dict(keywords),
-                modality_config=TEXT_ONLY,
-                module_output_name="token_embeddings",
-            )
-    except BertflowError:
-        raise
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise _explained(name, error, source) from error
-    if source.gguf is not None:
-        _forget_gguf(transformer.model, source.gguf)
-    _pad_right(transformer, name)
-    _limit(transformer, max_length, default=None if source.modules else DEFAULT_MAX_LENGTH)
-    modules = [transformer, *_pooled(transformer, pooling or DEFAULT_POOLING)]
-    return SentenceTransformer(modules=modules, device=device).eval()
+            with shapes_named(source.name, [""], **keywords):
+                transformer = Transformer(
+                    source.name,
+                    model_kwargs={"dtype": DTYPES[dtype], **keywords},
+                    processor_kwargs=dict(keywords),
+                    config_kwargs=dict(keywords),
+                    modality_config=TEXT_ONLY,
+                    module_output_name="token_embeddings",
+                )
+            check_weights([transformer], source.name, [""], **keywords)
+        if source.gguf is not None:
+            _forget_gguf(transformer.model, source.gguf)
+        _pad_right(transformer, name)
+        _limit(transformer, max_length, default=None if source.modules else DEFAULT_MAX_LENGTH)
+        modules = [transformer, *_pooled(transformer, pooling or DEFAULT_POOLING)]
+        return SentenceTransformer(modules=modules, device=device).eval()
+
+
+def _load_modules(
+    name: str, device: str | None, dtype: torch.dtype, keywords: dict[str, Any]
+) -> SentenceTransformer:
+    """Load a sentence-transformers model, of a folder or of the hub."""
+    where = {key: value for key, value in keywords.items() if key != "trust_remote_code"}
+    file = load_file_path(name, "modules.json", **where)
+    if file is None:
+        raise ModelError(f"{name} has no modules.json")
+    entries = read_modules(Path(file), trust_remote_code=keywords["trust_remote_code"])
+    folders = [entry["path"] for entry in entries]
+    with shapes_named(name, folders, **keywords):
+        model = SentenceTransformer(name, device=device, model_kwargs={"dtype": dtype}, **keywords)
+    check_weights(model, name, folders, **keywords)
+    return model
 
 
 @dataclass(frozen=True)
@@ -151,7 +161,7 @@ def _locate(name: str | Path, *, revision: str | None) -> _Source:
         if (path / "modules.json").is_file():
             return _Source(str(path), modules=True)
         if (path / "config.json").is_file():
-            if '"calibrator"' in (path / "config.json").read_text(encoding="utf-8")[:4096]:
+            if b'"calibrator"' in (path / "config.json").read_bytes()[:4096]:
                 raise ModelError(
                     f"{path} is a calibrator alone, without an encoder; use it with "
                     "`bertflow transform`, or attach it to its encoder"
@@ -168,13 +178,11 @@ def _locate(name: str | Path, *, revision: str | None) -> _Source:
         raise ModelError(f"{text} does not exist; give a folder, a .gguf file or a hub name")
     hub = _Source(text, local=False, offline=not hub_answers())
     for candidate in [text] if "/" in text else [text, f"sentence-transformers/{text}"]:
-        try:
+        with readable(lambda said: _explanation(name, said, hub)):
             if is_sentence_transformer_model(
                 candidate, revision=revision, local_files_only=hub.offline
             ):
                 return replace(hub, name=candidate, modules=True)
-        except Exception as error:  # The hub client has many; all mean that it cannot be had.
-            raise _explained(name, error, hub) from error
     return hub
 
 
@@ -191,15 +199,13 @@ def _locate_gguf(path: Path) -> _Source:
     return _Source(str(path.parent), gguf=path.name)
 
 
-def _explained(name: str | Path, error: Exception, source: _Source) -> ModelError:
-    """One line about an encoder that cannot be had, from the many kinds the libraries raise."""
-    detail = str(error).strip().split("\n")[0] or type(error).__name__
+def _explanation(name: str | Path, said: str, source: _Source) -> str:
     if source.local:
-        return ModelError(f"{name} cannot be loaded: {detail}")
+        return f"{name} cannot be loaded: {said}"
     if source.offline:
-        detail = "no connection, and it is not in the cache"
-    return ModelError(
-        f"{name} is no folder here and cannot be had from the model hub ({detail}); check the "
+        said = "no connection, and it is not in the cache"
+    return (
+        f"{name} is no folder here and cannot be had from the model hub ({said}); check the "
         "name and the network, or give a folder or a .gguf file"
     )
 

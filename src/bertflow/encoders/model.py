@@ -18,6 +18,13 @@ from sklearn.utils.validation import check_is_fitted
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.base import Array, check_device
 from bertflow.calibrators.storage import SUBFOLDER, replaced_folder, write_calibrator
+from bertflow.encoders.checkpoints import (
+    check_weights,
+    module_class,
+    read_modules,
+    readable,
+    shapes_named,
+)
 from bertflow.encoders.corpus import CALIBRATOR
 from bertflow.encoders.encoding import Precision, resolved_precision
 from bertflow.encoders.fingerprint import describe_encoder, library_versions
@@ -233,43 +240,39 @@ def load(
     if not (path / "modules.json").is_file():
         raise ModelError(f"{path} is no calibrated model: it holds no modules.json")
     calibrator = load_calibrator(path / SUBFOLDER)
-    kinds = [entry["type"] for entry in json.loads((path / "modules.json").read_text())]
-    try:
-        if OWN_MODULE in kinds:
-            return _load_with_own_module(path, calibrator, device, trust_remote_code)
-        model = CalibratedSentenceTransformer(
-            str(path), device=device, trust_remote_code=trust_remote_code
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ModelError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from error
+    trust: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    with readable(lambda said: f"{path} cannot be loaded: {said}"):
+        entries = read_modules(path / "modules.json", own=OWN_MODULE, **trust)
+        folders = [entry["path"] for entry in entries]
+        with shapes_named(str(path), folders, **trust):
+            own = any(entry["type"] == OWN_MODULE for entry in entries)
+            if own and not trust_remote_code:
+                model = _load_with_own_module(path, entries, device)
+            else:
+                model = CalibratedSentenceTransformer(str(path), device=device, **trust)
+        check_weights(model, str(path), folders, **trust)
     model.calibrator = calibrator
     return model.eval()
 
 
 def _load_with_own_module(
-    path: Path, calibrator: Calibrator, device: str | None, trust_remote_code: bool
+    path: Path, entries: Sequence[Mapping[str, str]], device: str | None
 ) -> CalibratedSentenceTransformer:
     """Load module by module: sentence-transformers would ask for trust in ours."""
     modules: Any = OrderedDict()
-    for entry in json.loads((path / "modules.json").read_text(encoding="utf-8")):
+    for entry in entries:
         kind: Any = CalibratorModule
         if entry["type"] != OWN_MODULE:
-            if not entry["type"].startswith("sentence_transformers."):
-                raise ModelError(f"{path} asks for {entry['type']}, which is not built in")
-            kind = import_from_string(entry["type"])
-        modules[entry["name"]] = kind.load(
-            str(path), subfolder=entry["path"], trust_remote_code=trust_remote_code
-        )
+            kind = module_class(entry["type"], path / "modules.json")
+        modules[entry["name"]] = kind.load(str(path), subfolder=entry["path"])
     config = json.loads((path / "config_sentence_transformers.json").read_text(encoding="utf-8"))
-    model = CalibratedSentenceTransformer(
+    return CalibratedSentenceTransformer(
         modules=modules,
         device=device,
         prompts=config.get("prompts"),
         default_prompt_name=config.get("default_prompt_name"),
         similarity_fn_name=config.get("similarity_fn_name"),
     )
-    model.calibrator = calibrator
-    return model.eval()
 
 
 def is_calibrated(name: str | Path) -> bool:
