@@ -20,6 +20,7 @@ from torch import nn
 from bertflow.calibrators.base import check_device
 from bertflow.encoders.checkpoints import check_weights, read_modules, readable, shapes_named
 from bertflow.encoders.cutting import cut_blocks
+from bertflow.encoders.pickling import keep_picklable
 from bertflow.errors import InputError, MissingDependencyError, ModelError
 from bertflow.network import hub_answers
 
@@ -98,6 +99,7 @@ def load_encoder(
             model = _load_modules(source.name, device, DTYPES[dtype], keywords)
             if pooling is None:
                 _limit(model[0], max_length, default=None)
+                keep_picklable(model)
                 return model.eval()
             transformer = model[0]
             if not isinstance(transformer, Transformer):
@@ -123,6 +125,7 @@ def load_encoder(
         _pad_right(transformer, name)
         _limit(transformer, max_length, default=None if source.modules else DEFAULT_MAX_LENGTH)
         modules = [transformer, *_pooled(transformer, pooling or DEFAULT_POOLING)]
+        keep_picklable(transformer)
         return SentenceTransformer(modules=modules, device=device).eval()
 
 

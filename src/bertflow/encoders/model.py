@@ -30,6 +30,7 @@ from bertflow.encoders.encoding import Precision, resolved_precision
 from bertflow.encoders.fingerprint import describe_encoder, library_versions
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
+from bertflow.encoders.pickling import keep_picklable
 from bertflow.encoders.portable import to_modules
 from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.encoders.streaming import FIRST, Rows, encode_rows
@@ -251,6 +252,7 @@ def load(
             else:
                 model = CalibratedSentenceTransformer(str(path), device=device, **trust)
         check_weights(model, str(path), folders, **trust)
+    keep_picklable(model)
     model.calibrator = calibrator
     return model.eval()
 
