@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -236,28 +237,34 @@ def _pad_right(transformer: Transformer, name: str | Path) -> None:
 
 
 def _limit(module: nn.Module, max_length: int | None, default: int | None) -> None:
-    """Set the number of tokens a text is cut to: what was asked for, unless it is too much."""
+    """Set the tokens a text is cut to: the least of what is asked, the tokenizer's and the model's.
+
+    More than the model has positions for cannot be asked.
+    """
+    own: Any = getattr(module, "max_seq_length", None)
     if not isinstance(module, Transformer):
-        if max_length is not None:
-            module.max_seq_length = max_length  # type: ignore[assignment]
-        return
-    capacity = _capacity(module)
-    if max_length is None:
-        if default is None:
+        if max_length is None:
             return
-        max_length = min(default, capacity)
-    if max_length > capacity:
-        raise InputError(f"max_length {max_length} is above the encoder's {capacity} tokens")
-    module.max_seq_length = max_length
+        if own is None or math.isinf(own):
+            raise InputError(
+                f"max_length {max_length} cannot be set: the encoder begins with "
+                f"{type(module).__name__}, which reads texts of any length; leave it out"
+            )
+        module.max_seq_length = min(max_length, own)
+        return
+    positions = _positions(module)
+    if max_length is not None and positions is not None and max_length > positions:
+        raise InputError(f"max_length {max_length} is above the encoder's {positions} tokens")
+    limits = [max_length or default, own, positions]
+    module.max_seq_length = min((limit for limit in limits if limit is not None), default=None)
 
 
-def _capacity(transformer: Transformer) -> int:
-    """How many tokens the model has positions for, and the tokenizer's limit if it has none."""
+def _positions(transformer: Transformer) -> int | None:
+    """How many tokens the model has positions for; None if it has no table of them."""
     model: Any = transformer.model
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if positions is None or positions <= 0:
-        tokenizer: Any = transformer.tokenizer
-        return int(tokenizer.model_max_length)
+        return None
     # RoBERTa's kind counts positions from after its padding index.
     table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
