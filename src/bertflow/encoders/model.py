@@ -192,9 +192,9 @@ def attach(
         InputError: The widths differ.
     """
     check_is_fitted(calibrator)
-    fitted = getattr(calibrator, "provenance_", {}).get("encoder")
-    if fitted is not None:
-        _compare_encoders(fitted, describe_encoder(encoder))
+    provenance = getattr(calibrator, "provenance_", {})
+    if "encoder" in provenance:
+        _compare_encoders(provenance["encoder"], describe_encoder(encoder))
     return _appended(encoder, calibrator, portable, sample)
 
 
@@ -355,11 +355,19 @@ def _check_portable(
         )
 
 
-def _compare_encoders(fitted: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def _compare_encoders(fitted: Any, given: Mapping[str, Any]) -> None:
+    if not isinstance(fitted, Mapping):
+        raise ModelError(f"the calibrator's provenance describes no encoder: {fitted!r}")
+    told = given.keys() - {"name"}
+    if missing := sorted(told - fitted.keys()):
+        raise ModelError(
+            f"the calibrator's provenance does not tell which encoder it was fitted on: it lacks "
+            f"{', '.join(missing)}"
+        )
     differing = [
-        f"{name} {fitted[name]!r}, not {given.get(name)!r}"
-        for name in fitted
-        if name != "name" and fitted[name] != given.get(name)
+        f"{name} {fitted[name]!r}, not {given[name]!r}"
+        for name in given
+        if name in told and fitted[name] != given[name]
     ]
     if differing:
         raise ModelError(
