@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -396,3 +397,70 @@ def test_a_gguf_without_one_of_its_tensors_is_refused(tmp_path):
     assert np.isfinite(whole.encode(["the dog"])).all()
     write_gguf(tmp_path / "damaged", lost="blk.1.ffn_up")
     assert "layers.1.mlp.up_proj.weight" in refusal("llama", tmp_path / "damaged")
+
+
+# Code that comes with an encoder.
+
+CODE = """
+from pathlib import Path
+from transformers import BertConfig, BertModel
+from sentence_transformers.sentence_transformer.modules import Normalize
+
+Path({marker!r}).touch()
+
+
+class OwnConfig(BertConfig):
+    model_type = "own"
+
+
+class OwnModel(BertModel):
+    config_class = OwnConfig
+
+
+class OwnModule(Normalize):
+    pass
+"""
+
+
+def add_code(folder: Path, marker: Path) -> None:
+    """Let the configuration of a transformer name code beside it, which leaves a mark."""
+    (folder / "own_code.py").write_text(CODE.format(marker=str(marker)))
+    file = folder / "config.json"
+    names = {"AutoConfig": "own_code.OwnConfig", "AutoModel": "own_code.OwnModel"}
+    told = json.loads(file.read_text()) | {"model_type": "own", "auto_map": names}
+    file.write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder"), [(kind, kind) for kind in OPENED if kind != "llama"], indirect=True
+)
+def test_code_of_an_encoder_runs_only_if_trusted(kind, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setattr("sys.path", list(sys.path))
+    marker = tmp_path / "marker"
+    add_code(folder, marker)
+    assert "trust_remote_code" in refusal(kind, folder)
+    assert not marker.exists()
+    encoder = OPENED[kind](folder, device="cpu", trust_remote_code=True)
+    assert marker.exists()
+    first = encoder[0] if kind == "layers" else encoder
+    assert type(first[0].model).__name__ == "OwnModel"
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder"),
+    [(kind, kind) for kind in ["modules", "repooled", "portable", "own", "open_model"]],
+    indirect=True,
+)
+def test_a_module_of_an_encoder_runs_only_if_trusted(kind, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setattr("sys.path", list(sys.path))
+    marker = tmp_path / "marker"
+    (folder / "own_code.py").write_text(CODE.format(marker=str(marker)))
+    entries = json.loads((folder / "modules.json").read_text())
+    entries.append({"idx": 9, "name": "9", "path": "", "type": "own_code.OwnModule"})
+    (folder / "modules.json").write_text(json.dumps(entries))
+    assert "own_code.OwnModule, which is not built in" in refusal(kind, folder)
+    assert not marker.exists()
+    OPENED[kind](folder, device="cpu", trust_remote_code=True)
+    assert marker.exists()

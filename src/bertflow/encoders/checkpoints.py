@@ -19,6 +19,7 @@ BUILT_IN = "sentence_transformers."
 # No hidden state depends on these parts of a model, and many checkpoints lack them.
 ASIDE = {"pooler", "lm_head", "cls", "classifier", "score", "qa_outputs"}
 NAMED = 3
+TRUST = "if you trust it, pass trust_remote_code=True (--trust-remote-code)"
 
 
 @contextmanager
@@ -42,6 +43,8 @@ def readable(wording: Callable[[str], str]) -> Iterator[None]:
 
 def one_line(error: Exception) -> str:
     """What an error says in one line, and its kind where that says too little."""
+    if "trust_remote_code=True" in str(error):
+        return f"it comes with code of its own; {TRUST}"
     told = textwrap.shorten(str(error), 240, placeholder=" ...")
     kind = type(error).__name__
     return f"{kind}: {told}" if told and isinstance(error, LookupError) else told or kind
@@ -179,10 +182,7 @@ def read_modules(
         if entry["type"].startswith(BUILT_IN):
             module_class(entry["type"], file)
         elif not trust_remote_code:
-            raise ModelError(
-                f"{file} asks for {entry['type']}, which is not built in; if you trust its code, "
-                "pass trust_remote_code=True (--trust-remote-code)"
-            )
+            raise ModelError(f"{file} asks for {entry['type']}, which is not built in; {TRUST}")
     if len({entry["name"] for entry in entries}) < len(entries):
         raise ModelError(f"{file} has two modules of one name")
     return entries
