@@ -18,7 +18,7 @@ from transformers import AutoModel
 
 from bertflow import calibrate, load, load_encoder
 from bertflow.calibrators import Standardization
-from bertflow.encoders import load_layers, load_poolings, open_model
+from bertflow.encoders import checkpoints, load_layers, load_poolings, open_model
 from bertflow.errors import ModelError
 
 SENTENCES = ["the dog runs .", "a man plays the guitar on the street .", "bread"]
@@ -34,7 +34,6 @@ OPENED = {
     "poolings": lambda folder, **how: load_poolings(folder, ["mean", "last2avg"], **how),
     "layers": load_layers,
 }
-CALIBRATED = {"portable", "own", "open_model"}
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +107,23 @@ def test_a_tensor_of_another_shape_is_named(kind, folder):
     line = refusal(kind, folder)
     assert f"another shape than its config.json asks for: {other} " in line
     assert f"(the first is (3, 5), not {tuple(before.shape)})" in line
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder"), [(kind, kind) for kind in ["bert", "portable"]], indirect=True
+)
+def test_where_transformers_marks_no_tensors_it_is_asked(kind, folder, monkeypatch):
+    told = checkpoints._told
+    asked = []
+    monkeypatch.setattr(checkpoints, "_told", lambda *how: (asked.append(how), told(*how))[1])
+    OPENED[kind](folder, device="cpu")
+    assert not asked
+    monkeypatch.setattr(checkpoints, "MARK", "_no_such_mark")
+    OPENED[kind](folder, device="cpu")
+    assert len(asked) == 1
+    lost = names(folder, ".1.")[3]
+    change_weights(folder, lambda tensors: tensors.pop(lost))
+    assert lost in refusal(kind, folder)
 
 
 @pytest.mark.parametrize("folder", ["bert"], indirect=True)

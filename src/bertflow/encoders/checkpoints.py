@@ -19,6 +19,8 @@ BUILT_IN = "sentence_transformers."
 # No hidden state depends on these parts of a model, and many checkpoints lack them.
 ASIDE = {"pooler", "lm_head", "cls", "classifier", "score", "qa_outputs"}
 NAMED = 3
+# transformers' mark on a tensor that it has read.
+MARK = "_is_hf_initialized"
 TRUST = "if you trust it, pass trust_remote_code=True (--trust-remote-code)"
 
 
@@ -95,10 +97,9 @@ def check_weights(
         model = getattr(module, "model", None)
         if not isinstance(model, PreTrainedModel):
             continue
-        # transformers marks the tensors that it has read. The mark is not documented: a tensor
-        # without it is a suspicion, and then transformers is asked.
+        # The mark is not documented: a tensor without it is a suspicion, and transformers is asked.
         state = model.state_dict(keep_vars=True)
-        unread = [k for k, t in state.items() if not getattr(t, "_is_hf_initialized", False)]
+        unread = [k for k, t in state.items() if not getattr(t, MARK, False)]
         if not _needed(unread):
             continue
         missing, shapes = _told(type(model), name, folder, keywords)

@@ -62,8 +62,8 @@ def load_encoder(
 
             None keeps a sentence-transformers model as it is, and takes "first-last-avg" for
             others.
-        max_length: Tokens a sentence is cut to. None takes a sentence-transformers model's own,
-            and 64 (the paper's) for others.
+        max_length: Tokens a sentence is cut to, or as many as the tokenizer takes if those are
+            fewer. None takes a sentence-transformers model's own, and 64 (the paper's) for others.
         device: Where it runs, such as "cpu" or "cuda:0"; None takes a GPU if there is one.
         dtype: "float32", "float16" or "bfloat16".
         revision: Branch, tag or commit on the hub.
@@ -75,7 +75,8 @@ def load_encoder(
     Raises:
         InputError: An unknown pooling, a layer the encoder does not have, or a max_length above
             what it can take.
-        ModelError: The encoder cannot be had, or its architecture is not known.
+        ModelError: The encoder cannot be had, its architecture is not known, its files are damaged
+            or lack weights, or it comes with code that is not trusted.
         MissingDependencyError: A .gguf without its packages; the message is the pip line.
     """
     if pooling is not None:
