@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModel, AutoTokenizer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from transformers import AutoModel, AutoTokenizer, RobertaConfig, RobertaModel
 
 from bertflow.encoders import hidden_states, load_encoder
 from bertflow.errors import InputError, MissingDependencyError, ModelError
@@ -141,6 +144,69 @@ def test_a_half_precision_checkpoint_is_raised_to_float32(tiny_bert, tmp_path):
     assert load_encoder(tmp_path / "half", dtype="float16").dtype == torch.float16
 
 
+def with_tokenizer_limit(folder: Path, copy: Path, limit: int | None) -> Path:
+    shutil.copytree(folder, copy)
+    file = copy / "tokenizer_config.json"
+    told = json.loads(file.read_text())
+    told.pop("model_max_length")
+    file.write_text(json.dumps(told if limit is None else told | {"model_max_length": limit}))
+    return copy
+
+
+@pytest.mark.parametrize("form", ["raw", "modules"])
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+@pytest.mark.parametrize("tokenizer", [16, 32, 48, None])
+@pytest.mark.parametrize("asked", [None, 8, 24, 32])
+def test_length_is_the_least_of_asked_tokenizer_and_positions(
+    asked, tokenizer, kind, form, request, tmp_path
+):
+    folder = request.getfixturevalue(f"tiny_{kind}")
+    if form == "modules":
+        load_encoder(folder, pooling="mean").save_pretrained(str(tmp_path / "saved"))
+        folder = tmp_path / "saved"
+    folder = with_tokenizer_limit(folder, tmp_path / "copy", tokenizer)
+    encoder = load_encoder(folder, max_length=asked, device="cpu")
+    expected = min(limit for limit in [asked, tokenizer, 32] if limit is not None)
+    assert encoder.max_seq_length == expected
+    assert np.isfinite(encoder.encode(["the dog " * 60])).all()
+
+
+@pytest.mark.parametrize("form", ["raw", "modules"])
+def test_positions_of_roberta_begin_after_its_padding(form, tiny_bert, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+    tokenizer.model_max_length = 999
+    config = RobertaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=34,
+        pad_token_id=1,
+        type_vocab_size=2,
+    )
+    folder = tmp_path / "raw"
+    RobertaModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if form == "modules":
+        load_encoder(folder, pooling="mean").save_pretrained(str(tmp_path / "modules"))
+        folder = with_tokenizer_limit(tmp_path / "modules", tmp_path / "copy", None)
+    encoder = load_encoder(folder, device="cpu")
+    assert encoder.max_seq_length == 32
+    assert np.isfinite(encoder.encode(["the dog " * 60])).all()
+    with pytest.raises(InputError, match="max_length 33 is above the encoder's 32 tokens"):
+        load_encoder(folder, max_length=33)
+
+
+def test_an_encoder_without_a_length_is_given_none(tiny_bert, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+    static = StaticEmbedding(tokenizer._tokenizer, embedding_dim=4)
+    SentenceTransformer(modules=[static], device="cpu").save_pretrained(str(tmp_path / "static"))
+    assert load_encoder(tmp_path / "static").encode(SENTENCES).shape == (3, 4)
+    with pytest.raises(InputError, match=r"max_length 8 cannot be set: .* StaticEmbedding"):
+        load_encoder(tmp_path / "static", max_length=8)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -211,8 +277,6 @@ def test_smollm2_from_its_package_gives_the_stored_vectors(shared_data):
     from bertflow.demo import default_encoder
 
     path, _ = default_encoder(None)
-    import json
-
     sentences = json.loads((shared_data / "embeddings/stsb_sentences.json").read_text())
     stored = np.load(shared_data / "embeddings/smollm2-135m_first-last-avg.npy")
     some = [0, 1000, 7000, 15000]

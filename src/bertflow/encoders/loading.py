@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,12 +15,14 @@ from sentence_transformers.sentence_transformer.modules import (
     Transformer,
     WeightedLayerPooling,
 )
-from sentence_transformers.util import is_sentence_transformer_model
+from sentence_transformers.util import is_sentence_transformer_model, load_file_path
 from torch import nn
 
 from bertflow.calibrators.base import check_device
+from bertflow.encoders.checkpoints import check_weights, read_modules, readable, shapes_named
 from bertflow.encoders.cutting import cut_blocks
-from bertflow.errors import BertflowError, InputError, MissingDependencyError, ModelError
+from bertflow.encoders.pickling import keep_picklable
+from bertflow.errors import InputError, MissingDependencyError, ModelError
 from bertflow.network import hub_answers
 
 DEFAULT_POOLING = "first-last-avg"
@@ -59,8 +62,8 @@ def load_encoder(
 
             None keeps a sentence-transformers model as it is, and takes "first-last-avg" for
             others.
-        max_length: Tokens a sentence is cut to. None takes a sentence-transformers model's own,
-            and 64 (the paper's) for others.
+        max_length: Tokens a sentence is cut to, or as many as the tokenizer takes if those are
+            fewer. None takes a sentence-transformers model's own, and 64 (the paper's) for others.
         device: Where it runs, such as "cpu" or "cuda:0"; None takes a GPU if there is one.
         dtype: "float32", "float16" or "bfloat16".
         revision: Branch, tag or commit on the hub.
@@ -72,7 +75,8 @@ def load_encoder(
     Raises:
         InputError: An unknown pooling, a layer the encoder does not have, or a max_length above
             what it can take.
-        ModelError: The encoder cannot be had, or its architecture is not known.
+        ModelError: The encoder cannot be had, its architecture is not known, its files are damaged
+            or lack weights, or it comes with code that is not trusted.
         MissingDependencyError: A .gguf without its packages; the message is the pip line.
     """
     if pooling is not None:
@@ -92,16 +96,12 @@ def load_encoder(
         keywords["local_files_only"] = True
     if revision is not None:
         keywords["revision"] = revision
-    try:
+    with readable(lambda said: _explanation(name, said, source)):
         if source.modules:
-            model = SentenceTransformer(
-                source.name,
-                device=device,
-                model_kwargs={"dtype": DTYPES[dtype]},
-                **keywords,
-            )
+            model = _load_modules(source.name, device, DTYPES[dtype], keywords)
             if pooling is None:
                 _limit(model[0], max_length, default=None)
+                keep_picklable(model)
                 return model.eval()
             transformer = model[0]
             if not isinstance(transformer, Transformer):
@@ -112,24 +112,39 @@ def load_encoder(
         else:
             if source.gguf is not None:
                 keywords["gguf_file"] = source.gguf
-            transformer = Transformer(
-                source.name,
-                model_kwargs={"dtype": DTYPES[dtype], **keywords},
-                processor_kwargs=dict(keywords),
-                config_kwargs=dict(keywords),
-                modality_config=TEXT_ONLY,
-                module_output_name="token_embeddings",
-            )
-    except BertflowError:
-        raise
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise _explained(name, error, source) from error
-    if source.gguf is not None:
-        _forget_gguf(transformer.model, source.gguf)
-    _pad_right(transformer, name)
-    _limit(transformer, max_length, default=None if source.modules else DEFAULT_MAX_LENGTH)
-    modules = [transformer, *_pooled(transformer, pooling or DEFAULT_POOLING)]
-    return SentenceTransformer(modules=modules, device=device).eval()
+            with shapes_named(source.name, [""], **keywords):
+                transformer = Transformer(
+                    source.name,
+                    model_kwargs={"dtype": DTYPES[dtype], **keywords},
+                    processor_kwargs=dict(keywords),
+                    config_kwargs=dict(keywords),
+                    modality_config=TEXT_ONLY,
+                    module_output_name="token_embeddings",
+                )
+            check_weights([transformer], source.name, [""], **keywords)
+        if source.gguf is not None:
+            _forget_gguf(transformer.model, source.gguf)
+        _pad_right(transformer, name)
+        _limit(transformer, max_length, default=None if source.modules else DEFAULT_MAX_LENGTH)
+        modules = [transformer, *_pooled(transformer, pooling or DEFAULT_POOLING)]
+        keep_picklable(transformer)
+        return SentenceTransformer(modules=modules, device=device).eval()
+
+
+def _load_modules(
+    name: str, device: str | None, dtype: torch.dtype, keywords: dict[str, Any]
+) -> SentenceTransformer:
+    """Load a sentence-transformers model, of a folder or of the hub."""
+    where = {key: value for key, value in keywords.items() if key != "trust_remote_code"}
+    file = load_file_path(name, "modules.json", **where)
+    if file is None:
+        raise ModelError(f"{name} has no modules.json")
+    entries = read_modules(Path(file), trust_remote_code=keywords["trust_remote_code"])
+    folders = [entry["path"] for entry in entries]
+    with shapes_named(name, folders, **keywords):
+        model = SentenceTransformer(name, device=device, model_kwargs={"dtype": dtype}, **keywords)
+    check_weights(model, name, folders, **keywords)
+    return model
 
 
 @dataclass(frozen=True)
@@ -151,7 +166,7 @@ def _locate(name: str | Path, *, revision: str | None) -> _Source:
         if (path / "modules.json").is_file():
             return _Source(str(path), modules=True)
         if (path / "config.json").is_file():
-            if '"calibrator"' in (path / "config.json").read_text(encoding="utf-8")[:4096]:
+            if b'"calibrator"' in (path / "config.json").read_bytes()[:4096]:
                 raise ModelError(
                     f"{path} is a calibrator alone, without an encoder; use it with "
                     "`bertflow transform`, or attach it to its encoder"
@@ -168,13 +183,11 @@ def _locate(name: str | Path, *, revision: str | None) -> _Source:
         raise ModelError(f"{text} does not exist; give a folder, a .gguf file or a hub name")
     hub = _Source(text, local=False, offline=not hub_answers())
     for candidate in [text] if "/" in text else [text, f"sentence-transformers/{text}"]:
-        try:
+        with readable(lambda said: _explanation(name, said, hub)):
             if is_sentence_transformer_model(
                 candidate, revision=revision, local_files_only=hub.offline
             ):
                 return replace(hub, name=candidate, modules=True)
-        except Exception as error:  # The hub client has many; all mean that it cannot be had.
-            raise _explained(name, error, hub) from error
     return hub
 
 
@@ -191,15 +204,13 @@ def _locate_gguf(path: Path) -> _Source:
     return _Source(str(path.parent), gguf=path.name)
 
 
-def _explained(name: str | Path, error: Exception, source: _Source) -> ModelError:
-    """One line about an encoder that cannot be had, from the many kinds the libraries raise."""
-    detail = str(error).strip().split("\n")[0] or type(error).__name__
+def _explanation(name: str | Path, said: str, source: _Source) -> str:
     if source.local:
-        return ModelError(f"{name} cannot be loaded: {detail}")
+        return f"{name} cannot be loaded: {said}"
     if source.offline:
-        detail = "no connection, and it is not in the cache"
-    return ModelError(
-        f"{name} is no folder here and cannot be had from the model hub ({detail}); check the "
+        said = "no connection, and it is not in the cache"
+    return (
+        f"{name} is no folder here and cannot be had from the model hub ({said}); check the "
         "name and the network, or give a folder or a .gguf file"
     )
 
@@ -227,28 +238,34 @@ def _pad_right(transformer: Transformer, name: str | Path) -> None:
 
 
 def _limit(module: nn.Module, max_length: int | None, default: int | None) -> None:
-    """Set the number of tokens a text is cut to: what was asked for, unless it is too much."""
+    """Set the tokens a text is cut to: the least of what is asked, the tokenizer's and the model's.
+
+    More than the model has positions for cannot be asked.
+    """
+    own: Any = getattr(module, "max_seq_length", None)
     if not isinstance(module, Transformer):
-        if max_length is not None:
-            module.max_seq_length = max_length  # type: ignore[assignment]
-        return
-    capacity = _capacity(module)
-    if max_length is None:
-        if default is None:
+        if max_length is None:
             return
-        max_length = min(default, capacity)
-    if max_length > capacity:
-        raise InputError(f"max_length {max_length} is above the encoder's {capacity} tokens")
-    module.max_seq_length = max_length
+        if own is None or math.isinf(own):
+            raise InputError(
+                f"max_length {max_length} cannot be set: the encoder begins with "
+                f"{type(module).__name__}, which reads texts of any length; leave it out"
+            )
+        module.max_seq_length = min(max_length, own)
+        return
+    positions = _positions(module)
+    if max_length is not None and positions is not None and max_length > positions:
+        raise InputError(f"max_length {max_length} is above the encoder's {positions} tokens")
+    limits = [max_length or default, own, positions]
+    module.max_seq_length = min((limit for limit in limits if limit is not None), default=None)
 
 
-def _capacity(transformer: Transformer) -> int:
-    """How many tokens the model has positions for, and the tokenizer's limit if it has none."""
+def _positions(transformer: Transformer) -> int | None:
+    """How many tokens the model has positions for; None if it has no table of them."""
     model: Any = transformer.model
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if positions is None or positions <= 0:
-        tokenizer: Any = transformer.tokenizer
-        return int(tokenizer.model_max_length)
+        return None
     # RoBERTa's kind counts positions from after its padding index.
     table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)

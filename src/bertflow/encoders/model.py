@@ -18,11 +18,19 @@ from sklearn.utils.validation import check_is_fitted
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.base import Array, check_device
 from bertflow.calibrators.storage import SUBFOLDER, replaced_folder, write_calibrator
+from bertflow.encoders.checkpoints import (
+    check_weights,
+    module_class,
+    read_modules,
+    readable,
+    shapes_named,
+)
 from bertflow.encoders.corpus import CALIBRATOR
 from bertflow.encoders.encoding import Precision, resolved_precision
 from bertflow.encoders.fingerprint import describe_encoder, library_versions
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
+from bertflow.encoders.pickling import keep_picklable
 from bertflow.encoders.portable import to_modules
 from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.encoders.streaming import FIRST, Rows, encode_rows
@@ -184,9 +192,9 @@ def attach(
         InputError: The widths differ.
     """
     check_is_fitted(calibrator)
-    fitted = getattr(calibrator, "provenance_", {}).get("encoder")
-    if fitted is not None:
-        _compare_encoders(fitted, describe_encoder(encoder))
+    provenance = getattr(calibrator, "provenance_", {})
+    if "encoder" in provenance:
+        _compare_encoders(provenance["encoder"], describe_encoder(encoder))
     return _appended(encoder, calibrator, portable, sample)
 
 
@@ -233,43 +241,40 @@ def load(
     if not (path / "modules.json").is_file():
         raise ModelError(f"{path} is no calibrated model: it holds no modules.json")
     calibrator = load_calibrator(path / SUBFOLDER)
-    kinds = [entry["type"] for entry in json.loads((path / "modules.json").read_text())]
-    try:
-        if OWN_MODULE in kinds:
-            return _load_with_own_module(path, calibrator, device, trust_remote_code)
-        model = CalibratedSentenceTransformer(
-            str(path), device=device, trust_remote_code=trust_remote_code
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ModelError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from error
+    trust: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    with readable(lambda said: f"{path} cannot be loaded: {said}"):
+        entries = read_modules(path / "modules.json", own=OWN_MODULE, **trust)
+        folders = [entry["path"] for entry in entries]
+        with shapes_named(str(path), folders, **trust):
+            own = any(entry["type"] == OWN_MODULE for entry in entries)
+            if own and not trust_remote_code:
+                model = _load_with_own_module(path, entries, device)
+            else:
+                model = CalibratedSentenceTransformer(str(path), device=device, **trust)
+        check_weights(model, str(path), folders, **trust)
+    keep_picklable(model)
     model.calibrator = calibrator
     return model.eval()
 
 
 def _load_with_own_module(
-    path: Path, calibrator: Calibrator, device: str | None, trust_remote_code: bool
+    path: Path, entries: Sequence[Mapping[str, str]], device: str | None
 ) -> CalibratedSentenceTransformer:
     """Load module by module: sentence-transformers would ask for trust in ours."""
     modules: Any = OrderedDict()
-    for entry in json.loads((path / "modules.json").read_text(encoding="utf-8")):
+    for entry in entries:
         kind: Any = CalibratorModule
         if entry["type"] != OWN_MODULE:
-            if not entry["type"].startswith("sentence_transformers."):
-                raise ModelError(f"{path} asks for {entry['type']}, which is not built in")
-            kind = import_from_string(entry["type"])
-        modules[entry["name"]] = kind.load(
-            str(path), subfolder=entry["path"], trust_remote_code=trust_remote_code
-        )
+            kind = module_class(entry["type"], path / "modules.json")
+        modules[entry["name"]] = kind.load(str(path), subfolder=entry["path"])
     config = json.loads((path / "config_sentence_transformers.json").read_text(encoding="utf-8"))
-    model = CalibratedSentenceTransformer(
+    return CalibratedSentenceTransformer(
         modules=modules,
         device=device,
         prompts=config.get("prompts"),
         default_prompt_name=config.get("default_prompt_name"),
         similarity_fn_name=config.get("similarity_fn_name"),
     )
-    model.calibrator = calibrator
-    return model.eval()
 
 
 def is_calibrated(name: str | Path) -> bool:
@@ -350,11 +355,19 @@ def _check_portable(
         )
 
 
-def _compare_encoders(fitted: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def _compare_encoders(fitted: Any, given: Mapping[str, Any]) -> None:
+    if not isinstance(fitted, Mapping):
+        raise ModelError(f"the calibrator's provenance describes no encoder: {fitted!r}")
+    told = given.keys() - {"name"}
+    if missing := sorted(told - fitted.keys()):
+        raise ModelError(
+            f"the calibrator's provenance does not tell which encoder it was fitted on: it lacks "
+            f"{', '.join(missing)}"
+        )
     differing = [
-        f"{name} {fitted[name]!r}, not {given.get(name)!r}"
-        for name in fitted
-        if name != "name" and fitted[name] != given.get(name)
+        f"{name} {fitted[name]!r}, not {given[name]!r}"
+        for name in given
+        if name in told and fitted[name] != given[name]
     ]
     if differing:
         raise ModelError(

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, WordEmbeddings
+from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
 
+from bertflow.calibrators.base import Array
 from bertflow.errors import InputError
 
 
@@ -19,13 +25,15 @@ def load_word_vectors(path: str | Path) -> SentenceTransformer:
     stop words and unknown words do not count. A sentence without a known word is a zero vector.
 
     Args:
-        path: Text, a word and its numbers a line, also with .gz.
+        path: Text, a word and its numbers a line, also with .gz. A first line of two counts, as
+            word2vec writes it, is passed over.
 
     Returns:
         An encoder of built-in modules.
 
     Raises:
-        InputError: The file is missing, or holds no word vectors.
+        InputError: The file is missing or holds no word vectors; the message names the line that
+            has another width, is not UTF-8, or has an entry that is no finite number.
 
     Source:
         Pennington, Socher and Manning (2014); paper, Table 2, first row.
@@ -40,10 +48,60 @@ def load_word_vectors(path: str | Path) -> SentenceTransformer:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path} does not exist; give a text file of word vectors")
+    vectors: dict[str, Array] = {}
     try:
-        words = WordEmbeddings.from_text_file(str(path))
-    except (ValueError, TypeError, OSError, EOFError) as error:
-        detail = str(error).split("\n")[0]
-        raise InputError(f"{path} holds no word vectors: {detail}") from None
+        for word, vector in _vectors(path):
+            vectors[word] = vector
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    if not vectors:
+        raise InputError(f"{path} holds no word vectors")
+    table = np.stack([np.zeros_like(vector), *vectors.values()])
+    # Words are padded with row 0.
+    words = WordEmbeddings(WhitespaceTokenizer(["PADDING_TOKEN", *vectors]), table)
     pooling = Pooling(words.get_embedding_dimension(), pooling_mode="mean")
     return SentenceTransformer(modules=[words, pooling]).eval()
+
+
+def _vectors(path: Path) -> Iterator[tuple[str, Array]]:
+    """Each line's word and vector, all of one width."""
+    width: int | None = None
+    promised: int | None = None
+    number = 0
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            place = f"{path}, line {number}"
+            try:
+                word, *entries = line.decode("utf-8").rstrip().split(" ")
+            except UnicodeDecodeError:
+                raise InputError(f"{place}: it is not UTF-8") from None
+            # How word2vec's text form begins: how many words, and of how many numbers.
+            if number == 1 and len(entries) == 1 and word.isdecimal() and entries[0].isdecimal():
+                promised, width = int(word), int(entries[0])
+                continue
+            width = width or len(entries)
+            # Some of GloVe's words hold spaces.
+            while len(entries) > width > 0 and not _is_number(entries[0]):
+                word = f"{word} {entries.pop(0)}"
+            if not width or len(entries) != width:
+                raise InputError(
+                    f"{place}: expected a word and {width or 'its'} numbers, got {word[:20]!r} "
+                    f"and {len(entries)}"
+                )
+            try:
+                vector = np.array([float(entry) for entry in entries])
+            except ValueError:
+                raise InputError(f"{place}: {word[:20]!r} has an entry that is no number") from None
+            if not (np.abs(vector) <= np.finfo(np.float32).max).all():
+                raise InputError(f"{place}: {word[:20]!r} has an entry that is not finite")
+            yield word, vector.astype(np.float32)
+    if promised is not None and number - 1 != promised:
+        raise InputError(f"{path} holds {number - 1} of the {promised} words it promises")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

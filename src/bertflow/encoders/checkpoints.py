@@ -1,0 +1,204 @@
+"""Checks of an encoder's files, and one kind of error for all that can be wrong with them."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+from sentence_transformers.util import import_from_string
+from torch import nn
+from transformers import AutoModel, PreTrainedModel
+
+from bertflow.errors import BertflowError, ModelError
+
+BUILT_IN = "sentence_transformers."
+# No hidden state depends on these parts of a model, and many checkpoints lack them.
+ASIDE = {"pooler", "lm_head", "cls", "classifier", "score", "qa_outputs"}
+NAMED = 3
+# transformers' mark on a tensor that it has read.
+MARK = "_is_hf_initialized"
+TRUST = "if you trust it, pass trust_remote_code=True (--trust-remote-code)"
+
+
+@contextmanager
+def readable(wording: Callable[[str], str]) -> Iterator[None]:
+    """Turn whatever the libraries raise about a file into a ModelError of one line.
+
+    Args:
+        wording: Makes the message of what they said.
+
+    Raises:
+        ModelError: They raised anything; bertflow's own errors pass.
+    """
+    try:
+        yield
+    except BertflowError:
+        raise
+    # safetensors, tokenizers, pickle and json have their own, tokenizers' being a plain Exception.
+    except Exception as error:
+        raise ModelError(wording(one_line(error))) from error
+
+
+def one_line(error: Exception) -> str:
+    """What an error says in one line, and its kind where that says too little."""
+    if "trust_remote_code=True" in str(error):
+        return f"it comes with code of its own; {TRUST}"
+    told = textwrap.shorten(str(error), 240, placeholder=" ...")
+    kind = type(error).__name__
+    return f"{kind}: {told}" if told and isinstance(error, LookupError) else told or kind
+
+
+@contextmanager
+def shapes_named(name: str, folders: Iterable[str], **keywords: Any) -> Iterator[None]:
+    """Name the weights that have other shapes than the configuration, which transformers only logs.
+
+    Args:
+        name: A folder or hub name that is loaded inside.
+        folders: Its folders of weights.
+        keywords: More of `from_pretrained`.
+
+    Raises:
+        ModelError: Loading failed for that reason; the message names three.
+    """
+    try:
+        yield
+    except BertflowError:
+        raise
+    except RuntimeError:
+        for folder in folders:
+            shapes: Mapping[str, Any] = {}
+            with suppress(Exception):  # What failed above is told, not what fails now.
+                shapes = _told(AutoModel, name, folder, keywords)[1]
+            _refuse_shapes(Path(name) / folder, shapes)
+        raise
+
+
+def check_weights(
+    modules: Iterable[nn.Module], name: str, folders: Iterable[str], **keywords: Any
+) -> None:
+    """Refuse a model some of whose weights were not in its files.
+
+    transformers gives those random values, and only logs it.
+
+    Args:
+        modules: Loaded, the ones of a sentence-transformers model.
+        name: The folder or hub name that they were loaded from.
+        folders: In it, the folder of each.
+        keywords: More of `from_pretrained`.
+
+    Raises:
+        ModelError: Weights are missing; the message names three.
+    """
+    for module, folder in zip(modules, folders, strict=False):
+        model = getattr(module, "model", None)
+        if not isinstance(model, PreTrainedModel):
+            continue
+        # The mark is not documented: a tensor without it is a suspicion, and transformers is asked.
+        state = model.state_dict(keep_vars=True)
+        unread = [k for k, t in state.items() if not getattr(t, MARK, False)]
+        if not _needed(unread):
+            continue
+        missing, shapes = _told(type(model), name, folder, keywords)
+        _refuse_shapes(Path(name) / folder, shapes)
+        if missing:
+            raise ModelError(
+                f"{Path(name) / folder} lacks weights that its config.json asks for: "
+                f"{_some(missing)}; get its files again"
+            )
+
+
+def _told(
+    kind: Any, name: str, folder: str, keywords: Mapping[str, Any]
+) -> tuple[list[str], dict[str, Any]]:
+    """Load once more, to be told which weights are missing, and the shapes of those that differ."""
+    _, told = kind.from_pretrained(
+        name,
+        subfolder=folder,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        **keywords,
+    )
+    return _needed(told["missing_keys"]), {key[0]: key[1:] for key in told["mismatched_keys"]}
+
+
+def _refuse_shapes(folder: Path, shapes: Mapping[str, Any]) -> None:
+    if names := _needed(shapes):
+        there, asked = (tuple(shape) for shape in shapes[names[0]])
+        raise ModelError(
+            f"{folder} holds weights of another shape than its config.json asks for: "
+            f"{_some(names)} (the first is {there}, not {asked}); get its files again"
+        )
+
+
+def _needed(names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if ASIDE.isdisjoint(name.split(".")))
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def read_modules(
+    file: Path, *, trust_remote_code: bool = False, own: str | None = None
+) -> list[dict[str, str]]:
+    """Read the list of a sentence-transformers model's modules, and refuse what it must not ask.
+
+    A module's folder must lie inside the model's, wherever links lead. Its files may be links, as
+    they are in the hub's cache.
+
+    Args:
+        file: The modules.json.
+        trust_remote_code: Whether classes that are not sentence-transformers' own may be used.
+        own: A class that may be used all the same.
+
+    Returns:
+        Of each module its `name`, `path` and `type`.
+
+    Raises:
+        ModelError: The file is no such list, or asks for a folder outside or for a class that may
+            not be used.
+    """
+    with readable(lambda said: f"{file} cannot be read: {said}"):
+        entries = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(entries, list) or not entries:
+        raise ModelError(f"{file} is no list of modules")
+    home = file.parent.resolve()
+    for place, entry in enumerate(entries):
+        for key in ["name", "path", "type"]:
+            if not isinstance(entry, dict) or not isinstance(entry.get(key), str):
+                raise ModelError(f"{file} is no list of modules: entry {place} has no {key}")
+        written = PureWindowsPath(entry["path"])  # Knows either slash.
+        outside = written.anchor or ".." in written.parts or "\0" in entry["path"]
+        if outside or not (home / entry["path"]).resolve().is_relative_to(home):
+            raise ModelError(
+                f"{file} asks for {entry['path']!r}, which is not inside {file.parent}"
+            )
+        if entry["type"] == own:
+            continue
+        if entry["type"].startswith(BUILT_IN):
+            module_class(entry["type"], file)
+        elif not trust_remote_code:
+            raise ModelError(f"{file} asks for {entry['type']}, which is not built in; {TRUST}")
+    if len({entry["name"] for entry in entries}) < len(entries):
+        raise ModelError(f"{file} has two modules of one name")
+    return entries
+
+
+def module_class(name: str, file: Path) -> Any:
+    """Import a module's class from sentence-transformers.
+
+    Raises:
+        ModelError: There is none of the name, or it is no module that can be loaded.
+    """
+    try:
+        kind = import_from_string(name)
+    except (ImportError, AttributeError):
+        raise ModelError(f"{file} asks for {name}, which sentence-transformers lacks") from None
+    if not isinstance(kind, type) or not issubclass(kind, nn.Module) or not hasattr(kind, "load"):
+        raise ModelError(f"{file} asks for {name}, which is no module that can be loaded")
+    return kind

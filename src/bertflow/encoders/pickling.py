@@ -1,0 +1,102 @@
+"""Encoders that can be sent to other processes after they have encoded."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sentence_transformers.sentence_transformer.modules import Transformer
+from torch import nn
+from transformers import PreTrainedModel
+
+INSTALLED = "_output_capturing_hooks_installed"
+
+
+class _Hook:
+    """transformers' hook that keeps a hidden state; a copy in another process does nothing.
+
+    Args:
+        function: The hook, which cannot be pickled.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Nothing, ()
+
+
+class _Nothing:
+    """What remains of a hook in a copy."""
+
+    def __call__(self, *arguments: Any) -> None:
+        """Leave the output as it is."""
+
+
+class _Installed:
+    """True, but False in a copy, so that transformers installs its hooks there."""
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bool, ()
+
+
+class _Keeper:
+    """A hook of a Transformer that makes its model's hooks such that they can be pickled.
+
+    transformers learns what a class of models can record when one is made, and a copy in another
+    process never is: it would have no hidden states. So one is made there, without memory.
+
+    Args:
+        kind: The model's class.
+        config: Its configuration.
+    """
+
+    def __init__(self, kind: type[PreTrainedModel], config: Any) -> None:
+        self.kind, self.config = kind, config
+
+    def __call__(self, transformer: nn.Module, *_: Any) -> None:
+        """After a forward pass, wrap what it may have installed."""
+        model: Any = transformer.model
+        if getattr(model, INSTALLED, None) is not True:
+            return
+        for module in model.modules():
+            for key, hook in module._forward_hooks.items():
+                if str(getattr(hook, "__module__", "")).startswith("transformers."):
+                    module._forward_hooks[key] = _Hook(hook)
+            if getattr(module, INSTALLED, None) is True:
+                setattr(module, INSTALLED, _Installed())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _keeper_of_a_copy, (self.kind, self.config)
+
+
+def _keeper_of_a_copy(kind: type[PreTrainedModel], config: Any) -> _Keeper:
+    with torch.device("meta"):
+        kind(copy.deepcopy(config))
+    return _Keeper(kind, config)
+
+
+def keep_picklable(encoder: nn.Module) -> None:
+    """Let an encoder be pickled after its transformer has given hidden states, too.
+
+    For those transformers installs hooks, on the first forward pass that asks for them, which are
+    functions inside a function and cannot be pickled. They stay where they are, but are left out
+    of copies, which get their own.
+
+    Args:
+        encoder: Changed in place.
+    """
+    for part in encoder.modules():
+        if isinstance(part, Transformer) and isinstance(part.model, PreTrainedModel):
+            keeper = _Keeper(type(part.model), part.model.config)
+            keeper(part)
+            # Not on the model: its forward() is called without its hooks.
+            part.register_forward_hook(keeper)

@@ -1,0 +1,482 @@
+"""Encoders whose files are damaged, incomplete or ask for more than they may: one line, no work."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense
+from transformers import AutoModel
+
+from bertflow import calibrate, load, load_encoder
+from bertflow.calibrators import Standardization
+from bertflow.encoders import checkpoints, load_layers, load_poolings, open_model
+from bertflow.errors import ModelError
+
+SENTENCES = ["the dog runs .", "a man plays the guitar on the street .", "bread"]
+# How each kind of folder is opened, and where its transformer's files lie.
+OPENED = {
+    "bert": load_encoder,
+    "llama": load_encoder,
+    "modules": load_encoder,
+    "repooled": lambda folder, **how: load_encoder(folder, pooling="mean", **how),
+    "portable": load,
+    "own": load,
+    "open_model": open_model,
+    "poolings": lambda folder, **how: load_poolings(folder, ["mean", "last2avg"], **how),
+    "layers": load_layers,
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_bert, tiny_llama, tiny_sentences, tmp_path_factory) -> dict[str, Path]:
+    """A folder of each kind, undamaged."""
+    home = tmp_path_factory.mktemp("whole")
+    encoder = load_encoder(tiny_bert, pooling="mean", device="cpu")
+    SentenceTransformer(modules=[*encoder, Dense(16, 8)]).save_pretrained(str(home / "modules"))
+    for name, portable in [("portable", True), ("own", False)]:
+        model = calibrate(encoder, tiny_sentences, Standardization(), portable=portable)
+        model.save_pretrained(str(home / name))
+    folders = {
+        "bert": tiny_bert,
+        "llama": tiny_llama,
+        "poolings": tiny_bert,
+        "layers": tiny_bert,
+        "repooled": home / "modules",
+        "open_model": home / "own",
+    }
+    return {kind: folders.get(kind, home / kind) for kind in OPENED}
+
+
+@pytest.fixture
+def folder(request, whole, tmp_path) -> Path:
+    """A copy of a kind's folder, to be damaged."""
+    return shutil.copytree(whole[request.param], tmp_path / "encoder")
+
+
+@pytest.fixture
+def kind(request) -> str:
+    return request.param
+
+
+each_kind = pytest.mark.parametrize(
+    ("kind", "folder"), [(kind, kind) for kind in OPENED], indirect=True, ids=list(OPENED)
+)
+
+
+def refusal(kind: str, folder: Path, **how: object) -> str:
+    """The one line that a folder is refused with, which names it."""
+    with pytest.raises(ModelError) as caught:
+        OPENED[kind](folder, device="cpu", **how)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert str(folder) in line
+    return line
+
+
+def change_weights(folder: Path, change) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def names(folder: Path, part: str) -> list[str]:
+    return sorted(name for name in load_file(folder / "model.safetensors") if part in name)
+
+
+@each_kind
+def test_a_checkpoint_without_one_of_its_tensors_is_refused(kind, folder):
+    lost = names(folder, ".1.")[3]
+    change_weights(folder, lambda tensors: tensors.pop(lost))
+    assert f"lacks weights that its config.json asks for: {lost};" in refusal(kind, folder)
+
+
+@each_kind
+def test_a_tensor_of_another_shape_is_named(kind, folder):
+    other = names(folder, ".1.")[3]
+    before = load_file(folder / "model.safetensors")[other]
+    change_weights(folder, lambda tensors: tensors.update({other: torch.zeros(3, 5)}))
+    line = refusal(kind, folder)
+    assert f"another shape than its config.json asks for: {other} " in line
+    assert f"(the first is (3, 5), not {tuple(before.shape)})" in line
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder"), [(kind, kind) for kind in ["bert", "portable"]], indirect=True
+)
+def test_where_transformers_marks_no_tensors_it_is_asked(kind, folder, monkeypatch):
+    told = checkpoints._told
+    asked = []
+    monkeypatch.setattr(checkpoints, "_told", lambda *how: (asked.append(how), told(*how))[1])
+    OPENED[kind](folder, device="cpu")
+    assert not asked
+    monkeypatch.setattr(checkpoints, "MARK", "_no_such_mark")
+    OPENED[kind](folder, device="cpu")
+    assert len(asked) == 1
+    lost = names(folder, ".1.")[3]
+    change_weights(folder, lambda tensors: tensors.pop(lost))
+    assert lost in refusal(kind, folder)
+
+
+@pytest.mark.parametrize("folder", ["bert"], indirect=True)
+def test_at_most_three_tensors_are_named(folder):
+    lost = names(folder, ".1.")
+    change_weights(folder, lambda tensors: [tensors.pop(name) for name in lost])
+    line = refusal("bert", folder)
+    assert f": {lost[0]}, {lost[1]}, {lost[2]} and {len(lost) - 3} more;" in line
+
+
+@pytest.mark.parametrize("folder", ["bert"], indirect=True)
+def test_what_reaches_no_hidden_state_may_be_missing_or_in_excess(folder, tiny_bert):
+    def change(tensors):
+        for name in [name for name in tensors if name.startswith("pooler.")]:
+            del tensors[name]
+        tensors["cls.predictions.bias"] = torch.zeros(7)
+
+    change_weights(folder, change)
+    np.testing.assert_array_equal(
+        load_encoder(folder).encode(SENTENCES), load_encoder(tiny_bert).encode(SENTENCES)
+    )
+
+
+@pytest.mark.parametrize("folder", ["bert"], indirect=True)
+@pytest.mark.parametrize("form", ["of a model with a head", "pickled", "sharded", "half"])
+def test_other_forms_of_a_whole_checkpoint_load(folder, form, tiny_bert):
+    tensors = load_file(folder / "model.safetensors")
+    if form == "of a model with a head":
+        tensors = {f"bert.{name}": tensor for name, tensor in tensors.items()}
+        for old, new in [("LayerNorm.weight", "LayerNorm.gamma"), ("Norm.bias", "Norm.beta")]:
+            tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    elif form == "pickled":
+        (folder / "model.safetensors").unlink()
+        torch.save(tensors, folder / "pytorch_model.bin")
+    elif form == "sharded":
+        (folder / "model.safetensors").unlink()
+        AutoModel.from_pretrained(tiny_bert).save_pretrained(folder, max_shard_size="20KB")
+        assert len(list(folder.glob("model-*.safetensors"))) > 1
+    else:
+        tensors = {name: tensor.half() for name, tensor in tensors.items()}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    np.testing.assert_allclose(
+        load_encoder(folder).encode(SENTENCES),
+        load_encoder(tiny_bert).encode(SENTENCES),
+        atol=0.02 if form == "half" else 0,
+    )
+
+
+@pytest.mark.parametrize("folder", ["bert"], indirect=True)
+def test_a_pickled_checkpoint_without_one_of_its_tensors_is_refused(folder):
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    lost = "encoder.layer.1.attention.self.query.weight"
+    del tensors[lost]
+    torch.save(tensors, folder / "pytorch_model.bin")
+    assert lost in refusal("bert", folder)
+
+
+# Damage, of the transformer's files.
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def make_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+DAMAGE = {
+    "weights truncated": lambda f: truncate(f / "model.safetensors"),
+    "weights empty": lambda f: (f / "model.safetensors").write_bytes(b""),
+    "weights missing": lambda f: (f / "model.safetensors").unlink(),
+    "weights a folder": lambda f: make_folder(f / "model.safetensors"),
+    "weights noise": lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 999),
+    "config not UTF-8": lambda f: (f / "config.json").write_bytes(b'{"model_type": "\xff"}'),
+    "config not JSON": lambda f: (f / "config.json").write_text("{"),
+    "config empty": lambda f: (f / "config.json").write_text(""),
+    "config a list": lambda f: (f / "config.json").write_text("[]"),
+    "config a number": lambda f: (f / "config.json").write_text("5"),
+    "config without type": lambda f: (f / "config.json").write_text("{}"),
+    "config of an unknown type": lambda f: (f / "config.json").write_text(
+        '{"model_type": "nonesuch"}'
+    ),
+    "config with text for a number": lambda f: (f / "config.json").write_text(
+        json.dumps(json.loads((f / "config.json").read_text()) | {"hidden_size": "wide"})
+    ),
+    "tokenizer truncated": lambda f: truncate(f / "tokenizer.json"),
+    "tokenizer empty": lambda f: (f / "tokenizer.json").write_text(""),
+    "tokenizer without a model": lambda f: (f / "tokenizer.json").write_text("{}"),
+    "tokenizer config a list": lambda f: (f / "tokenizer_config.json").write_text("[]"),
+    "tokenizer config truncated": lambda f: truncate(f / "tokenizer_config.json"),
+    "tokenizer missing": lambda f: (f / "tokenizer.json").unlink(),
+}
+
+
+@each_kind
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_one_line_that_names_the_folder(kind, folder, damage):
+    DAMAGE[damage](folder)
+    refusal(kind, folder)
+
+
+class Payload:
+    def __reduce__(self):
+        return (Path.touch, (Path("payload-ran"),))
+
+
+@pytest.mark.parametrize("folder", ["bert"], indirect=True)
+def test_a_pickle_is_not_run(folder, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Payload()))
+    refusal("bert", folder)
+    assert not (tmp_path / "payload-ran").exists()
+
+
+# modules.json
+
+
+def entry(**changes: object) -> str:
+    usual = {
+        "idx": 0,
+        "name": "0",
+        "path": "",
+        "type": "sentence_transformers.models.Transformer",
+    }
+    return json.dumps([{key: value for key, value in (usual | changes).items() if value != ...}])
+
+
+LISTS = {
+    "empty": ("", "cannot be read"),
+    "not JSON": ("[", "cannot be read"),
+    "an object": ("{}", "no list of modules"),
+    "no modules": ("[]", "no list of modules"),
+    "numbers": ("[1]", "entry 0 has no name"),
+    "no name": (entry(name=...), "entry 0 has no name"),
+    "no path": (entry(path=...), "entry 0 has no path"),
+    "no type": (entry(type=...), "entry 0 has no type"),
+    "a number for a path": (entry(path=1), "entry 0 has no path"),
+    "above": (entry(path="../elsewhere"), "not inside"),
+    "below and above": (entry(path="a/../../elsewhere"), "not inside"),
+    "absolute": (entry(path="/etc"), "not inside"),
+    "Windows": (entry(path="C:\\models"), "not inside"),
+    "backslashes": (entry(path="..\\elsewhere"), "not inside"),
+    "a null byte": (entry(path="a\0b"), "not inside"),
+    "foreign": (entry(type="os.path.join"), "os.path.join, which is not built in"),
+    "no such module": (entry(type="sentence_transformers.no.Such"), "sentence-transformers lacks"),
+    "no such class": (entry(type="sentence_transformers.models.Such"), "lacks"),
+    "a function": (entry(type="sentence_transformers.util.cos_sim"), "no module that"),
+    "another's module": (entry(type="sentence_transformers.util.misc.importlib"), "no module that"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder"),
+    [(kind, kind) for kind in ["modules", "repooled", "portable", "own", "open_model"]],
+    indirect=True,
+)
+@pytest.mark.parametrize("content", LISTS)
+def test_a_list_of_modules_that_is_none_is_refused_by_name(kind, folder, content):
+    text, message = LISTS[content]
+    if kind in {"own", "open_model"} and text.startswith("[{"):
+        own = json.loads((folder / "modules.json").read_text())[-1]
+        text = json.dumps([*json.loads(text), own])
+    (folder / "modules.json").write_text(text)
+    line = refusal(kind, folder)
+    assert str(folder / "modules.json") in line
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder"), [("portable", "portable"), ("own", "own")], indirect=True
+)
+def test_a_calibrated_model_without_its_list_is_refused(kind, folder):
+    (folder / "modules.json").unlink()
+    assert "no modules.json" in refusal(kind, folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder"), [("modules", "modules"), ("own", "own")], indirect=True
+)
+def test_a_module_folder_that_links_outside_is_refused(kind, folder, tmp_path):
+    shutil.move(folder / "1_Pooling", tmp_path / "elsewhere")
+    (folder / "1_Pooling").symlink_to(tmp_path / "elsewhere")
+    assert "'1_Pooling', which is not inside" in refusal(kind, folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder"), [(kind, kind) for kind in ["modules", "portable", "own"]], indirect=True
+)
+def test_files_may_be_links_as_in_the_cache_of_the_hub(kind, folder, whole, tmp_path):
+    expected = OPENED[kind](whole[kind], device="cpu").encode(SENTENCES)
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    for number, file in enumerate(sorted(f for f in folder.rglob("*") if f.is_file())):
+        file.rename(blobs / str(number))
+        file.symlink_to(blobs / str(number))
+    (tmp_path / "link").symlink_to(folder)
+    for path in [folder, tmp_path / "link"]:
+        np.testing.assert_array_equal(OPENED[kind](path, device="cpu").encode(SENTENCES), expected)
+
+
+@pytest.mark.parametrize(("kind", "folder"), [("modules", "modules")], indirect=True)
+@pytest.mark.parametrize("damage", ["truncated", "empty", "missing", "lacking a tensor"])
+def test_a_damaged_layer_after_the_transformer_is_refused(kind, folder, damage):
+    file = folder / "2_Dense/model.safetensors"
+    if damage == "truncated":
+        truncate(file)
+    elif damage == "empty":
+        file.write_bytes(b"")
+    elif damage == "missing":
+        file.unlink()
+    else:
+        change_weights(folder / "2_Dense", lambda tensors: tensors.pop("linear.bias"))
+    line = refusal(kind, folder)
+    assert damage != "lacking a tensor" or "linear.bias" in line
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder"), [(kind, kind) for kind in ["modules", "portable", "own"]], indirect=True
+)
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff"])
+def test_a_damaged_configuration_of_the_model_is_refused(kind, folder, content):
+    (folder / "config_sentence_transformers.json").write_bytes(content)
+    refusal(kind, folder)
+
+
+def test_an_error_without_a_message_is_told_by_its_kind(tiny_bert, monkeypatch):
+    def fail(*arguments: object, **keywords: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("bertflow.encoders.loading.Transformer", fail)
+    assert refusal("bert", tiny_bert).endswith("cannot be loaded: AssertionError")
+
+
+def write_gguf(folder: Path, lost: str | None = None) -> Path:
+    """Write a causal model of 2 blocks, but for one tensor."""
+    import gguf
+
+    random, width, words = np.random.default_rng(0), 32, ["<unk>", "<s>", "</s>", "the", "dog"]
+    file = folder / "tiny.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_context_length(32)
+    writer.add_embedding_length(width)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(2 * width)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_rope_dimension_count(width // 2)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(len(words))
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(words)
+    writer.add_token_scores([0.0] * len(words))
+    writer.add_token_types([2, 3, 3, 1, 1])
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    shapes = {"token_embd": (len(words), width), "output": (len(words), width)}
+    shapes |= {"output_norm": (width,)}
+    for block in range(2):
+        for name in ["attn_q", "attn_k", "attn_v", "attn_output"]:
+            shapes[f"blk.{block}.{name}"] = (width, width)
+        for name in ["attn_norm", "ffn_norm"]:
+            shapes[f"blk.{block}.{name}"] = (width,)
+        for name in ["ffn_gate", "ffn_up"]:
+            shapes[f"blk.{block}.{name}"] = (2 * width, width)
+        shapes[f"blk.{block}.ffn_down"] = (width, 2 * width)
+    for name, shape in shapes.items():
+        if name != lost:
+            writer.add_tensor(f"{name}.weight", random.normal(size=shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def test_a_gguf_without_one_of_its_tensors_is_refused(tmp_path):
+    pytest.importorskip("gguf", reason="needs the extra gguf")
+    for folder in ["whole", "damaged"]:
+        (tmp_path / folder).mkdir()
+    whole = load_encoder(write_gguf(tmp_path / "whole"), device="cpu")
+    assert np.isfinite(whole.encode(["the dog"])).all()
+    write_gguf(tmp_path / "damaged", lost="blk.1.ffn_up")
+    assert "layers.1.mlp.up_proj.weight" in refusal("llama", tmp_path / "damaged")
+
+
+# Code that comes with an encoder.
+
+CODE = """
+from pathlib import Path
+from transformers import BertConfig, BertModel
+from sentence_transformers.sentence_transformer.modules import Normalize
+
+Path({marker!r}).touch()
+
+
+class OwnConfig(BertConfig):
+    model_type = "own"
+
+
+class OwnModel(BertModel):
+    config_class = OwnConfig
+
+
+class OwnModule(Normalize):
+    pass
+"""
+
+
+def add_code(folder: Path, marker: Path) -> None:
+    """Let the configuration of a transformer name code beside it, which leaves a mark."""
+    (folder / "own_code.py").write_text(CODE.format(marker=str(marker)))
+    file = folder / "config.json"
+    names = {"AutoConfig": "own_code.OwnConfig", "AutoModel": "own_code.OwnModel"}
+    told = json.loads(file.read_text()) | {"model_type": "own", "auto_map": names}
+    file.write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder"), [(kind, kind) for kind in OPENED if kind != "llama"], indirect=True
+)
+def test_code_of_an_encoder_runs_only_if_trusted(kind, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setattr("sys.path", list(sys.path))
+    marker = tmp_path / "marker"
+    add_code(folder, marker)
+    assert "trust_remote_code" in refusal(kind, folder)
+    assert not marker.exists()
+    encoder = OPENED[kind](folder, device="cpu", trust_remote_code=True)
+    assert marker.exists()
+    first = encoder[0] if kind == "layers" else encoder
+    assert type(first[0].model).__name__ == "OwnModel"
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder"),
+    [(kind, kind) for kind in ["modules", "repooled", "portable", "own", "open_model"]],
+    indirect=True,
+)
+def test_a_module_of_an_encoder_runs_only_if_trusted(kind, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setattr("sys.path", list(sys.path))
+    marker = tmp_path / "marker"
+    (folder / "own_code.py").write_text(CODE.format(marker=str(marker)))
+    entries = json.loads((folder / "modules.json").read_text())
+    entries.append({"idx": 9, "name": "9", "path": "", "type": "own_code.OwnModule"})
+    (folder / "modules.json").write_text(json.dumps(entries))
+    assert "own_code.OwnModule, which is not built in" in refusal(kind, folder)
+    assert not marker.exists()
+    OPENED[kind](folder, device="cpu", trust_remote_code=True)
+    assert marker.exists()

@@ -1,0 +1,84 @@
+"""Word vectors read from text: what is accepted, and the line of what is not."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+
+from bertflow.encoders import load_word_vectors
+from bertflow.errors import InputError
+
+GOOD = "cat 1 0\ndog 0 1\n"
+
+
+def mean(*rows: list[float]) -> np.ndarray:
+    return np.mean(rows, axis=0)
+
+
+@pytest.mark.parametrize("name", ["words.txt", "words.txt.gz", "words.vec"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD,
+        "2 2\n" + GOOD,
+        "cat 1 0 \ndog 0 1 \n",
+        GOOD.replace("\n", "\r\n"),
+        GOOD.rstrip(),
+        "bird 5 5\n. . . 3 3\nat name@domain.com 4 4\n" + GOOD,
+        "cat 9 9\n" + GOOD,
+    ],
+    ids=["plain", "header", "trailing", "Windows", "no end", "spaces in words", "twice"],
+)
+def test_forms_that_are_read(name, text, tmp_path, capfd):
+    write = gzip.compress if name.endswith(".gz") else bytes
+    (tmp_path / name).write_bytes(write(text.encode()))
+    encoder = load_word_vectors(tmp_path / name)
+    vectors = encoder.encode(["Cat, dog!", "dog", "unknown"], show_progress_bar=False)
+    expected = [mean([1, 0], [0, 1]), [0, 1], [0, 0]]
+    np.testing.assert_array_equal(vectors, np.array(expected, dtype=np.float32))
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no word vectors"),
+        (b"cat 1 0\ndog 0\n", "line 2: expected a word and 2 numbers, got 'dog' and 1"),
+        (b"cat 1 0\ndog 0 1 2\n", "line 2: expected a word and 2 numbers, got 'dog' and 3"),
+        (b"cat 1 0\n\ndog 0 1\n", "line 2: expected a word and 2 numbers, got '' and 0"),
+        (b"\ncat 1 0\n", "line 1: expected a word and its numbers, got '' and 0"),
+        (b"cat\ndog\n", "line 1: expected a word and its numbers, got 'cat' and 0"),
+        (b"2 3\ncat 1 0\ndog 0 1\n", "line 2: expected a word and 3 numbers, got 'cat' and 2"),
+        (b"3 2\ncat 1 0\ndog 0 1\n", "holds 2 of the 3 words it promises"),
+        (b"cat 1 0\nd\xffg 0 1\n", "line 2: it is not UTF-8"),
+        (b"cat 1 0\ndog 0 x\n", "line 2: 'dog' has an entry that is no number"),
+        (b"cat 1 0\ndog 0 nan\n", "line 2: 'dog' has an entry that is not finite"),
+        (b"cat 1 0\ndog 0 -inf\n", "line 2: 'dog' has an entry that is not finite"),
+        (b"cat 1 0\ndog 0 1e39\n", "line 2: 'dog' has an entry that is not finite"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(content, message, tmp_path):
+    (tmp_path / "words.txt").write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        load_word_vectors(tmp_path / "words.txt")
+    assert str(tmp_path / "words.txt") in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["no gzip", "cut", "changed"])
+def test_a_damaged_gzip_is_one_error(damage, tmp_path):
+    content = gzip.compress(("".join(f"w{i} {i} {i * i}\n" for i in range(500))).encode())
+    changed = bytearray(content)
+    changed[len(content) // 2] ^= 255
+    damaged = {"no gzip": GOOD.encode(), "cut": content[:-40], "changed": bytes(changed)}[damage]
+    (tmp_path / "words.gz").write_bytes(damaged)
+    with pytest.raises(InputError, match=r"words\.gz"):
+        load_word_vectors(tmp_path / "words.gz")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"nowhere\.txt does not exist"):
+        load_word_vectors(tmp_path / "nowhere.txt")
