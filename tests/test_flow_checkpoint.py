@@ -102,6 +102,19 @@ def test_stopped_after_any_step_it_goes_on_to_the_same_bits(x, tmp_path, design)
         assert_same(flow, whole, x)
 
 
+def test_where_losses_are_looked_at_late_it_is_the_same(x, place, monkeypatch):
+    whole = Flow(**DESIGN).fit(x)
+    monkeypatch.setattr(training, "steps_fetched", lambda device: 64)
+    stopped(Flow(**DESIGN), x, place, 100)  # That is told after step 128.
+    flow = Flow(**DESIGN)
+    assert begun_at(flow, x, place) == 64
+    assert_same(flow, whole, x)
+    spoiled(monkeypatch, 150)
+    with pytest.raises(TrainingError, match="step 151 of 210") as caught:
+        Flow(**DESIGN).fit(x)
+    np.testing.assert_array_equal(caught.value.kept.loss_curve_, whole.loss_curve_[:128])
+
+
 def test_stopped_again_and_again_it_gets_there(x, place):
     for at in (10, 65, 130, 193, 205):
         stopped(Flow(**DESIGN), x, place, at)
@@ -270,6 +283,23 @@ def test_a_damaged_file_is_said_to_be_and_left_behind(x, place, caplog, damage):
     assert "starting anew" in record.getMessage()
     assert_same(flow, Flow(**DESIGN).fit(x), x)
     assert begun_at(Flow(**DESIGN), x, place) == 192
+
+
+def test_no_changed_byte_is_taken_for_what_was_written(x, place):
+    stopped(Flow(**DESIGN), x, place, 100)
+    flow, whole = Flow(**DESIGN), place.read_bytes()
+    with safe_open(place, "numpy") as file:
+        seed = int(file.metadata()["seed"])
+    run = flow._run(x, torch.device("cpu"), seed)
+    assert checkpoint.Checkpoint(place, run, x).state.step == 64
+    header = 8 + int.from_bytes(whole[:8], "little")
+    assert 500 < header < 3000
+    for at in [*range(header), *range(header, len(whole), 997)]:
+        place.write_bytes(changed(whole, at))
+        try:
+            assert checkpoint.Checkpoint(place, run, x).state is None, whole[:at]
+        except ModelError as error:
+            assert "is no checkpoint" in str(error)
 
 
 def test_a_file_of_another_kind_is_not_overwritten(x, place):

@@ -131,7 +131,7 @@ class Checkpoint:
                 about: dict[str, str] = file.metadata() or {}
                 ours = about.get("kind") == KIND
                 tensors = {name: file.get_tensor(name) for name in file.keys()} if ours else {}
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, ValueError, TypeError, RuntimeError) as error:
             log.warning("%s is damaged (%s): starting anew", path, error)
             return
         if not ours:
@@ -141,11 +141,11 @@ class Checkpoint:
             for name, value in self.run.items()
             if about.get(name) != value and not (any_seed and name == "seed")
         ]
-        if not differing and about["contents"] != self._of_rows():
+        if not differing and about.get("contents") != self._of_rows():
             differing = ["other values in the rows"]
         if differing:
             log.warning("%s is of another fit (%s): starting anew", path, "; ".join(differing))
-        elif about.pop("check") != _check(about, tensors):
+        elif about.pop("check", None) != _check(about, tensors):
             log.warning("%s is damaged (other bytes than were written): starting anew", path)
         else:
             self.state = State(**tensors)
@@ -162,8 +162,9 @@ class Checkpoint:
 
 def _check(about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.blake2b(repr(sorted(about.items())).encode(), digest_size=16)
-    for name in sorted(tensors):
-        digest.update(_bytes(tensors[name]))
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(_bytes(tensor))
     return digest.hexdigest()
 
 
