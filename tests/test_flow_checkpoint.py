@@ -241,9 +241,13 @@ def test_other_rows_versions_or_threads_start_anew(x, place, caplog, monkeypatch
         assert said in caplog.text
         place.write_bytes(state)
     monkeypatch.setattr("bertflow.__version__", "7.0")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 17)
-    assert begun_at(Flow(**DESIGN), x, place) == 0
-    assert ", not 17; bertflow " in caplog.text
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert begun_at(Flow(**DESIGN), x, place) == 0
+    finally:
+        torch.set_num_threads(threads)
+    assert f"threads {threads}, not {threads + 1}; bertflow " in caplog.text
 
 
 def test_the_device_named_is_no_part_of_the_run(x, place):
