@@ -7,11 +7,13 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import huggingface_hub.constants
 import numpy as np
 import pytest
+from filelock import FileLock
 from numpy.testing import assert_allclose, assert_array_equal
 from sentence_transformers import SentenceTransformer
 
@@ -23,6 +25,7 @@ from bertflow.calibrators import (
     Whitening,
     load_calibrator,
     save_calibrator,
+    training,
 )
 from bertflow.cli.main import run
 from bertflow.cli.options import build_calibrator
@@ -816,3 +819,161 @@ def test_a_process_ends_with_the_code_of_its_error(work):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "error: nope.txt does not exist\n"
     assert process("nope").returncode == 2
+
+
+# Stopped.
+
+
+def part(name: str) -> Path:
+    return Path(f".{name}.part/flow.safetensors")
+
+
+@pytest.fixture
+def stop(monkeypatch):
+    """Let the next fit be interrupted after a step; checkpoints are written at every chance."""
+    monkeypatch.setattr("bertflow.calibrators.checkpoint.SAVED_SECONDS", 0.0)
+    seen = []
+
+    def after(step: int | None, error: type[BaseException] = KeyboardInterrupt) -> list[int]:
+        @contextmanager
+        def bars():
+            def report(stage, done, total):
+                if stage == "fit":
+                    seen.append(done)
+                    if done == step:
+                        raise error
+
+            yield report
+
+        seen.clear()
+        monkeypatch.setattr("bertflow.cli.terminal.progress_bars", bars)
+        return seen
+
+    return after
+
+
+@pytest.fixture(params=["vectors", "text"])
+def fit(request, work, tiny_bert):
+    """A fit of 100 steps and more, on vectors or on text."""
+    source = {
+        "vectors": ["--vectors", "vectors.npy", "--set", "batch_size=1"],
+        "text": ["--encoder", tiny_bert, "--corpus", "corpus.txt", "--set", "batch_size=3"],
+    }
+    return ["fit", *source[request.param], "--set", "width=8", "--output"]
+
+
+def learned(name: str) -> dict[str, np.ndarray]:
+    return {k: v.numpy() for k, v in load_calibrator(name)._learned().items()}
+
+
+def test_an_interrupted_fit_says_how_to_go_on_and_does(cli, done, fit, stop):
+    stop(None)
+    done(*fit, "whole")
+    stop(30)
+    code, out, err = cli(*fit, "new/m")
+    assert (code, err) == (130, "error: interrupted\n")
+    assert out == "interrupted; the same command begins where this one did\n"
+    assert not Path("new").exists()
+    stop(90)
+    code, out, err = cli(*fit, "m")
+    assert (code, err) == (130, "error: interrupted\n")
+    assert out == "interrupted; the same command goes on\n"
+    assert sorted(path.name for path in part("m").parent.iterdir()) == [part("m").name, "lock"]
+    seen = stop(None)
+    done(*fit, "m")
+    assert seen[0] == 65
+    assert not part("m").parent.exists()
+    assert learned("m").keys() == learned("whole").keys()
+    for name, expected in learned("whole").items():
+        assert_array_equal(learned("m")[name], expected)
+
+
+def test_an_output_that_cannot_be_written_keeps_what_was_trained(cli, done, fit, stop, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bertflow.calibrators.storage.save_file", full)
+        code, _, err = cli(*fit, "m")
+    assert (code, err) == (1, "error: cannot write m: No space left on device\n")
+    assert not Path("m").exists()
+    seen = stop(None)
+    done(*fit, "m")
+    assert seen[0] == 65
+
+
+def test_a_mistyped_option_takes_nothing_from_what_was_stopped(cli, refused, done, fit, stop):
+    stop(90)
+    cli(*fit, "m")
+    stop(None)
+    assert "levels must be" in refused(*fit, "m", "--set", "levels=0")
+    seen = stop(None)
+    done(*fit, "m")
+    assert seen[0] == 65
+
+
+def test_a_second_process_on_the_same_output_is_refused_at_once(work, refused, done, stop):
+    command = ["fit", "--vectors", "vectors.npy", "--output", "m"]
+    whole = Path("m").absolute().with_name(".m.part")
+    whole.mkdir()
+    with FileLock(whole / "lock"):
+        said = refused(*command)
+    assert said == f"cannot write m: another process is writing it ({whole})"
+    done(*command)
+    assert not whole.exists()
+
+
+def test_a_fit_that_diverges_leaves_the_last_good_weights(cli, fit, stop, monkeypatch):
+    step = training._Adam.step
+
+    def broken(self, rate):
+        norm = step(self, rate)
+        if self.count == 80:
+            self.flat.fill_(float("nan"))
+        return norm
+
+    monkeypatch.setattr(training._Adam, "step", broken)
+    for _ in range(2):
+        stop(None)
+        code, out, err = cli(*fit, "m")
+        assert (code, out) == (1, "")
+        assert err.startswith("error: step 81 of 1")
+        assert err.endswith(" (now 0.001); the flow after step 64 is in m.step-64\n")
+        assert err.count("\n") == 1
+        assert not Path("m").exists()
+    kept = load_calibrator("m.step-64")
+    assert kept.loss_curve_.shape == (64,)
+    assert kept.provenance_.keys() >= ({"rows"} if "--vectors" in fit else {"encoder", "distinct"})
+
+
+DYING = """
+import os, signal, sys
+from bertflow.calibrators import checkpoint
+from bertflow.cli import terminal
+from contextlib import contextmanager
+checkpoint.SAVED_SECONDS = 0.0
+@contextmanager
+def bars():
+    yield lambda stage, done, total: done == 90 and stage == "fit" and os.kill(os.getpid(), 9)
+terminal.progress_bars = bars
+from bertflow.cli.main import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_goes_on_to_the_same_bits(done, fit, stop):
+    fit = list(map(str, fit))
+    process = subprocess.run([sys.executable, "-c", DYING, *fit, "m"], capture_output=True)
+    assert process.returncode == -9
+    assert not Path("m").exists()
+    assert part("m").exists()
+    seen = stop(None)
+    done(*fit, "whole")
+    assert seen[0] == 1
+    seen = stop(None)
+    done(*fit, "m")
+    assert seen[0] == 65
+    assert not part("m").parent.exists()
+    for name, expected in learned("whole").items():
+        assert_array_equal(learned("m")[name], expected)

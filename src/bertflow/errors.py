@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class BertflowError(Exception):
     """Base of every error bertflow raises on purpose; its message is one line."""
@@ -20,7 +22,14 @@ class ModelError(BertflowError, RuntimeError):
 
 
 class TrainingError(BertflowError, ArithmeticError):
-    """Training met a step that is not finite; the message names the step."""
+    """Training met a step that is not finite; the message names the step.
+
+    Attributes:
+        kept: From `bertflow.Flow.fit`: the flow with the last weights that were looked at and good,
+            fitted; None if there are none.
+    """
+
+    kept: Any = None
 
 
 class MissingDependencyError(BertflowError, ImportError):

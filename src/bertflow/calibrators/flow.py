@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import fields
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -15,11 +16,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+import bertflow
 from bertflow.calibrators.base import Array, Calibrator, check_number, empty, mapped, taken
+from bertflow.calibrators.checkpoint import Checkpoint, State
 from bertflow.calibrators.folding import FoldedFlow
 from bertflow.calibrators.frame import AxesName, Frame, Framing
 from bertflow.calibrators.presets import RELEASED, TEMPERED
-from bertflow.calibrators.training import Progress, Schedule, train, training_device
+from bertflow.calibrators.training import Progress, Schedule, put_back, train, training_device
 from bertflow.errors import InputError, TrainingError
 from bertflow.flows import Glow, Permutation, ResidualForm
 from bertflow.flows.glow import CouplingName, PermutationName
@@ -91,7 +94,7 @@ class Flow(Calibrator):
 
     Raises:
         InputError: By fit, for bad rows or an argument out of its range.
-        TrainingError: By fit, if a step is not finite.
+        TrainingError: By fit, if a step is not finite; `error.kept` is the flow before that.
 
     Source:
         Paper, sections 3.2 and 4.1, appendix A and B, Table 7.
@@ -210,23 +213,43 @@ class Flow(Calibrator):
         """
         return cls(**{**TEMPERED, **changes})
 
-    def fit(self, X: Any, y: None = None, *, progress: Progress | None = None) -> Self:  # noqa: N803
+    def fit(
+        self,
+        X: Any,  # noqa: N803
+        y: None = None,
+        *,
+        progress: Progress | None = None,
+        checkpoint: str | Path | None = None,
+    ) -> Self:
         """Learn the flow from rows.
+
+        With a checkpoint, a fit that was stopped goes on when it is called again, and ends with the
+        bits it would have had: same rows, arguments, versions and number of threads. Anything
+        else starts anew, and the log says what was another. A seed of None is that of the file.
 
         Args:
             X: Vectors, shape (N, D): an array, a memory-mapped file or a tensor.
             y: Ignored, there for scikit-learn's sake.
             progress: Called after every step with the steps done, their total and the loss in bits
                 per dimension.
+            checkpoint: File in which the state is kept, written every ten seconds. It stays, to be
+                removed once the flow is saved.
 
         Returns:
             The flow itself.
+
+        Raises:
+            InputError: As for every calibrator.
+            ModelError: The checkpoint cannot be written, or is a file of another kind.
+            TrainingError: A step is not finite. The flow is not fitted then; `error.kept` is the
+                one some steps before that, whose losses were finite, fitted (`loss_curve_` has
+                its steps), or None where the first loss was not finite.
         """
-        self._progress = progress
+        self._progress, self._checkpoint = progress, checkpoint
         try:
             return super().fit(X)
         finally:
-            del self._progress
+            del self._progress, self._checkpoint
 
     def log_prob(self, X: Any) -> Any:  # noqa: N803
         """Log-density of each row under the fitted flow, in nats, shape (N,).
@@ -277,7 +300,13 @@ class Flow(Calibrator):
             random = check_random_state(self.random_state)
         except ValueError as error:
             raise InputError(f"random_state: {error}") from None
-        generator = torch.Generator().manual_seed(int(random.randint(2**31)))
+        checkpoint = Checkpoint(
+            self._checkpoint,
+            self._run(rows, device, int(random.randint(2**31))),
+            rows,
+            any_seed=self.random_state is None,
+        )
+        generator = torch.Generator().manual_seed(int(checkpoint.run["seed"]))
 
         def fetch(index: Tensor) -> Tensor:
             return frame.enter(taken(rows, index))[0].float()
@@ -285,16 +314,27 @@ class Flow(Calibrator):
         self.flow_ = self._build(frame.count, generator)
         self.frame_ = frame.tempered(self.flow_, framing)
         shown = self._progress
-        curve = train(
-            self.flow_,
-            fetch,
-            len(rows),
-            self._chosen(Schedule),
-            device=device,
-            generator=generator,
-            progress=shown and (lambda done, of, loss: shown(done, of, frame.bits(loss))),
-        )
-        self.loss_curve_ = frame.bits(curve).numpy()
+        try:
+            curve = train(
+                self.flow_,
+                fetch,
+                len(rows),
+                self._chosen(Schedule),
+                device=device,
+                generator=generator,
+                progress=shown and (lambda done, of, loss: shown(done, of, frame.bits(loss))),
+                checkpoint=checkpoint,
+            )
+            self._conclude(rows, curve, generator)
+        except TrainingError as error:
+            checkpoint.save()
+            if checkpoint.state is not None:
+                error.kept = self._kept_at(checkpoint.state, rows, generator)
+            raise
+
+    def _conclude(self, rows: Array | Tensor, curve: Tensor, generator: torch.Generator) -> None:
+        """Measure what training has left."""
+        self.loss_curve_ = self.frame_.bits(curve).numpy()
         sample = torch.randperm(len(rows), generator=generator)[:EVALUATION_ROWS]
         log_prob = self._log_probs(taken(rows, sample).cpu().numpy()).astype(np.float64)
         self.loss_ = float(-log_prob.mean() / (self.n_features_in_ * math.log(2)))
@@ -303,6 +343,35 @@ class Flow(Calibrator):
                 f"step {len(curve)} of {len(curve)} left a loss of {self.loss_}; "
                 f"lower learning_rate (now {self.learning_rate})"
             )
+
+    def _kept_at(
+        self, state: State, rows: Array | Tensor, generator: torch.Generator
+    ) -> Self | None:
+        """The flow as it was in a state of its training, fitted."""
+        kept = copy.copy(self)
+        del kept._progress, kept._checkpoint
+        put_back(kept.flow_, state)
+        try:
+            kept._conclude(rows, state.curve, generator)
+        except TrainingError:
+            return None
+        kept._fitted = True
+        return kept
+
+    def _run(self, rows: Array | Tensor, device: torch.device, seed: int) -> dict[str, Any]:
+        """What the bits of a fit depend on, but for the contents of the rows."""
+        arguments = self.get_params(deep=False)
+        return {
+            **{k: v for k, v in arguments.items() if k not in ("device", "random_state")},
+            "seed": seed,
+            "shape": tuple(rows.shape),
+            "dtype": rows.dtype,
+            "rows on": rows.device.type if isinstance(rows, Tensor) else "cpu",
+            "device": device.type,
+            "threads": torch.get_num_threads(),
+            "bertflow": bertflow.__version__,
+            "torch": torch.__version__,
+        }
 
     def _chosen(self, kind: type[Chosen]) -> Chosen:
         """The arguments that a dataclass holds, by their common names."""

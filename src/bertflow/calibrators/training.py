@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +13,11 @@ import torch
 from torch import Tensor
 
 from bertflow.calibrators.base import Array, check_device, check_number
+from bertflow.calibrators.checkpoint import KEPT_STEPS, Checkpoint, State
 from bertflow.errors import InputError, TrainingError
 from bertflow.flows import ActNorm, FlatParameters, Glow, LikelihoodGradient
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int, float], None]
 Fetch = Callable[[Tensor], Tensor]
@@ -72,6 +76,7 @@ def train(
     device: torch.device,
     generator: torch.Generator,
     progress: Progress | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Tensor:
     """Initialise a flow on a shuffled sample and train it in place.
 
@@ -83,6 +88,7 @@ def train(
         device: Where to train.
         generator: Source of the order of rows.
         progress: Called after each step with the steps done, their total and the loss.
+        checkpoint: Where the last good state is kept; training goes on from the one that is there.
 
     Returns:
         The loss of each step in bits per dimension, shape (steps,), float64.
@@ -94,15 +100,22 @@ def train(
     order = torch.randperm(rows, generator=generator)
     glow.initialize(fetch(order[:WINDOW_ROWS]).cpu())
     glow.to(device)
-    objective = LikelihoodGradient(glow) if LikelihoodGradient.suits(glow) else _Autograd(glow)
+    objective = _objective(glow)
     optimizer = _Adam(glow, objective.parameters, schedule)
-    batches = _batches(fetch, rows, order, schedule.batch_size, device, generator)
     curve = torch.empty(total, dtype=torch.float64)
+    start = 0
+    if checkpoint is not None and checkpoint.state is not None:
+        start = optimizer.go_on(checkpoint.state)
+        curve[:start] = checkpoint.state.curve
+        log.info("going on after step %d of %d", start, total)
+    batches = _batches(fetch, rows, order, schedule.batch_size, device, generator, start)
     losses, norms = torch.empty(2, total, device=device)
     fetched = steps_fetched(device)
     with _one_thread(device):
-        for step in range(total):
+        for step in range(start, total):
             losses[step] = objective(next(batches))
+            if checkpoint is not None and step % KEPT_STEPS == 0:
+                checkpoint.keep(optimizer.state(curve[:step]), losses[step], optimizer.gradient)
             norms[step] = optimizer.step(schedule.rate(step, total))
             if (done := step + 1) % fetched and done < total:
                 continue
@@ -126,7 +139,15 @@ def train(
 
 def steps_fetched(device: torch.device) -> int:
     """After how many steps their losses are looked at: on a GPU, to wait for each would cost."""
-    return 1 if device.type == "cpu" else 64
+    return 1 if device.type == "cpu" else KEPT_STEPS
+
+
+def put_back(glow: Glow, state: State) -> None:
+    """Give a Glow, wherever its training ended, the parameters of a state, on the CPU."""
+    parameters = _objective(glow.to("cpu")).parameters
+    parameters.values.copy_(state.values)
+    parameters.release()
+    glow.eval().requires_grad_(False)
 
 
 def training_device(name: Literal["auto"] | str, rows: Array | Tensor) -> torch.device:
@@ -165,14 +186,25 @@ def _batches(
     batch_size: int,
     device: torch.device,
     generator: torch.Generator,
+    skipped: int = 0,
 ) -> Iterator[Tensor]:
-    """Batches without end, shuffled anew each epoch; rows are fetched a window at a time."""
+    """Batches without end, shuffled anew each epoch; rows are fetched a window at a time.
+
+    Those that are skipped cost the order of their epochs, but no fetching.
+    """
     window = max(1, WINDOW_ROWS // batch_size) * batch_size
     while True:
-        for start in range(0, rows, window):
-            block = fetch(order[start : start + window]).to(device)
-            yield from torch.split(block, batch_size)
+        for index in torch.split(order, window):
+            if skipped >= (count := math.ceil(len(index) / batch_size)):
+                skipped -= count
+                continue
+            yield from torch.split(fetch(index).to(device), batch_size)[skipped:]
+            skipped = 0
         order = torch.randperm(rows, generator=generator)
+
+
+def _objective(glow: Glow) -> LikelihoodGradient | _Autograd:
+    return LikelihoodGradient(glow) if LikelihoodGradient.suits(glow) else _Autograd(glow)
 
 
 class _Autograd:
@@ -210,6 +242,18 @@ class _Adam:
         reach *= math.log(SCALE_DRIFT) / len(norms)
         self.bounded = self.flat[: len(reach)]
         self.lower, self.upper = self.bounded - reach, self.bounded + reach
+
+    def state(self, curve: Tensor) -> State:
+        """Parameters and moments as they are, copied; the losses that led there."""
+        return State(self.flat.clone(), self.first.clone(), self.second.clone(), curve)
+
+    def go_on(self, state: State) -> int:
+        """Take up a state; how many steps led there."""
+        self.flat.copy_(state.values)
+        self.first.copy_(state.first)
+        self.second.copy_(state.second)
+        self.count = state.step
+        return state.step
 
     @torch.no_grad()
     def step(self, rate: float) -> Tensor:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +25,7 @@ from bertflow.cli.options import (
     TrustRemoteCode,
     build_calibrator,
 )
-from bertflow.errors import InputError
+from bertflow.errors import InputError, ModelError, TrainingError
 
 if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator
@@ -78,7 +81,7 @@ def fit(
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Fit a calibrator on unlabelled sentences or vectors, and save it."""
+    """Fit a calibrator on unlabelled sentences or vectors, and save it; stopped, it goes on."""
     built = build_calibrator(calibrator, set_ or [], random_state, device)
     if vectors is not None:
         given = {
@@ -106,20 +109,22 @@ def fit(
     from bertflow.encoders import calibrate, save_model
 
     began = time.perf_counter()
-    loaded = load_raw(encoder, pooling, max_length, device, trust_remote_code)
-    with progress_bars() as report:
-        model = calibrate(
-            loaded,
-            sentences,
-            built,
-            portable=portable,
-            batch_size=batch_size,
-            cache=cache,
-            precision=kind,
-            provenance={"corpus": corpus, "column": column, "limit": limit},
-            progress=report,
-        )
-    save_model(model, output)
+    with _checkpoint(output) as checkpoint:
+        loaded = load_raw(encoder, pooling, max_length, device, trust_remote_code)
+        with progress_bars() as report:
+            model = calibrate(
+                loaded,
+                sentences,
+                built,
+                portable=portable,
+                batch_size=batch_size,
+                cache=cache,
+                precision=kind,
+                provenance={"corpus": corpus, "column": column, "limit": limit},
+                progress=report,
+                checkpoint=checkpoint,
+            )
+        save_model(model, output)
     facts = model.calibrator.provenance_
     show(
         f"{calibrator} fitted on {facts['sentences']:,} sentences ({facts['distinct']:,} "
@@ -141,20 +146,87 @@ def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int 
     check_replaceable(output)
     rows = read_vectors(source)[:limit]
     began = time.perf_counter()
-    with progress_bars() as report:
-        if isinstance(calibrator, Flow):
-            calibrator.fit(rows, progress=lambda done, of, _: report("fit", done, of))
-        else:
-            calibrator.fit(rows)
-    save_calibrator(
-        calibrator, output, provenance={"vectors": str(source), "rows": len(rows), "limit": limit}
-    )
+    calibrator.provenance_ = {"vectors": str(source), "rows": len(rows), "limit": limit}
+    with _checkpoint(output) as checkpoint:
+        with progress_bars() as report:
+            if isinstance(calibrator, Flow):
+                calibrator.fit(
+                    rows,
+                    progress=lambda done, of, _: report("fit", done, of),
+                    checkpoint=checkpoint,
+                )
+            else:
+                calibrator.fit(rows)
+        save_calibrator(calibrator, output)
     show(
         f"fitted on {len(rows):,} vectors of {rows.shape[1]} dimensions "
         f"in {time.perf_counter() - began:.1f} s"
     )
     _show_loss(calibrator)
     show(f"saved to {output}: bertflow transform {output} --vectors IN --output OUT")
+
+
+@contextmanager
+def _checkpoint(output: Path) -> Iterator[Path]:
+    """The file from which a fit goes on, in a folder beside its output that is one process's.
+
+    It goes once the output is written, and stays where a fit is stopped or fails.
+
+    Raises:
+        ModelError: Another process is writing the output, or the folder cannot be made.
+        TrainingError: The fit's, with where the last good weights are.
+    """
+    from filelock import FileLock, Timeout
+
+    whole = output.absolute()
+    folder = whole.with_name(f".{whole.name}.part")
+    file, lock = folder / "flow.safetensors", FileLock(folder / "lock")
+    made = [parent for parent in folder.parents if not parent.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ModelError(
+            f"cannot write {output}: another process is writing it ({folder})"
+        ) from None
+    except OSError as error:
+        raise ModelError(f"cannot write {output}: {error.strerror or error}") from None
+    before, stays = _written(file), True
+    try:
+        yield file
+        stays = False
+    except KeyboardInterrupt:
+        new = _written(file) != before
+        show(f"interrupted; the same command {'goes on' if new else 'begins where this one did'}")
+        raise
+    except TrainingError as error:
+        raise TrainingError(f"{error}{_saved_beside(error, output)}") from error
+    finally:
+        if not (stays and file.exists()):
+            shutil.rmtree(folder, ignore_errors=True)
+            for parent in made:
+                with suppress(OSError):
+                    parent.rmdir()
+        lock.release()
+
+
+def _written(file: Path) -> int | None:
+    """When a file was written last, None if it is not there."""
+    return file.stat().st_mtime_ns if file.exists() else None
+
+
+def _saved_beside(error: TrainingError, output: Path) -> str:
+    """Save the flow that a training has kept beside the output, and say where."""
+    from bertflow.calibrators import save_calibrator
+
+    if error.kept is None or not (steps := len(error.kept.loss_curve_)):
+        return ""
+    folder = output.parent / f"{output.name}.step-{steps}"
+    try:
+        save_calibrator(error.kept, folder)
+    except ModelError as why:
+        return f"; the flow after step {steps} is lost: {why}"
+    return f"; the flow after step {steps} is in {folder}"
 
 
 def _show_loss(calibrator: Calibrator) -> None:

@@ -93,6 +93,7 @@ def calibrate(
     precision: Precision = "auto",
     provenance: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    checkpoint: str | Path | None = None,
 ) -> CalibratedSentenceTransformer:
     """Fit a calibrator on an encoder's vectors of unlabelled sentences, and append it.
 
@@ -115,14 +116,18 @@ def calibrate(
         provenance: More to be kept with the model, such as the names of files.
         progress: Called with the name of the stage ("encode" or "fit"), the steps done and
             their total.
+        checkpoint: File from which the fit of a flow goes on after it was stopped, as in
+            `bertflow.Flow.fit`; other calibrators are fitted too quickly to need one.
 
     Returns:
         A SentenceTransformer that gives calibrated vectors; `.calibrator` is the fitted one.
 
     Raises:
         InputError: Too few sentences, or the encoder gives a vector that is not finite.
-        ModelError: The calibrator cannot be portable, or the temporary file cannot be written; the
-            message says why and what to do.
+        ModelError: The calibrator cannot be portable, or a file cannot be written; the message says
+            why and what to do.
+        TrainingError: A step of the fit is not finite; `error.kept` is the flow before that, which
+            `attach` appends.
 
     Example:
         ``calibrate(load_encoder("bert-base-uncased"), sentences, Flow()).save_pretrained("m")``
@@ -147,21 +152,25 @@ def calibrate(
                 f"got {encoded.rows} sentences, {encoded.distinct} of them distinct, but "
                 "calibrating needs at least 2 (and is worth it from some hundreds)"
             )
+        calibrator.provenance_ = {
+            "encoder": description,
+            "sentences": encoded.rows,
+            "distinct": encoded.distinct,
+            "cut_to_max_length": encoded.cut,
+            "precision": resolved_precision(precision, encoder),
+            "versions": library_versions(),
+            **(provenance or {}),
+        }
         rows = store.array()
-        if isinstance(calibrator, Flow) and progress is not None:
-            calibrator.fit(rows, progress=lambda done, of, loss: progress("fit", done, of))
+        if isinstance(calibrator, Flow):
+            calibrator.fit(
+                rows,
+                progress=None if progress is None else lambda n, of, _: progress("fit", n, of),
+                checkpoint=checkpoint,
+            )
         else:
             calibrator.fit(rows)
         sample = np.array(rows[encoded.first])
-    calibrator.provenance_ = {
-        "encoder": description,
-        "sentences": encoded.rows,
-        "distinct": encoded.distinct,
-        "cut_to_max_length": encoded.cut,
-        "precision": resolved_precision(precision, encoder),
-        "versions": library_versions(),
-        **(provenance or {}),
-    }
     return _appended(encoder, calibrator, portable, sample)
 
 

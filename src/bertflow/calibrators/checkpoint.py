@@ -1,0 +1,172 @@
+"""The last good state of a training: kept in memory, and in a file from which a fit goes on.
+
+What a seed brings about is not stored but done again: order of the rows, frame, initialisation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from bertflow.calibrators.base import Array, chunks
+from bertflow.errors import ModelError
+
+log = logging.getLogger(__name__)
+
+KIND, FORMAT = "bertflow checkpoint", 1
+# After how many steps a state is looked at and kept: to copy it at each would cost, and on a GPU
+# to wait for its loss.
+KEPT_STEPS = 64
+# How long a kept state may not be in the file.
+SAVED_SECONDS = 10.0
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """A training between two steps.
+
+    Attributes:
+        values: All parameters, shape (P,).
+        first: Adam's first moment, shape (P,).
+        second: Its second moment, shape (P,).
+        curve: The losses of the steps so far, shape (steps,).
+    """
+
+    values: Tensor
+    first: Tensor
+    second: Tensor
+    curve: Tensor
+
+    @property
+    def step(self) -> int:
+        """How many steps there have been."""
+        return len(self.curve)
+
+
+class Checkpoint:
+    """The last state that gave a finite loss and gradient, and the file it is kept in.
+
+    The file is of one run: of these rows, arguments, seed, versions, kind of device and number of
+    threads. That of another run, or a damaged one, is left behind with a warning in the log. A disk
+    that is full is a warning, too: training goes on.
+
+    Args:
+        path: The file, which is then the new one whole, or still the old one; None for none.
+        run: All that the bits depend on, "seed" among it, but for the rows' contents.
+        rows: What is trained on, shape (N, D); read only once the file is there or due.
+        any_seed: Go on with the seed of the file.
+
+    Attributes:
+        run: The run, with the seed it has.
+        state: The last good state, at first that of the file; None if there is none.
+
+    Raises:
+        ModelError: The file cannot be written, or is of another kind.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None,
+        run: Mapping[str, Any],
+        rows: Array | Tensor,
+        *,
+        any_seed: bool = False,
+    ) -> None:
+        self.path = None if path is None else Path(path)
+        self.run = {"format": str(FORMAT), **{name: str(value) for name, value in run.items()}}
+        self.state: State | None = None
+        self._rows = rows
+        self._digest: str | None = None
+        self._warned = False
+        if self.path is not None:
+            from bertflow.calibrators.storage import check_writable  # Which imports the flow.
+
+            check_writable(self.path)
+            if self.path.exists():
+                self._open(self.path, any_seed)
+        self._saved = time.monotonic()
+
+    def keep(self, state: State, loss: Tensor, gradient: Tensor) -> None:
+        """Keep a state, with tensors of its own, if the loss and gradient there are finite."""
+        norm = torch.linalg.vector_norm(gradient)
+        if not (math.isfinite(float(loss)) and math.isfinite(float(norm))):
+            return
+        self.state = state
+        if self.path is not None and time.monotonic() - self._saved >= SAVED_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        """Write the state that is kept to the file, if there is one, and something was trained."""
+        if self.path is None or self.state is None or not self.state.step:
+            return
+        from bertflow.calibrators.storage import write_bytes
+
+        names = ("values", "first", "second", "curve")
+        tensors = {name: getattr(self.state, name).cpu() for name in names}
+        about = {**self.run, "kind": KIND, "contents": self._of_rows()}
+        about["check"] = _check(about, tensors)
+        try:
+            write_bytes(self.path, save(tensors, about))
+        except ModelError as error:
+            if not self._warned:
+                log.warning("%s; training goes on without a checkpoint", error)
+            self._warned = True
+        self._saved = time.monotonic()
+
+    def _open(self, path: Path, any_seed: bool) -> None:
+        """Take the state of the file, if that is whole and of this run."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                about: dict[str, str] = file.metadata() or {}
+                ours = about.get("kind") == KIND
+                tensors = {name: file.get_tensor(name) for name in file.keys()} if ours else {}
+        except (OSError, SafetensorError, ValueError, TypeError, RuntimeError) as error:
+            log.warning("%s is damaged (%s): starting anew", path, error)
+            return
+        if not ours:
+            raise ModelError(f"{path} is no checkpoint of a fit; give a file that is not there yet")
+        differing = [
+            f"{name} {about.get(name)}, not {value}"
+            for name, value in self.run.items()
+            if about.get(name) != value and not (any_seed and name == "seed")
+        ]
+        if not differing and about.get("contents") != self._of_rows():
+            differing = ["other values in the rows"]
+        if differing:
+            log.warning("%s is of another fit (%s): starting anew", path, "; ".join(differing))
+        elif about.pop("check", None) != _check(about, tensors):
+            log.warning("%s is damaged (other bytes than were written): starting anew", path)
+        else:
+            self.state = State(**tensors)
+            self.run["seed"] = about["seed"]
+
+    def _of_rows(self) -> str:
+        if self._digest is None:
+            digest = hashlib.blake2b(digest_size=16)
+            for chunk in chunks(self._rows):
+                digest.update(_bytes(chunk))
+            self._digest = digest.hexdigest()
+        return self._digest
+
+
+def _check(about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.blake2b(repr(sorted(about.items())).encode(), digest_size=16)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
