@@ -25,8 +25,9 @@ Made = TypeVar("Made")
 CHUNK_ROWS = 4096
 # How much of a memory-mapped file may be in memory before it is given back.
 HELD_BYTES = 2**26
-# Rows anywhere in such a file that are taken before it is given back.
-TAKEN_ROWS = 1024
+# Rows anywhere in such a file that are taken before it is given back: the system maps up to some
+# megabytes around each.
+TAKEN_ROWS = 128
 # What is mapped at a time: small enough to stay in a processor's cache, large enough to be worth
 # a call.
 CHUNK_BYTES = 2**22
@@ -275,7 +276,7 @@ def taken(rows: Array | Tensor, index: Tensor) -> Tensor:
     numbers = index.numpy()
     if _file_of(rows) is None:
         return as_tensor(rows[numbers])
-    # In the order of the file, and a part at a time: the system maps 16 pages and more around each.
+    # In the order of the file, and a part at a time.
     found = np.empty((len(numbers), *rows.shape[1:]), dtype=rows.dtype)
     order = np.argsort(numbers)
     for start in range(0, len(order), TAKEN_ROWS):
