@@ -274,7 +274,7 @@ def taken(rows: Array | Tensor, index: Tensor) -> Tensor:
     if isinstance(rows, Tensor):
         return as_tensor(rows[index.to(rows.device)])
     numbers = index.numpy()
-    if _file_of(rows) is None:
+    if not in_file(rows):
         return as_tensor(rows[numbers])
     # In the order of the file, and a part at a time.
     found = np.empty((len(numbers), *rows.shape[1:]), dtype=rows.dtype)
@@ -294,6 +294,11 @@ def let_go(rows: Array | Tensor) -> None:
     file = _file_of(rows)
     if file is not None and hasattr(mmap, "MADV_DONTNEED"):
         file.madvise(mmap.MADV_DONTNEED)
+
+
+def in_file(rows: Array | Tensor) -> bool:
+    """Whether rows are read from a memory-mapped file."""
+    return _file_of(rows) is not None
 
 
 def _file_of(rows: Array | Tensor) -> mmap.mmap | None:

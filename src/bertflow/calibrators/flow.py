@@ -17,7 +17,15 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 import bertflow
-from bertflow.calibrators.base import Array, Calibrator, check_number, empty, mapped, taken
+from bertflow.calibrators.base import (
+    Array,
+    Calibrator,
+    check_number,
+    empty,
+    in_file,
+    mapped,
+    taken,
+)
 from bertflow.calibrators.checkpoint import Checkpoint, State
 from bertflow.calibrators.folding import FoldedFlow
 from bertflow.calibrators.frame import AxesName, Frame, Framing
@@ -324,6 +332,7 @@ class Flow(Calibrator):
                 generator=generator,
                 progress=shown and (lambda done, of, loss: shown(done, of, frame.bits(loss))),
                 checkpoint=checkpoint,
+                ahead=in_file(rows),
             )
             self._conclude(rows, curve, generator)
         except TrainingError as error:

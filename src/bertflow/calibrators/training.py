@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -77,6 +79,7 @@ def train(
     generator: torch.Generator,
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
+    ahead: bool = False,
 ) -> Tensor:
     """Initialise a flow on a shuffled sample and train it in place.
 
@@ -89,6 +92,7 @@ def train(
         generator: Source of the order of rows.
         progress: Called after each step with the steps done, their total and the loss.
         checkpoint: Where the last good state is kept; training goes on from the one that is there.
+        ahead: Fetch rows while others are trained on, which is worth it if they are in a file.
 
     Returns:
         The loss of each step in bits per dimension, shape (steps,), float64.
@@ -108,7 +112,8 @@ def train(
         start = optimizer.go_on(checkpoint.state)
         curve[:start] = checkpoint.state.curve
         log.info("going on after step %d of %d", start, total)
-    batches = _batches(fetch, rows, order, schedule.batch_size, device, generator, start)
+    ahead = ahead and device.type == "cpu"
+    batches = _batches(fetch, rows, order, schedule.batch_size, device, generator, start, ahead)
     losses, norms = torch.empty(2, total, device=device)
     fetched = steps_fetched(device)
     with _one_thread(device):
@@ -187,6 +192,7 @@ def _batches(
     device: torch.device,
     generator: torch.Generator,
     skipped: int = 0,
+    ahead: bool = False,
 ) -> Iterator[Tensor]:
     """Batches without end, shuffled anew each epoch; rows are fetched a window at a time.
 
@@ -194,13 +200,32 @@ def _batches(
     """
     window = max(1, WINDOW_ROWS // batch_size) * batch_size
     while True:
+        windows: list[Tensor] = []
         for index in torch.split(order, window):
-            if skipped >= (count := math.ceil(len(index) / batch_size)):
+            count = math.ceil(len(index) / batch_size)
+            if windows or skipped < count:
+                windows.append(index)
+            else:
                 skipped -= count
-                continue
-            yield from torch.split(fetch(index).to(device), batch_size)[skipped:]
+        for block in _fetched(fetch, windows, ahead):
+            yield from torch.split(block.to(device), batch_size)[skipped:]
             skipped = 0
         order = torch.randperm(rows, generator=generator)
+
+
+def _fetched(fetch: Fetch, windows: Sequence[Tensor], ahead: bool) -> Iterator[Tensor]:
+    """The rows of windows; ahead of time in a thread, as training computes in one."""
+    if not ahead:
+        yield from map(fetch, windows)
+        return
+    with ThreadPoolExecutor(1, "fetch", torch.set_num_threads, (1,)) as pool:
+        coming: deque[Future[Tensor]] = deque()
+        for index in windows:
+            coming.append(pool.submit(fetch, index))
+            if len(coming) > 1:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
 
 
 def _objective(glow: Glow) -> LikelihoodGradient | _Autograd:
