@@ -3,7 +3,7 @@
     python -m benchmarks.speed [NAME ...] [--repeats 5] [--output runs/performance]
 
 Prints a Markdown table, and writes it with all measurements as JSON. Without names, all lines are
-measured, some forty minutes; docs/performance.md says what limits each.
+measured, an hour and a half; docs/performance.md says what limits each.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def test_attention_is_packed_in_half_precision_only(
     encode_distinct(encoder, tiny_sentences)
     assert sizes == []
     packed = encode_distinct(encoder, tiny_sentences, precision=precision)
-    assert max(sizes) > encoder.max_seq_length or max(sizes) >= 16
+    assert max(sizes) >= 16  # No sentence has so many tokens.
     assert encoder[0].model.config._attn_implementation == "sdpa"
     monkeypatch.setattr(encoding, "pack_attention", lambda model: None)
     alone = encode_distinct(encoder, tiny_sentences, precision=precision)

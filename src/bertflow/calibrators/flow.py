@@ -304,13 +304,10 @@ class Flow(Calibrator):
         device = training_device(self.device, rows)
         framing = self._chosen(Framing)
         frame = Frame.of(rows, framing)
-        try:
-            random = check_random_state(self.random_state)
-        except ValueError as error:
-            raise InputError(f"random_state: {error}") from None
+        seed = int(check_random_state(self.random_state).randint(2**31))
         checkpoint = Checkpoint(
             self._checkpoint,
-            self._run(rows, device, int(random.randint(2**31))),
+            self._run(rows, device, seed),
             rows,
             any_seed=self.random_state is None,
         )

@@ -130,7 +130,7 @@ def calibrate(
             `attach` appends.
 
     Example:
-        ``calibrate(load_encoder("bert-base-uncased"), sentences, Flow()).save_pretrained("m")``
+        ``save_model(calibrate(load_encoder("bert-base-uncased"), sentences, Flow()), "m")``
     """
     calibrator = clone(Flow() if calibrator is None else calibrator)
     if portable:
