@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from bertflow.encoders import encoding, load_encoder
 from bertflow.encoders.attention import packed_attention
-from bertflow.encoders.encoding import encode_distinct, resolved_precision
+from bertflow.encoders.encoding import NONE, Encoding, encode_distinct, resolved_precision
 from bertflow.errors import InputError
 
 POOLINGS = ["cls", "mean", "last2avg", "first-last-avg", "embed-last-avg"]
@@ -175,6 +176,53 @@ def test_batches_beside_each_other_are_those_one_after_the_other(
         torch.set_num_threads(threads)
     assert all(name.startswith("encode") for name in names)
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+
+
+def test_groups_are_begun_ahead_and_do_not_depend_on_each_other(
+    folder, tiny_sentences, monkeypatch
+):
+    threads = torch.get_num_threads()
+    encoder = load_encoder(folder)
+    # Some for the workers, some too small for them, one empty.
+    bounds = [0, 60, 62, 120, 120, 150, 151, 152, 200]
+    groups = [tiny_sentences[a:b] for a, b in pairwise(bounds)]
+    encode = Encoding(encoder, batch_size=1)
+    taken: list[int] = []
+
+    def counted():
+        for number, group in enumerate(groups):
+            taken.append(number)
+            yield group
+
+    torch.set_num_threads(2)
+    try:
+        alone = [encode(group) if group else NONE for group in groups]
+        found = []
+        for vectors in encode.each(counted()):
+            if not found:
+                assert taken == [0, 1]
+            found.append(vectors)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert len(found) == len(groups) and found[3].shape == (0, 0)
+    for one, other in zip(found, alone, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_who_stops_half_way_has_its_threads_and_modes_back(tiny_bert, tiny_sentences):
+    threads = torch.get_num_threads()
+    encoder = load_encoder(tiny_bert).train()
+    torch.set_num_threads(2)
+    groups = [tiny_sentences[start : start + 60] for start in range(0, 180, 60)]
+    try:
+        for _ in Encoding(encoder, batch_size=1).each(groups):
+            break
+        assert torch.get_num_threads() == 2
+        assert encoder.training and encoder[0].training
+        assert not [t for t in threading.enumerate() if t.name.startswith("encode")]
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_what_goes_wrong_in_a_batch_is_said_and_ends_the_others(

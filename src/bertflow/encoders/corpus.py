@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 
 CHUNK_SENTENCES = 1024
+# With no more weights than this in its products, an encoder is a small one.
+SMALL = 2**25
 # What the modules behind a calibrated model's encoder are called, followed by their place.
 CALIBRATOR = "calibrator_"
 
@@ -92,19 +95,21 @@ def embed(
     bare, calibrated = halves(encoder)
     encode = Encoding(bare, batch_size=batch_size, precision=kind)
     with opened(cache, bare, kind) as kept:
-        for start in range(0, len(distinct), CHUNK_SENTENCES):
-            chunk = distinct[start : start + CHUNK_SENTENCES]
-            encoded, fresh = take_or_encode(encode, chunk, kept)
+        size = group_size(bare)
+        groups = (distinct[start : start + size] for start in range(0, len(distinct), size))
+        done = 0
+        for chunk, encoded, fresh in taken_or_encoded(encode, groups, kept):
             if kept is not None:
                 kept.add([chunk[n] for n in fresh.tolist()], encoded[fresh])
-            encoded = calibrated(encoded)
-            if finite and (bad := first_not_finite(encoded)) is not None:
+            own = calibrated(encoded)
+            if finite and (bad := first_not_finite(own)) is not None:
                 raise not_finite(sentences.index(chunk[bad]), chunk[bad])
             if vectors is None:
-                vectors = np.empty((len(distinct), encoded.shape[1]), dtype=np.float32)
-            vectors[[row_of[sentence] for sentence in chunk]] = encoded
+                vectors = np.empty((len(distinct), own.shape[1]), dtype=np.float32)
+            vectors[[row_of[sentence] for sentence in chunk]] = own
+            done += len(chunk)
             if progress is not None:
-                progress(start + len(chunk), len(distinct))
+                progress(done, len(distinct))
     assert vectors is not None
     return Embedded(
         vectors=vectors, index=index, cut=count_cut_of(encoder, distinct) if count_cut else 0
@@ -172,6 +177,17 @@ def longest_first(distinct: Iterable[str]) -> list[str]:
     return sorted(distinct, key=len, reverse=True)
 
 
+def group_size(encoder: SentenceTransformer) -> int:
+    """How many sentences are encoded, kept and reported at a time: a few seconds' work.
+
+    More are encoded faster, since more of them have one length; fewer are lost when a process is
+    killed.
+    """
+    layers = [module for module in encoder.modules() if isinstance(module, torch.nn.Linear)]
+    weights = sum(layer.weight.numel() for layer in layers)
+    return CHUNK_SENTENCES * (4 if weights <= SMALL else 1)
+
+
 def opened(
     cache: SentenceCache | None,
     encoder: SentenceTransformer,
@@ -184,31 +200,48 @@ def opened(
     return cache.opened(encoder, precision=precision, description=description)
 
 
-def take_or_encode(
-    encode: Encoding, sentences: Sequence[str], kept: EncoderVectors | None
-) -> tuple[Array, Array]:
-    """Vectors of distinct sentences, from a cache as far as it has them.
+def taken_or_encoded(
+    encode: Encoding, groups: Iterable[Sequence[str]], kept: EncoderVectors | None
+) -> Iterator[tuple[Sequence[str], Array, Array]]:
+    """Vectors of groups of distinct sentences, from a cache as far as it has them.
 
     Args:
         encode: What encodes the others.
-        sentences: Distinct.
+        groups: Taken one ahead of what is given: while one is dealt with, the next is encoded.
         kept: The encoder's vectors in the cache; None where there is none.
 
     Returns:
-        The vectors, shape (N, D), float32, and the numbers of those that were encoded now.
+        For each group its sentences, their vectors, shape (N, D), float32, and the numbers of those
+        that were encoded now.
     """
-    found, taken = (
-        (np.zeros(len(sentences), dtype=bool), None) if kept is None else kept.take(sentences)
-    )
-    fresh = np.flatnonzero(~found)
-    if taken is not None and not len(fresh):
-        return taken, fresh
-    lacking = sentences if taken is None else [sentences[n] for n in fresh.tolist()]
-    encoded = encode(lacking)
-    if taken is None:
-        return encoded, fresh
-    vectors = np.empty((len(sentences), encoded.shape[1]), dtype=np.float32)
-    vectors[found], vectors[fresh] = taken, encoded
+    begun: deque[tuple[Sequence[str], Array, Array | None]] = deque()
+
+    def lacking() -> Iterator[Sequence[str]]:
+        for group in groups:
+            found, taken = (
+                (np.zeros(len(group), dtype=bool), None) if kept is None else kept.take(group)
+            )
+            begun.append((group, found, taken))
+            yield [sentence for sentence, one in zip(group, found.tolist(), strict=True) if not one]
+
+    for encoded in encode.each(lacking()):
+        group, found, taken = begun.popleft()
+        fresh = np.flatnonzero(~found)
+        if taken is None:
+            yield group, encoded, fresh
+        elif not len(fresh):
+            yield group, taken, fresh
+        else:
+            vectors = np.empty((len(group), encoded.shape[1]), dtype=np.float32)
+            vectors[found], vectors[fresh] = taken, encoded
+            yield group, vectors, fresh
+
+
+def take_or_encode(
+    encode: Encoding, sentences: Sequence[str], kept: EncoderVectors | None
+) -> tuple[Array, Array]:
+    """One group of `taken_or_encoded`."""
+    ((_, vectors, fresh),) = taken_or_encoded(encode, [sentences], kept)
     return vectors, fresh
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Literal, cast, get_args
 
@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from bertflow.calibrators.base import Array
 from bertflow.encoders.attention import pack_attention
+from bertflow.encoders.products import pack_products
 from bertflow.errors import InputError
 
+Batch = tuple[Tensor, dict[str, Any]]
 Precision = Literal["auto", "float32", "mixed", "fast"]
 
 # Sentences tokenized at a time; within them batches are put together by length.
@@ -31,6 +33,7 @@ WORKERS = 8
 # Below this width a product is too small for its type to matter.
 LEAST_WIDTH = 256
 ENCODE = SentenceTransformer.encode
+NONE: Array = np.empty((0, 0), dtype=np.float32)
 
 
 def encode_distinct(
@@ -87,45 +90,117 @@ class Encoding:
 
     def __call__(self, sentences: Sequence[str]) -> Array:
         """Encode sentences, shape (N, D)."""
-        if not is_usual(self.encoder):
-            return _plain(self.encoder, sentences, self.batch_size)
-        with _evaluating(self.encoder):
-            if self._model is None:
-                self._model = _cast(self.encoder, self.kind)
-            model = self._model
-            vectors: Array | None = None
-            for start in range(0, len(sentences), POOL):
-                features = _tokenized(model, sentences[start : start + POOL], _prompt(self.encoder))
-                if features is None:
-                    return _plain(model, sentences, self.batch_size)
-                tokens = self.batch_size * _limit(model, features)
-                if model.device.type == "cpu":
-                    tokens = min(tokens, CPU_TOKENS)
-                for rows, found in self._forward(model, list(_batches(features, tokens))):
-                    if vectors is None:
-                        vectors = np.empty((len(sentences), found.shape[1]), dtype=np.float32)
-                    vectors[start + rows.numpy()] = found.numpy()
+        groups = (sentences[start : start + POOL] for start in range(0, len(sentences), POOL))
+        vectors: Array | None = None
+        done = 0
+        for found in self.each(groups):
+            if vectors is None:
+                vectors = np.empty((len(sentences), found.shape[1]), dtype=np.float32)
+            vectors[done : done + len(found)] = found
+            done += len(found)
         assert vectors is not None
         return vectors
 
-    def _forward(
-        self, model: SentenceTransformer, batches: Sequence[tuple[Tensor, dict[str, Any]]]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The vectors of batches: several at a time, each by a part of the threads."""
-        threads = torch.get_num_threads()
-        workers = min(threads, WORKERS)
-        if workers < 2 or len(batches) < 2 * workers or not _may_run_beside_itself(model):
-            for rows, batch in batches:
-                yield rows, _forward(model, batch, self.kind)
+    def each(self, groups: Iterable[Sequence[str]]) -> Iterator[Array]:
+        """Encode groups of sentences, the next of which is begun while one is being finished.
+
+        Batches are put together within a group, so that its vectors do not depend on the others.
+
+        Args:
+            groups: Taken one ahead of what is given.
+
+        Returns:
+            The vectors of each group in order, shape (N, D); of one without a sentence, (0, 0).
+        """
+        if not is_usual(self.encoder):
+            for group in groups:
+                yield _plain(self.encoder, group, self.batch_size) if group else NONE
             return
-        pool = ThreadPoolExecutor(workers, "encode", torch.set_num_threads, (threads // workers,))
-        try:
-            done = [pool.submit(_forward, model, batch, self.kind) for _, batch in batches]
-            for (rows, _), found in zip(batches, done, strict=True):
-                yield rows, found.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(threads)  # Of threads to come: the workers' is for all of them.
+        with _evaluating(self.encoder):
+            if self._model is None:
+                self._model = _cast(self.encoder, self.kind)
+            with _Workers(self._model) as workers:
+                before: Callable[[], Array] | None = None
+                for group in groups:
+                    vectors, beside = self._begin(self._model, group, workers)
+                    if before is not None:
+                        yield before()
+                    before = vectors if beside else None
+                    if not beside:
+                        yield vectors()
+                if before is not None:
+                    yield before()
+
+    def _begin(
+        self, model: SentenceTransformer, sentences: Sequence[str], workers: _Workers
+    ) -> tuple[Callable[[], Array], bool]:
+        """Tokenize sentences and hand them to the workers.
+
+        Returns:
+            What gives the vectors, and whether they are in work: else they are computed when asked
+            for, which must not be beside the workers.
+        """
+        if not sentences:
+            return lambda: NONE, False
+        features = _tokenized(model, sentences, _prompt(self.encoder))
+        if features is None:
+            return lambda: _plain(model, sentences, self.batch_size), False
+        tokens = self.batch_size * _limit(model, features)
+        if model.device.type == "cpu":
+            tokens = min(tokens, CPU_TOKENS)
+        batches = list(_batches(features, tokens))
+        results = workers.submit(lambda batch: _forward(model, batch[1], self.kind), batches)
+
+        def vectors() -> Array:
+            found: Array | None = None
+            if results is None:
+                workers.stop()
+                computed = (_forward(model, batch, self.kind) for _, batch in batches)
+            else:
+                computed = (result.result() for result in results)
+            for (rows, _), part in zip(batches, computed, strict=True):
+                if found is None:
+                    found = np.empty((len(sentences), part.shape[1]), dtype=np.float32)
+                found[rows.numpy()] = part.numpy()
+            assert found is not None
+            return found
+
+        return vectors, results is not None
+
+
+class _Workers:
+    """Threads that compute batches, several at a time, each by a part of torch's threads."""
+
+    def __init__(self, model: SentenceTransformer) -> None:
+        self._threads = torch.get_num_threads()
+        self._count = min(self._threads, WORKERS) if _may_run_beside_itself(model) else 1
+        self._pool: ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def submit(
+        self, compute: Callable[[Batch], Tensor], batches: Sequence[Batch]
+    ) -> list[Future[Tensor]] | None:
+        """Have batches computed; None where that is better done one after the other."""
+        # By these batches alone: how many threads compute a product can change its last bits.
+        if self._count < 2 or len(batches) < 2 * self._count:
+            return None
+        if self._pool is None:
+            part = self._threads // self._count
+            self._pool = ThreadPoolExecutor(self._count, "encode", torch.set_num_threads, (part,))
+        return [self._pool.submit(compute, batch) for batch in batches]
+
+    def stop(self) -> None:
+        """End the threads, and give torch its own back."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+            # Of threads to come: the workers' is for all of them.
+            torch.set_num_threads(self._threads)
 
 
 def check_precision(name: str) -> Precision:
@@ -205,6 +280,7 @@ def _cast(encoder: SentenceTransformer, kind: str) -> SentenceTransformer:
     if kind == "fast":
         transformer.model = copy.deepcopy(transformer.model).bfloat16()
         pack_attention(transformer.model)
+        pack_products(transformer.model)
         return model
     shared: dict[int, Any] = {id(p): p for p in transformer.model.parameters()}
     transformer.model = copy.deepcopy(transformer.model, shared)
@@ -214,6 +290,7 @@ def _cast(encoder: SentenceTransformer, kind: str) -> SentenceTransformer:
                 halved = nn.Parameter(parameter.detach().bfloat16(), requires_grad=False)
                 setattr(module, name, halved)
     pack_attention(transformer.model)
+    pack_products(transformer.model)
     return model
 
 
@@ -286,7 +363,7 @@ def _limit(model: SentenceTransformer, features: dict[str, Any]) -> int:
     return int(model.max_seq_length or features["attention_mask"].shape[1])
 
 
-def _batches(features: dict[str, Any], tokens: int) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+def _batches(features: dict[str, Any], tokens: int) -> Iterator[Batch]:
     """Rows of one length, the longest first, as many as make so many tokens."""
     mask = features["attention_mask"]
     lengths = mask.sum(dim=1)
