@@ -1,4 +1,4 @@
-"""Ends commands at any moment, and checks what is there then: the old output or the new, never half.
+"""Ends commands at any moment, and checks that the old output or the new is there, never half.
 
 Run it with `python -m benchmarks.torture`. Each command runs in a fork of one process that has
 imported everything, is ended, looked at, and run again, to the end. Then its output must be what an
@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,10 @@ ALONE = {
     "MKL_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
+    # What `run` sets for a process of its own, which has imported nothing before.
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TQDM_DISABLE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
 }
 WORDS = (
     "a the man woman dog cat is was are plays playing guitar piano on in at of and not runs eats "
@@ -79,6 +83,19 @@ class Case:
         return [*self.arguments, *cut]
 
 
+@dataclass(frozen=True)
+class Order:
+    """How to end a command.
+
+    Attributes:
+        way: One of WAYS.
+        at: The share of the time of an uninterrupted run, the number of the step, or of bytes.
+    """
+
+    way: str
+    at: float
+
+
 @dataclass
 class End:
     """One end of a command, and what was found.
@@ -86,7 +103,7 @@ class End:
     Attributes:
         case: Its name.
         way: One of WAYS.
-        at: The share of the time of an uninterrupted run, or the number of the step or of bytes.
+        at: As in `Order`.
         before: What was there at first: "absent" or "old".
         landed: Where: after which file operation, or "begun" or "through".
         found: "absent", "old", "new" or "half".
@@ -130,16 +147,20 @@ class Child:
         self.folder = folder
         self.began = time.monotonic()
         self._reader, writer = os.pipe()
+        # A pipe, too: a file would be limited like others.
+        self._said, said = os.pipe()
         self._last, self._steps, self._rest = "begun", 0, b""
         self.pid = os.fork()
         if self.pid == 0:
             code = 70
             try:
                 os.close(self._reader)
-                code = _in_child(list(arguments), folder, writer, step, size, die)
+                os.close(self._said)
+                code = _in_child(list(arguments), folder, (writer, said), step, size, die)
             finally:
                 os._exit(code)
         os.close(writer)
+        os.close(said)
 
     def wait(self, seconds: float) -> bool:
         """Read what it does for so long; whether it is still running then."""
@@ -165,9 +186,8 @@ class Child:
         while data := os.read(self._reader, 65536):
             self._take(data)
         os.close(self._reader)
-        error = self.folder.with_suffix(f".{self.pid}")
-        said = error.read_text() if error.exists() else ""
-        error.unlink(missing_ok=True)
+        with os.fdopen(self._said) as file:
+            said = file.read()
         code = os.waitstatus_to_exitcode(status)
         return Ended(code, self._last, self._steps, said, time.monotonic() - self.began)
 
@@ -179,13 +199,13 @@ class Child:
 
 
 def _in_child(
-    arguments: list[str], folder: Path, writer: int, step: int, size: int, die: bool
+    arguments: list[str], folder: Path, pipes: tuple[int, int], step: int, size: int, die: bool
 ) -> int:
     """Run the command line, telling each change of a file, and be gone where that is asked for."""
     os.setsid()
     os.chdir(folder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Until the command line has begun.
-    error = os.open(folder.with_suffix(f".{os.getpid()}"), os.O_CREAT | os.O_WRONLY)
+    writer, error = pipes
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
@@ -196,7 +216,7 @@ def _in_child(
     from bertflow.encoders import corpus, streaming
     from bertflow.finetuning import training
 
-    checkpoint.SAVED_SECONDS = 0.05
+    checkpoint.SAVED_SECONDS = 0.0
     corpus.CHUNK_SENTENCES = streaming.CHUNK_SENTENCES = 64
     training._Checkpoints.__init__ = _often(training._Checkpoints.__init__)  # type: ignore[method-assign]
     count = [0]
@@ -215,7 +235,7 @@ def _in_child(
             return
         if isinstance(args[0], int):
             return
-        path = os.path.abspath(os.fsdecode(args[0]))
+        path = str(Path(os.fsdecode(args[0])).absolute())
         if path.startswith(root):
             tell(event.removeprefix("os."), path.removeprefix(root))
 
@@ -257,15 +277,16 @@ class Torture:
     Args:
         root: An empty folder; inputs and what uninterrupted runs write are kept there.
         seed: Of the moments.
+        scale: Of the inputs' size.
     """
 
-    def __init__(self, root: Path, seed: int = 0) -> None:
+    def __init__(self, root: Path, seed: int = 0, scale: float = 1.0) -> None:
         self.root = root
         self.random = random.Random(seed)
         self.ends: list[End] = []
         self.seconds: dict[str, float] = {}
         self._number = 0
-        _prepared(root)
+        _prepared(root, scale)
 
     def cases(self) -> list[Case]:
         """All that are there."""
@@ -329,23 +350,24 @@ class Torture:
             kills: How many moments; of steps and Ctrl-C a part of that.
             ways: Some of WAYS.
         """
-        whole, new = self._whole(case, "whole", case.arguments)
+        whole, new = self._whole(case)
         self.seconds[case.name] = whole.seconds
         old = self._old(case)
         starts = ["absent", "old"] if old is not None else ["absent"]
-        for n, (way, at, child) in enumerate(self._planned(case, kills, ways, whole, new)):
+        for n, order in enumerate(self._planned(case, kills, ways, whole)):
             before = starts[n % len(starts)]
             folder = self._folder()
             if before == "old" and old is not None:
                 _copy(old, folder / case.output)
-            end = End(case.name, way, round(at, 3), before)
-            self._ended(case, end, child(folder), folder, whole, new, old)
+            end = End(case.name, order.way, round(order.at, 3), before)
+            ended = self._carried_out(order, case, folder, whole)
+            self._ended(case, end, ended, folder, new, old)
             self.ends.append(end)
             shutil.rmtree(folder)
 
     def together(self, case: Case) -> list[str]:
         """Run a command twice at the same time, and two that share a cache; what was wrong."""
-        whole, new = self._whole(case, "whole", case.arguments)
+        _, new = self._whole(case)
         wrong = []
         folder = self._folder()
         children = [Child(case.command(), folder) for _ in range(2)]
@@ -384,15 +406,13 @@ class Torture:
             shutil.rmtree(folder)
         return wrong
 
-    def _whole(
-        self, case: Case, name: str, arguments: Sequence[str]
-    ) -> tuple[Ended, dict[str, Any]]:
+    def _whole(self, case: Case) -> tuple[Ended, dict[str, Any]]:
         """An uninterrupted run: how it ended and what it wrote."""
         folder = self._folder()
         for _ in range(2):  # The second is not the first that reads its files.
             shutil.rmtree(folder)
             folder.mkdir()
-            ended = Child(arguments, folder).end()
+            ended = Child(case.command(), folder).end()
             if ended.code != 0:
                 raise RuntimeError(f"{case.name} ends with {ended.code}: {ended.error}")
         content = _contents(folder / case.output)
@@ -421,48 +441,31 @@ class Torture:
             shutil.rmtree(folder)
         return place
 
-    def _planned(
-        self, case: Case, kills: int, ways: Sequence[str], whole: Ended, new: dict[str, Any]
-    ) -> Iterator[tuple[str, float, Callable[[Path], Ended]]]:
-        """Each end that there is to be: way, where, and a run that ends so."""
-        command = case.command()
+    def _planned(self, case: Case, kills: int, ways: Sequence[str], whole: Ended) -> list[Order]:
+        """Each end that there is to be."""
         moments = max(1, round(kills * case.kills))
-        for sign, way, count in [
-            (signal.SIGKILL, "moment", moments),
-            (signal.SIGINT, "ctrl-c", max(1, moments // 4)),
-        ]:
-            for n in range(count if way in ways else 0):
-                at = (n + self.random.random()) / count
-
-                def ended(folder: Path, at: float = at, sign: int = sign) -> Ended:
-                    child = Child(command, folder)
-                    if child.wait(at * whole.seconds):
-                        child.send(sign)
-                    return child.end()
-
-                yield way, at, ended
-        if "step" in ways:
-            count = min(whole.steps, moments)
-            for step in sorted(
-                {1 + n * (whole.steps - 1) // max(1, count - 1) for n in range(count)}
-            ):
-                yield (
-                    "step",
-                    step,
-                    lambda folder, step=step: Child(command, folder, step=step).end(),
-                )  # type: ignore[misc]
-        chosen = self._sizes
-        if len(chosen) > (most := max(2, moments // 4)):
-            chosen = [chosen[n * (len(chosen) - 1) // (most - 1)] for n in range(most)]
+        few = max(2, moments // 4)
+        orders = []
+        for way, count in (("moment", moments), ("ctrl-c", few)):
+            shares = [(n + self.random.random()) / count for n in range(count)]
+            orders += [Order(way, share) for share in shares]
+        orders += [Order("step", n) for n in _spread(range(1, whole.steps + 1), moments)]
+        # In the midst of a file, whichever gets that large first.
         for way in ("write", "full"):
-            for size in chosen if way in ways else ():
-                yield (
-                    way,
-                    size // 2,
-                    lambda folder, size=size, die=way == "write": Child(  # type: ignore[misc]
-                        command, folder, size=size // 2, die=die
-                    ).end(),
-                )
+            orders += [Order(way, size // 2) for size in _spread(self._sizes, few)]
+        return [order for order in orders if order.way in ways]
+
+    def _carried_out(self, order: Order, case: Case, folder: Path, whole: Ended) -> Ended:
+        """Run a command and end it."""
+        command = case.command()
+        if order.way == "step":
+            return Child(command, folder, step=int(order.at)).end()
+        if order.way in ("write", "full"):
+            return Child(command, folder, size=int(order.at), die=order.way == "write").end()
+        child = Child(command, folder)
+        if child.wait(order.at * whole.seconds):
+            child.send(signal.SIGKILL if order.way == "moment" else signal.SIGINT)
+        return child.end()
 
     def _ended(
         self,
@@ -470,7 +473,6 @@ class Torture:
         end: End,
         ended: Ended,
         folder: Path,
-        whole: Ended,
         new: dict[str, Any],
         old: Path | None,
     ) -> None:
@@ -553,13 +555,13 @@ def _contents(place: Path) -> dict[str, Any]:
     files = [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.is_file())
     found: dict[str, Any] = {}
     for path in files:
-        name = path.name if path == place else path.relative_to(place).as_posix()
+        name = "" if path == place else path.relative_to(place).as_posix()
         content = path.read_bytes()
         if name.endswith(".lock") or name == "lock":
             continue
         if name.startswith("vectors/") and name.endswith("about.json"):
             content = _timeless(content, {"made"})
-        elif name.endswith(".json") and (place.suffix == ".json" or name.startswith("records/")):
+        elif place.suffix == ".json" or (name.startswith("records/") and name.endswith(".json")):
             content = _timeless(content, TIMES)
         elif name == "finetuning.json" or name.endswith("/finetuning.json"):
             content = _timeless(content, TIMES)
@@ -581,6 +583,13 @@ def _unequal(found: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return [f"not the same bits: {', '.join(sorted(names))}"] if names else []
 
 
+def _spread(items: Sequence[Any], count: int) -> list[Any]:
+    """So many of them, the first and the last included, or all."""
+    if len(items) <= count:
+        return list(items)
+    return [items[n * (len(items) - 1) // max(1, count - 1)] for n in range(count)]
+
+
 def _copy(source: Path, target: Path) -> None:
     if source.is_dir():
         shutil.copytree(source, target)
@@ -588,13 +597,13 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copy(source, target)
 
 
-def _prepared(root: Path) -> None:
+def _prepared(root: Path, scale: float) -> None:
     """Write a tiny encoder, sentences, vectors, a task and labelled pairs, in a fork."""
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            _prepare(root)
+            _prepare(root, scale)
             code = 0
         finally:
             os._exit(code)
@@ -602,7 +611,7 @@ def _prepared(root: Path) -> None:
         raise RuntimeError("the inputs cannot be made")
 
 
-def _prepare(root: Path) -> None:
+def _prepare(root: Path, scale: float) -> None:
     import numpy as np
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -632,8 +641,11 @@ def _prepare(root: Path) -> None:
     def sentence() -> str:
         return " ".join(draw.choice(WORDS, size=draw.integers(3, 12)))
 
-    (root / "corpus.txt").write_text("".join(f"{sentence()}\n" for _ in range(SENTENCES)))
-    np.save(root / "x.npy", (draw.normal(size=(ROWS, WIDTH)) ** 3 + 2).astype(np.float32))
+    (root / "corpus.txt").write_text(
+        "".join(f"{sentence()}\n" for _ in range(round(scale * SENTENCES)))
+    )
+    rows = draw.normal(size=(round(scale * ROWS), WIDTH)) ** 3 + 2
+    np.save(root / "x.npy", rows.astype(np.float32))
     task = root / "data" / "STSBenchmark"
     task.mkdir(parents=True)
     for split in ("train", "dev", "test"):
@@ -691,6 +703,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=50, help="random moments a command")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the inputs' size")
     parser.add_argument("--only", action="append", help="a command, such as encode")
     parser.add_argument("--way", action="append", choices=[*WAYS, "together"])
     parser.add_argument("--no-cache", action="store_true", help="fit and encode without the cache")
@@ -699,7 +712,7 @@ def main() -> int:
     preload()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="torture-") as folder:
-        torture = Torture(Path(folder), asked.seed)
+        torture = Torture(Path(folder), asked.seed, asked.scale)
         wrong: dict[str, list[str]] = {}
         for case in torture.cases():
             if asked.only and case.name not in asked.only:
