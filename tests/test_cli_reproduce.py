@@ -16,10 +16,12 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, word_embeddings
 
 from bertflow import evaluation
+from bertflow.calibrators import Standardization
 from bertflow.cli.main import run
 from bertflow.cli.paper_grids import notes_of
 from bertflow.cli.reproduction import table_markdown
 from bertflow.encoders import load_word_vectors
+from bertflow.errors import TrainingError
 from bertflow.evaluation import evaluate
 from bertflow.paper import (
     Material,
@@ -282,9 +284,8 @@ def test_interrupted_it_says_how_to_go_on_and_does(cli, done, work, monkeypatch)
     with monkeypatch.context() as patched:
         patched.setattr(scoring, "judged", judged)
         code, out, err = cli(*command)
-    assert code == 130
-    assert out == "interrupted; what is finished lies in other, and the same command goes on\n"
-    assert err == "error: interrupted\n"
+    assert (code, out) == (130, "")
+    assert err == "error: interrupted; the same command goes on from other\n"
     before = records(Path("other"))
     assert len(before) == 2 * 3
     said = done(*command)
@@ -292,6 +293,34 @@ def test_interrupted_it_says_how_to_go_on_and_does(cli, done, work, monkeypatch)
     assert before.items() <= after.items()
     assert len(after) == 2 * 8
     assert "wrote table5.md" in said
+
+
+def test_a_table_that_an_error_made_absent_is_an_exit_code_and_one_without_data_is_not(
+    cli, done, work, monkeypatch
+):
+    command = ["reproduce", "table2", "table4", "table5", *ENCODER, "--seeds", 2, "--jobs", 1]
+    shutil.rmtree("runs/records")
+    judge = scoring.judged
+
+    def judged(vectors, rows, calibrator, tests, **more):
+        if isinstance(calibrator, Standardization):  # In table5 alone.
+            raise TrainingError("the loss is not finite")
+        return judge(vectors, rows, calibrator, tests, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(scoring, "judged", judged)
+        code, out, err = cli(*command)
+    assert code == 1
+    assert err == (
+        "error: 1 of 3 could not be made: table5: the loss is not finite; the same command makes "
+        "what is missing\n"
+    )
+    assert "table4 is absent: no data for qnli" in out
+    assert "table5 is absent" not in out
+    assert "wrote table2.md" in out
+    said = done(*command)
+    assert "table4 is absent: no data for qnli" in said
+    assert "table5.md" in said
 
 
 # What cannot be done.

@@ -513,7 +513,7 @@ def test_the_last_checkpoint_is_from_before_what_is_not_finite(
 def test_another_process_on_the_same_checkpoints_is_refused(encoder, corpus, tmp_path):
     from bertflow.finetuning.checkpoints import alone
 
-    with alone(tmp_path / "c"), pytest.raises(ModelError, match="another process is doing so"):
+    with alone(tmp_path / "c"), pytest.raises(ModelError, match="another process is writing it"):
         finetune(encoder, corpus, FAST, checkpoints=tmp_path / "c")
     finetune(encoder, corpus, FAST, checkpoints=tmp_path / "c")
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
@@ -553,6 +553,33 @@ def test_a_checkpoint_changes_no_bit_and_holds_the_classifier(
     assert torch.equal(saved["weight"], result.classifier.weight)
     assert (result.resumed_at, result.discarded) == (0, [])
     assert result.checkpoints == folder
+
+
+@pytest.mark.parametrize("logged", [1, 2, 4])
+def test_a_point_of_the_loss_curve_that_spans_a_checkpoint_is_the_same(
+    encoder, corpus, tmp_path, monkeypatch, logged
+):
+    seen, step = [], training._Trainer.training_step
+
+    def watched(self, *args, **kwargs):
+        seen.append(float(step(self, *args, **kwargs)))
+        return torch.tensor(seen[-1])
+
+    # Points after every 3rd, 6th and 12th step, of which the checkpoints are in the midst.
+    monkeypatch.setattr(training, "LOGGED", logged)
+    with monkeypatch.context() as patch:
+        patch.setattr(training._Trainer, "training_step", watched)
+        whole = finetune(encoder, corpus, FAST)
+    every = 12 // logged
+    assert [at for at, _ in whole.loss_curve] == list(range(every, 13, every))
+    means = [np.mean(seen[at - every : at]) for at, _ in whole.loss_curve]
+    np.testing.assert_allclose([loss for _, loss in whole.loss_curve], means, rtol=1e-12)
+    for number in (5, 10):
+        with pytest.raises(Stop):
+            finetune(encoder, corpus, FAST, checkpoints=tmp_path, progress=stop_at(number))
+    result = finetune(encoder, corpus, FAST, checkpoints=tmp_path)
+    assert result.resumed_at == 8
+    assert result.loss_curve == whole.loss_curve
 
 
 @pytest.mark.parametrize("stops", [(1,), (6,), (4, 9), (5, 9, 11)])

@@ -18,7 +18,7 @@ from bertflow import attach, calibrate, load, load_calibrator, load_encoder, sav
 from bertflow.calibrators import AllButTheTop, Flow, Standardization, Whitening
 from bertflow.encoders import describe_encoder, embed, open_model, save_model
 from bertflow.errors import InputError, ModelError
-from conftest import save_tiny_encoder
+from conftest import save_tiny_encoder, tree
 
 CALIBRATORS = {
     "flow": Flow(),
@@ -307,6 +307,57 @@ def test_saving_replaces_ours_and_refuses_what_is_not(encoder, tiny_sentences, t
         save_model(model, tmp_path / "other")
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.tex"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "other"]
+
+
+def names(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("save", ["save", "save_pretrained"])
+def test_its_own_save_leaves_the_old_one_or_the_new_one(
+    encoder, tiny_sentences, tmp_path, monkeypatch, save
+):
+    old = calibrate(encoder, tiny_sentences, Whitening(4))
+    new = calibrate(encoder, tiny_sentences, Standardization())
+    getattr(old, save)(str(tmp_path / "model"))
+    before = tree(tmp_path)
+    with monkeypatch.context() as patched:
+
+        def killed(*arguments, **more):
+            raise KeyboardInterrupt
+
+        patched.setattr("bertflow.encoders.model.write_calibrator", killed)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(new, save)(str(tmp_path / "model"))
+        assert tree(tmp_path) == before
+
+        def full(*arguments, **more):
+            raise OSError(28, "No space left on device")
+
+        patched.setattr("bertflow.encoders.model.write_calibrator", full)
+        with pytest.raises(ModelError, match="model: No space left on device"):
+            getattr(new, save)(str(tmp_path / "model"))
+        assert tree(tmp_path) == before
+    getattr(new, save)(str(tmp_path / "model"))
+    save_model(new, tmp_path / "expected")
+    assert names(tmp_path / "model") == names(tmp_path / "expected")
+    assert load(tmp_path / "model", device="cpu").get_embedding_dimension() == 16
+
+
+def test_its_own_save_keeps_what_others_have_in_the_folder(encoder, tiny_sentences, tmp_path):
+    model = calibrate(encoder, tiny_sentences, Standardization())
+    place = tmp_path / "clone"
+    (place / ".git").mkdir(parents=True)
+    (place / ".git" / "config").write_text("theirs")
+    (place / "README.md").write_text("an old one")
+    for _ in range(2):
+        model.save_pretrained(str(place))
+        assert (place / ".git" / "config").read_text() == "theirs"
+        assert (place / "README.md").read_text() != "an old one"
+        loaded = load(place, device="cpu")
+        expected = model.encode(tiny_sentences[:5])
+        np.testing.assert_allclose(loaded.encode(tiny_sentences[:5]), expected, atol=1e-6)
+        assert [path.name for path in tmp_path.iterdir()] == ["clone"]
 
 
 def test_a_bare_encoder_is_no_calibrated_model(tiny_bert, tmp_path):

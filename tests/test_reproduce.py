@@ -807,7 +807,7 @@ def test_two_processes_give_the_same_records(plain, tmp_path):
 
 
 def corpora(project: Project) -> list[Path]:
-    return [path for path in project.runs.rglob("*") if path.name.startswith("corpus-")]
+    return [path for path in project.runs.rglob("*") if path.name.startswith(".corpus-")]
 
 
 def test_a_large_corpus_is_fitted_from_a_file_that_is_gone_afterwards(plain, tmp_path, monkeypatch):
@@ -854,23 +854,66 @@ def test_the_file_is_gone_after_a_fit_that_fails_and_what_was_done_is_kept(
     assert project.run("table5").ran == 8 - 3
 
 
-def test_what_dead_processes_left_is_removed_and_nothing_else(plain, tmp_path, monkeypatch):
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait(timeout=60)
+LOCKING = """
+import fcntl, sys
+file = open(sys.argv[1])
+fcntl.flock(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_dead_processes_left_is_removed_and_nothing_else(plain, tmp_path):
     project = plain.anew(tmp_path / "runs")
     shutil.rmtree(project.runs / "records")
     folder = next(project.runs.rglob("vectors.f32")).parent
-    dead = folder / f"corpus-0123456789abcdef-{gone.pid}.f32"
+    dead = folder / ".corpus-0123456789abcdef.f32-01234567.bertflow"
+    in_use = folder / ".corpus-0123456789abcdef.f32-89abcdef.bertflow"
     kept = [
-        folder / f"corpus-0123456789abcdef-{os.getppid()}.f32",
+        in_use,
         folder / "corpus-of-mine.f32",
-        folder / f"corpus-0123456789abcdef-{gone.pid}.txt",
+        folder / "corpus-0123456789abcdef.f32",
+        folder / ".corpus-0123456789abcdef.f32.bertflow",
     ]
     for path in (dead, *kept):
         path.write_bytes(b"0123")
+    command = [sys.executable, "-c", LOCKING, str(in_use)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"locked\n"
+        project.run("table2", "table5")
+        assert not dead.exists()
+        assert all(path.read_bytes() == b"0123" for path in kept)
+        other.stdin.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit on the size of files")
+def test_a_corpus_that_the_disk_has_no_room_for_is_one_line_and_costs_nothing_else(
+    plain, tmp_path, monkeypatch
+):
+    import resource
+
+    project = plain.anew(tmp_path / "runs")
+    shutil.rmtree(project.runs / "records")
+    monkeypatch.setattr(scoring, "IN_MEMORY", 0)
+    spread = scoring._spread
+
+    def full(*arguments):
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            return spread(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(scoring, "_spread", full)
+        with pytest.raises(
+            ModelError, match=r"^cannot write .*corpus-\w{16}\.f32: File too large$"
+        ):
+            project.run("table2", "table5")
+    assert corpora(project) == []
     project.run("table2", "table5")
-    assert not dead.exists()
-    assert all(path.read_bytes() == b"0123" for path in kept)
+    assert contents(project) == contents(plain)
 
 
 def test_flows_are_fitted_on_the_cpu_wherever_the_encoder_runs(copy, monkeypatch):

@@ -1,4 +1,8 @@
-"""Files and folders to be: made beside their target, locked while in use, moved in one call."""
+"""Files and folders to be: made beside their target, locked while in use, moved in one call.
+
+What one process works on for longer lies in a folder beside its output (`part_folder`), and who
+writes an output at all holds a lock (`sole_writer`).
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,100 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
+from bertflow.errors import ModelError
+
 # The call by which two paths trade places, what it takes for "here", and its flag.
 EXCHANGES = {"linux": ("renameat2", -100), "darwin": ("renameatx_np", -2)}
 EXCHANGE = 2
+LOCK = "lock"
+# How often a folder is made again that another process has just removed.
+ATTEMPTS = 10
+
+
+@contextmanager
+def sole_writer(output: Path, lock: Path) -> Iterator[None]:
+    """Keep other processes from writing an output while inside.
+
+    The lock ends with its process. What a killed one left of it is taken over, and its file is
+    removed at the end.
+
+    Args:
+        output: What is written; named in the error.
+        lock: The file that is locked; its folder is made if it is not there.
+
+    Raises:
+        ModelError: Another process is writing the output, or the lock cannot be made.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     output = Path(folder, "out")
+        ...     with sole_writer(output, Path(folder, ".out.lock")):
+        ...         written = output.write_text("mine")
+        ...     sorted(path.name for path in Path(folder).iterdir())
+        ['out']
+    """
+    held = FileLock(lock)
+    try:
+        for attempt in range(ATTEMPTS):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                held.acquire(timeout=0)
+                break
+            except FileNotFoundError:  # Its folder was removed by a process that has ended.
+                if attempt == ATTEMPTS - 1:
+                    raise
+    except Timeout:
+        raise ModelError(
+            f"cannot write {output}: another process is writing it ({lock}); wait for it, or give "
+            "another output"
+        ) from None
+    except OSError as error:
+        raise ModelError(f"cannot write {output}: {error.strerror or error}") from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            lock.unlink()  # While it is held: whoever has opened it sees that it is gone.
+        held.release()
+
+
+def part_path(output: Path) -> Path:
+    """Where the folder of `part_folder` is."""
+    whole = output.absolute()
+    return whole.with_name(f".{whole.name}.part")
+
+
+@contextmanager
+def part_folder(output: Path) -> Iterator[Path]:
+    """Give the folder beside an output that holds what is done of it, to one process at a time.
+
+    It stays as long as there is something in it; `clear_part` ends that.
+
+    Raises:
+        ModelError: Another process is writing the output, or the folder cannot be made.
+    """
+    folder = part_path(output)
+    made = [parent for parent in folder.parents if not parent.exists()]
+    held = False
+    try:
+        with sole_writer(output, folder / LOCK):
+            held = True
+            yield folder
+    finally:
+        for one in (folder, *made) if held else ():
+            with suppress(OSError):  # It holds something.
+                one.rmdir()
+
+
+def clear_part(folder: Path) -> None:
+    """Remove what is in a folder of `part_folder`, its lock apart, whatever wrote it."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path.name != LOCK:
+                _remove(path)
 
 
 @contextmanager
@@ -28,7 +123,7 @@ def staged(target: Path, *, folder: bool = False) -> Iterator[Path]:
         OSError: It cannot be made.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(target)
+    remove_stale(target.parent, re.escape(target.name))
     while True:
         staging = target.parent / f".{target.name}-{secrets.token_hex(4)}.bertflow"
         try:
@@ -121,11 +216,17 @@ def _is_free(target: Path) -> bool:
     return not target.exists() or (target.is_dir() and not any(target.iterdir()))
 
 
-def _remove_stale(target: Path) -> None:
-    name = re.compile(rf"\.{re.escape(target.name)}-[0-9a-f]{{8}}\.bertflow")
+def remove_stale(folder: Path, name: str) -> None:
+    """Remove what killed processes were filling for targets in a folder.
+
+    Args:
+        folder: The targets'.
+        name: Regular expression of their names.
+    """
+    stale = re.compile(rf"\.(?:{name})-[0-9a-f]{{8}}\.bertflow")
     with suppress(OSError):
-        for path in target.parent.iterdir():
-            if name.fullmatch(path.name):
+        for path in folder.iterdir():
+            if stale.fullmatch(path.name):
                 with _locked(path) as locked:
                     if locked:
                         _remove(path)

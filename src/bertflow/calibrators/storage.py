@@ -186,13 +186,43 @@ def replaced_folder(target: str | Path) -> Iterator[Path]:
     """
     check_replaceable(target)
     target = _followed(Path(target))
-    try:
+    with _or_not_written(target):
         remove_old(target)
         with staged(target, folder=True) as staging:
             yield staging
             (staging / MANIFEST).write_text(json.dumps(_entries(staging)) + "\n", encoding="utf-8")
             check_replaceable(target)  # Again: others may have put something there meanwhile.
             take_place(staging, target)
+
+
+@contextmanager
+def merged_folder(target: Path) -> Iterator[Path]:
+    """Give an empty folder to fill, whose files then take their places in one that is there.
+
+    Each is the old one or the new one, never half; a process that is killed while they are moved
+    leaves some of both. If filling fails, none is moved.
+
+    Args:
+        target: A folder, whatever it holds.
+
+    Raises:
+        ModelError: It cannot be written.
+    """
+    target = _followed(target)
+    with _or_not_written(target), staged(target, folder=True) as staging:
+        yield staging
+        for path in sorted(staging.rglob("*")):
+            place = target / path.relative_to(staging)
+            if path.is_dir():
+                place.mkdir(exist_ok=True)
+            else:
+                path.replace(place)
+
+
+@contextmanager
+def _or_not_written(target: Path) -> Iterator[None]:
+    try:
+        yield
     except BertflowError:
         raise
     except Exception as error:
@@ -266,8 +296,7 @@ def check_replaceable(target: str | Path) -> None:
             raise ModelError(
                 f"cannot write {target}: {home} is not a folder that may be written to"
             )
-        ours = [MANIFEST, *_manifest(target)]
-        foreign = [name for name in _entries(target) if name not in ours]
+        foreign = foreign_entries(target)
     except OSError as error:
         raise ModelError(f"cannot write {target}: {_reason(error)}") from None
     if foreign:
@@ -275,6 +304,16 @@ def check_replaceable(target: str | Path) -> None:
             f"{target} holds {foreign[0]}, which bertflow did not write there; "
             "give a folder that is empty or not there yet"
         )
+
+
+def foreign_entries(folder: Path) -> list[str]:
+    """What a folder holds that was not written there by `replaced_folder`.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    ours = [MANIFEST, *_manifest(folder)]
+    return [name for name in _entries(folder) if name not in ours]
 
 
 def _manifest(folder: Path) -> list[str]:

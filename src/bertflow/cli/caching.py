@@ -56,15 +56,18 @@ def cache(
     """Show or clear the cache of sentence vectors.
 
     It lies in $BERTFLOW_CACHE, else bertflow/ in $XDG_CACHE_HOME or ~/.cache, and holds
-    $BERTFLOW_CACHE_SIZE (10GB) at most: vectors of the least recently used encoders go first.
+    $BERTFLOW_CACHE_SIZE (10GB) at most: vectors of the least recently used encoders go first, and
+    what compare has finished has a small part of it.
     """
     from bertflow.encoders import SentenceCache
 
     found = SentenceCache()
     before = found.contents()
+    results, room = len(found.results.files()), found.results.bytes()
     if clear:
         left = found.clear()
         freed = sum(one.bytes for one in before) - sum(one.bytes for one in left)
+        freed += room - found.results.bytes()
         show(f"removed {len(before) - len(left):,} encoders, {freed / 1e6:,.1f} MB")
         if left:
             show(f"{len(left):,} are in use, or hold what bertflow did not write: {found.folder}")
@@ -72,5 +75,8 @@ def cache(
     show(
         f"{found.folder}\n{len(before):,} encoders, "
         f"{sum(one.sentences for one in before):,} sentences, "
-        f"{sum(one.bytes for one in before) / 1e6:,.1f} MB of at most {found.size / 1e6:,.0f} MB"
+        f"{(sum(one.bytes for one in before) + room) / 1e6:,.1f} MB of at most "
+        f"{found.size / 1e6:,.0f} MB"
     )
+    if results:
+        show(f"{results:,} fits and scores of comparisons, {room / 1e6:,.1f} MB of that")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bertflow.cli.caching import as_precision, found_in, users_cache
+from bertflow.cli.interruption import Interrupted, kept
 from bertflow.cli.opening import load_raw, open_any, show
 from bertflow.cli.options import (
     CALIBRATOR_HELP,
@@ -29,6 +29,7 @@ from bertflow.errors import InputError, ModelError, TrainingError
 
 if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator
+    from bertflow.encoders import SentenceCache
 
 
 def fit(
@@ -109,7 +110,7 @@ def fit(
     from bertflow.encoders import calibrate, save_model
 
     began = time.perf_counter()
-    with _checkpoint(output) as checkpoint:
+    with _checkpoint(output, cache) as checkpoint:
         loaded = load_raw(encoder, pooling, max_length, device, trust_remote_code)
         with progress_bars() as report:
             model = calibrate(
@@ -167,7 +168,7 @@ def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int 
 
 
 @contextmanager
-def _checkpoint(output: Path) -> Iterator[Path]:
+def _checkpoint(output: Path, cache: SentenceCache | None = None) -> Iterator[Path]:
     """The file from which a fit goes on, in a folder beside its output that is one process's.
 
     It goes once the output is written, and stays where a fit is stopped or fails.
@@ -175,39 +176,27 @@ def _checkpoint(output: Path) -> Iterator[Path]:
     Raises:
         ModelError: Another process is writing the output, or the folder cannot be made.
         TrainingError: The fit's, with where the last good weights are.
+        Interrupted: By Ctrl-C, with what the same command goes on from.
     """
-    from filelock import FileLock, Timeout
+    from bertflow.calibrators.staging import clear_part, part_folder
 
-    whole = output.absolute()
-    folder = whole.with_name(f".{whole.name}.part")
-    file, lock = folder / "flow.safetensors", FileLock(folder / "lock")
-    made = [parent for parent in folder.parents if not parent.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ModelError(
-            f"cannot write {output}: another process is writing it ({folder})"
-        ) from None
-    except OSError as error:
-        raise ModelError(f"cannot write {output}: {error.strerror or error}") from None
-    before, stays = _written(file), True
-    try:
-        yield file
-        stays = False
-    except KeyboardInterrupt:
-        new = _written(file) != before
-        show(f"interrupted; the same command {'goes on' if new else 'begins where this one did'}")
-        raise
-    except TrainingError as error:
-        raise TrainingError(f"{error}{_saved_beside(error, output)}") from error
-    finally:
-        if not (stays and file.exists()):
-            shutil.rmtree(folder, ignore_errors=True)
-            for parent in made:
-                with suppress(OSError):
-                    parent.rmdir()
-        lock.release()
+    with part_folder(output) as folder:
+        file, done = folder / "flow.safetensors", False
+        before = _written(file)
+        try:
+            yield file
+            done = True
+        except KeyboardInterrupt:
+            if before is not None and before == _written(file):
+                raise Interrupted(
+                    f"the same command begins where this one did; {file} is as it was"
+                ) from None
+            raise Interrupted(kept(file, cache)) from None
+        except TrainingError as error:
+            raise TrainingError(f"{error}{_saved_beside(error, output)}") from error
+        finally:
+            if done or not file.exists():
+                clear_part(folder)
 
 
 def _written(file: Path) -> int | None:
@@ -290,6 +279,7 @@ def encode(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Encode sentences to vectors, row i for sentence i."""
+    from bertflow.calibrators.staging import part_path
     from bertflow.calibrators.storage import check_writable
     from bertflow.data import checked_corpus
 
@@ -300,16 +290,19 @@ def encode(
     from bertflow.encoders import encode_file
 
     loaded = open_any(model, pooling, max_length, device, trust_remote_code)
-    with progress_bars() as report:
-        encoded = encode_file(
-            loaded,
-            sentences,
-            output,
-            batch_size=batch_size,
-            cache=cache,
-            precision=kind,
-            progress=lambda done, total: report("encode", done, total),
-        )
+    try:
+        with progress_bars() as report:
+            encoded = encode_file(
+                loaded,
+                sentences,
+                output,
+                batch_size=batch_size,
+                cache=cache,
+                precision=kind,
+                progress=lambda done, total: report("encode", done, total),
+            )
+    except KeyboardInterrupt:
+        raise Interrupted(kept(part_path(output), cache)) from None
     show(
         f"wrote {encoded.rows:,} vectors of {encoded.width} dimensions to {output} "
         f"({found_in(cache)}{encoded.cut:,} distinct sentences cut to "

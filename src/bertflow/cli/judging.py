@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertflow.cli.caching import as_precision, tell_found, users_cache
+from bertflow.cli.interruption import NOTHING, Interrupted, kept
 from bertflow.cli.opening import open_any
 from bertflow.cli.options import (
     BatchSize,
@@ -168,7 +169,10 @@ def compare(
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Fit every calibrator on an encoder, score them side by side, and say what is chance."""
+    """Fit every calibrator on an encoder, score them side by side, and say what is chance.
+
+    Stopped, the same command goes on from the fits in the cache.
+    """
     if fit not in ("target", "nli", "corpus"):
         raise InputError(f"--fit takes target, nli or corpus, got {fit!r}")
     if (fit == "corpus") != bool(corpus):
@@ -192,20 +196,23 @@ def compare(
     found, absent = _tests(task, pairs, columns, data, None, sts=True)
     cache, kind = users_cache(no_cache), as_precision(precision)
     loaded = open_any(encoder, pooling, max_length, device, trust_remote_code)
-    with progress_bars() as report:
-        result = compare_calibrators(
-            loaded,
-            found,
-            fit=sentences,
-            methods=methods,
-            seeds=seeds,
-            data=data,
-            batch_size=batch_size,
-            jobs=jobs,
-            cache=cache,
-            precision=kind,
-            progress=report,
-        )
+    try:
+        with progress_bars() as report:
+            result = compare_calibrators(
+                loaded,
+                found,
+                fit=sentences,
+                methods=methods,
+                seeds=seeds,
+                data=data,
+                batch_size=batch_size,
+                jobs=jobs,
+                cache=cache,
+                precision=kind,
+                progress=report,
+            )
+    except KeyboardInterrupt:
+        raise Interrupted(NOTHING if cache is None else kept(cache.folder)) from None
     tell_found(cache)
     result = replace(result, absent=absent)
     give(

@@ -23,8 +23,6 @@ def run(arguments: list[str]) -> int:
     Returns:
         The exit code.
     """
-    from bertflow.cli.app import app, settings
-
     # What other libraries print while they load is not ours to show; the user's own wish wins.
     for name, value in {
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -34,6 +32,8 @@ def run(arguments: list[str]) -> int:
     }.items():
         os.environ.setdefault(name, value)
     try:
+        from bertflow.cli.app import app, settings
+
         code = app(arguments, prog_name="bertflow", standalone_mode=False)
         sys.stdout.flush()
         if code == 130:  # The parser has caught Ctrl-C.
@@ -45,14 +45,17 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        if settings.debug:
+        if "bertflow.cli.app" not in sys.modules or settings.debug:
             raise
         return _explain(error)
 
 
 def _explain(error: Exception) -> int:
+    from bertflow.cli.interruption import Interrupted
     from bertflow.errors import BertflowError
 
+    if isinstance(error, Interrupted):
+        return _fail(f"interrupted; {error}", 130)
     if type(error).__name__ == "Abort":
         return _fail("interrupted", 130)
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bertflow.cli.interruption import Interrupted, kept
 from bertflow.cli.opening import show
 from bertflow.cli.options import BatchSize, Data, Device, TrustRemoteCode, device_or_none
-from bertflow.errors import InputError
+from bertflow.errors import BertflowError, InputError, MissingDataError
 
 if TYPE_CHECKING:
     from bertflow.paper import Subject, TableResult
@@ -130,11 +131,24 @@ def reproduce(
         with progress_bars() as report:
             result = run(table, subjects, planner, place, progress=report, finished=finished)
     except KeyboardInterrupt:
-        show(f"interrupted; what is finished lies in {output}, and the same command goes on")
-        raise
+        raise Interrupted(kept(output)) from None
+    failed = {
+        name: error
+        for name, error in result.absent.items()
+        if not isinstance(error, MissingDataError)
+    }
     parts = [table_text(one) for one in result.tables.values()]
-    parts += [f"{name} is absent: {reason}" for name, reason in result.absent.items()]
+    parts += [
+        f"{name} is absent: {error}" for name, error in result.absent.items() if name not in failed
+    ]
     show("\n\n".join([*parts, f"wrote {', '.join(written)} to {folder}"]))
+    if failed:
+        # What has no data is told; what went wrong is an error, though other tables are there.
+        why = "; ".join(f"{name}: {error}" for name, error in failed.items())
+        raise BertflowError(
+            f"{len(failed)} of {len(result.absent) + len(result.tables) + bool(result.scatters)} "
+            f"could not be made: {why}; the same command makes what is missing"
+        )
 
 
 def _slug(subjects: Sequence[Subject], flow: str, limit: int | None) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bertflow.cli.interruption import NOTHING, Interrupted, kept
 from bertflow.cli.opening import load_raw, show
 from bertflow.cli.options import POOLING_HELP, Data, Device, MaxLength, TrustRemoteCode
 from bertflow.errors import InputError
@@ -63,8 +64,7 @@ def finetune(
     from bertflow.calibrators.storage import check_replaceable
     from bertflow.cli.terminal import progress_bars
     from bertflow.encoders import is_calibrated
-    from bertflow.finetuning import Recipe, nli_corpus, save_finetuned
-    from bertflow.finetuning import finetune as train
+    from bertflow.finetuning import Recipe, finetune_and_save, nli_corpus
     from bertflow.finetuning.training import check_packages
 
     check_replaceable(output)
@@ -88,13 +88,12 @@ def finetune(
     checkpoints = Path(f"{output}.checkpoints")
     try:
         with progress_bars() as report:
-            result = train(loaded, corpus, recipe, checkpoints=checkpoints, progress=report)
+            result = finetune_and_save(
+                loaded, corpus, output, recipe, checkpoints=checkpoints, progress=report
+            )
     except KeyboardInterrupt:
         saved = any(checkpoints.glob("checkpoint-*"))
-        where = f"goes on from {checkpoints}" if saved else "begins anew: nothing was saved yet"
-        show(f"interrupted; the same command {where}")
-        raise
-    save_finetuned(result, output)
+        raise Interrupted(kept(checkpoints) if saved else NOTHING) from None
     _show_result(result, output, pooling)
 
 

@@ -17,7 +17,13 @@ from sklearn.utils.validation import check_is_fitted
 
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.base import Array, check_device
-from bertflow.calibrators.storage import SUBFOLDER, replaced_folder, write_calibrator
+from bertflow.calibrators.storage import (
+    SUBFOLDER,
+    foreign_entries,
+    merged_folder,
+    replaced_folder,
+    write_calibrator,
+)
 from bertflow.encoders.checkpoints import (
     check_weights,
     module_class,
@@ -57,10 +63,32 @@ class CalibratedSentenceTransformer(SentenceTransformer):
     calibrator: Calibrator
 
     def save(self, path: str, *args: Any, **kwargs: Any) -> None:
-        """Write the model, the calibrator and its provenance into a folder."""
-        super().save(path, *args, **kwargs)
-        name_modules_for_every_version(Path(path) / "modules.json")
-        native = Path(path) / SUBFOLDER
+        """Write the model, the calibrator and its provenance into a folder.
+
+        The folder is then the new one whole, or still the old one. One that holds files of others,
+        such as a clone of a repository, keeps them: each of ours is moved to its place whole, but
+        one after another.
+
+        Args:
+            path: The folder, made if it is not there.
+            args: As in `SentenceTransformer.save`.
+            kwargs: Likewise.
+
+        Raises:
+            ModelError: It cannot be written.
+        """
+        target = Path(path)
+        try:
+            shared = target.is_dir() and bool(foreign_entries(target))
+        except OSError as error:
+            raise ModelError(f"cannot write {target}: {error.strerror or error}") from None
+        with merged_folder(target) if shared else replaced_folder(target) as staging:
+            self._fill(staging, *args, **kwargs)
+
+    def _fill(self, folder: Path, *args: Any, **kwargs: Any) -> None:
+        super().save(str(folder), *args, **kwargs)
+        name_modules_for_every_version(folder / "modules.json")
+        native = folder / SUBFOLDER
         native.mkdir(exist_ok=True)
         write_calibrator(self.calibrator, native)
 
@@ -328,7 +356,7 @@ def save_model(model: CalibratedSentenceTransformer, folder: str | Path) -> None
         ModelError: The folder holds something that bertflow did not write, or cannot be written.
     """
     with replaced_folder(folder) as staging:
-        model.save_pretrained(str(staging))
+        model._fill(staging)
 
 
 def _refuse_what_cannot_be_portable(calibrator: Calibrator) -> None:

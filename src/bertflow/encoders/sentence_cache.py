@@ -23,10 +23,13 @@ from bertflow.encoders.cache import VectorCache
 from bertflow.encoders.digests import DIGEST
 from bertflow.encoders.fingerprint import describe_encoder
 from bertflow.encoders.module import CalibratorModule
+from bertflow.encoders.result_cache import ResultCache
 from bertflow.errors import InputError
 
 FOLDER_VARIABLE, SIZE_VARIABLE = "BERTFLOW_CACHE", "BERTFLOW_CACHE_SIZE"
 DEFAULT_SIZE = 10 * 10**9
+# Of that, what results may have: a comparison of all methods on all tasks has some 20 MB.
+RESULTS_PART, RESULTS_SIZE = 20, 200 * 10**6
 KEY = re.compile(r"[0-9a-f]{32}")
 IN_USE = ".in-use"
 FILES = ("about.json", "vectors.f32", "sentences", "count", ".lock", IN_USE)
@@ -44,7 +47,8 @@ class SentenceCache:
     pooling, layers, length, type and prompt, of a calibrated model its calibrator too. Where a
     folder is damaged, cannot be written, or the disk is full, work goes on without it, with one
     warning in the log. Together the folders keep to a size: the least recently used ones that no
-    process is using are removed, and what alone would be larger is not extended.
+    process is using are removed, and what alone would be larger is not extended. A small part of
+    that is for `results`: what `compare` has finished.
 
     Args:
         folder: Made when something is kept; None takes BERTFLOW_CACHE from the environment, else
@@ -112,10 +116,18 @@ class SentenceCache:
         found = (_kept(folder) for folder in folders if KEY.fullmatch(folder.name))
         return sorted(found, key=lambda one: one.used)
 
+    @property
+    def results(self) -> ResultCache:
+        """What came of vectors, such as the fits of a comparison, within the size that is left."""
+        left = self.size - sum(one.bytes for one in self.contents())
+        size = min(self.size // RESULTS_PART, RESULTS_SIZE, max(left, 0))
+        return ResultCache(self.folder / "results", size)
+
     def clear(self) -> list[Kept]:
         """Remove all that bertflow has written there, and give what is left: it is in use."""
         for one in self.contents():
             _remove(one.folder)
+        self.results.clear()
         left = self.contents()
         if not left:
             for folder in (self.folder / "vectors", self.folder):
@@ -134,7 +146,7 @@ class SentenceCache:
         own = sum(one.bytes for one in contents if one.folder == folder)
         if own + count > self.size:
             return False
-        total = sum(one.bytes for one in contents) + count
+        total = sum(one.bytes for one in contents) + self.results.bytes() + count
         for one in contents:
             if total <= self.size:
                 break

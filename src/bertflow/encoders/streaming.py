@@ -11,20 +11,19 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
-from filelock import FileLock, Timeout
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array
+from bertflow.calibrators.staging import clear_part, part_folder, part_path
 from bertflow.calibrators.storage import check_writable, write_text
 from bertflow.encoders.corpus import (
     CHUNK_SENTENCES,
@@ -384,13 +383,14 @@ class _PartialFile:
 
     def __init__(self, output: Path, encoder: dict[str, Any], batch_size: int) -> None:
         self.output = output
-        self.folder = output.with_name(f".{output.name}.part")
+        self.folder = part_path(output)
         self.about = {"format": FORMAT, "vectors": encoder, "batch_size": batch_size}
         self.group = CHUNK_SENTENCES
         self._rows: _RowFile | None = None
         self._notes: list[bytes] = []
         self._noted: IO[bytes] | None = None
-        self._lock = FileLock(self.folder / "lock")
+        self._ours = False
+        self._held = ExitStack()
 
     def __enter__(self) -> _PartialFile:
         if self.folder.exists():
@@ -398,14 +398,13 @@ class _PartialFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        for file in (self._noted, None if self._rows is None else self._rows.file):
-            if file is not None:
-                file.close()
-        # What the corpus or encoder is to blame for would end the same way again.
-        ours = self._lock.is_locked
-        if ours and (kind is None or issubclass(kind, InputError)):
-            shutil.rmtree(self.folder, ignore_errors=True)
-        self._lock.release()
+        with self._held:
+            for file in (self._noted, None if self._rows is None else self._rows.file):
+                if file is not None:
+                    file.close()
+            # What the corpus or encoder is to blame for would end the same way again.
+            if self._ours and (kind is None or issubclass(kind, InputError)):
+                clear_part(self.folder)
 
     def extend(self, count: int) -> None:
         """Room is made by writing."""
@@ -451,13 +450,8 @@ class _PartialFile:
 
     def _open(self) -> None:
         """Take possession of the folder, and of what is in it if it belongs to the same work."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            raise ModelError(
-                f"cannot write {self.output}: another process is writing it ({self.folder})"
-            ) from None
+        self._held.enter_context(part_folder(self.output))
+        self._ours = True
         noted = b""
         with suppress(OSError, ValueError, KeyError, TypeError):
             found = json.loads((self.folder / "about.json").read_text(encoding="utf-8"))
@@ -473,7 +467,7 @@ class _PartialFile:
 
     def _file(self, width: int) -> _RowFile:
         """The file of the rows, made with the first of them."""
-        if self._rows is None and not self._lock.is_locked:
+        if self._rows is None and not self._ours:
             self._open()
         if self._rows is None:
             about = {**self.about, "group": self.group, "width": width}

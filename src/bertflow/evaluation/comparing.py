@@ -21,12 +21,20 @@ from bertflow.encoders import (
     describe_encoder,
     embed,
 )
-from bertflow.errors import InputError, MissingDataError
+from bertflow.errors import InputError, MissingDataError, ModelError
 from bertflow.evaluation.comparison import Comparison, Entry
+from bertflow.evaluation.kept import (
+    figures_key,
+    kept_figures,
+    kept_outcome,
+    run_kept,
+    score_kept,
+    trial_keys,
+)
 from bertflow.evaluation.methods import METHODS, Method, published_dim
-from bertflow.evaluation.scores import Estimate, Figures, figures, gold_of, over_seeds
+from bertflow.evaluation.scores import Estimate, Figures, gold_of, over_seeds
 from bertflow.evaluation.tasks import read_tasks
-from bertflow.evaluation.trials import Judge, Outcome, Trial, cpus, run_trial
+from bertflow.evaluation.trials import Judge, Outcome, Trial, cpus
 
 Progress = Callable[[str, int, int], None]
 NLI = ("snli", "mnli")
@@ -98,7 +106,8 @@ def compare(
         batch_size: Sentences a forward pass.
         jobs: Processes that fit at the same time; None takes one a CPU. Results do not depend on
             it.
-        cache: Where vectors are taken from and kept, such as `SentenceCache()`; None encodes all.
+        cache: Where vectors, fits and scores are taken from and kept, such as `SentenceCache()`, so
+            that what was stopped goes on; None computes all.
         precision: What the encoder computes in, as in `bertflow.calibrate`.
         progress: Called with "encode", "fit" or "score", the steps done and their total.
 
@@ -138,21 +147,12 @@ def compare(
     encode_seconds = time.perf_counter() - start
     row_of = dict(zip(texts, embedded.index.tolist(), strict=True))
     trials = _plan(material, row_of, methods, seeds)
-    workers = Parallel(n_jobs=jobs or cpus(), return_as="generator")
-    outcomes: list[Outcome] = []
-    for outcome in workers(delayed(run_trial)(embedded.vectors, trial) for trial in trials):
-        outcomes.append(outcome)
-        report("fit", len(outcomes), len(trials))
+    workers = Parallel(n_jobs=jobs or cpus(), return_as="generator_unordered")
+    outcomes = _outcomes(embedded.vectors, trials, workers, cache, report)
     results = list(zip(trials, outcomes, strict=True))
     cosines = {pairs.task: _gathered(pairs.task, methods, results) for pairs in tests}
-    scored: dict[str, list[Figures]] = {}
-    stacks = (_spread_out(pairs, cosines[pairs.task][1]) for pairs in tests)
-    done = workers(
-        delayed(figures)(pairs, stack) for pairs, stack in zip(tests, stacks, strict=True)
-    )
-    for pairs, judged in zip(tests, done, strict=True):
-        scored[pairs.task] = judged
-        report("score", len(scored), len(tests))
+    stacks = [_spread_out(pairs, cosines[pairs.task][1]) for pairs in tests]
+    scored = _scored(tests, stacks, workers, cache, report)
     entries = {
         name: _entry(
             METHODS[name],
@@ -183,6 +183,60 @@ def compare(
         encode_seconds=encode_seconds,
         seconds=time.perf_counter() - began,
     )
+
+
+def _outcomes(
+    vectors: Array,
+    trials: Sequence[Trial],
+    workers: Parallel,
+    cache: SentenceCache | None,
+    report: Progress,
+) -> list[Outcome]:
+    """What comes of each trial: kept from before, or run and kept as soon as it is finished."""
+    kept = None if cache is None else cache.results
+    keys = [""] * len(trials) if kept is None else trial_keys(vectors, trials)
+    before = {number: kept_outcome(kept, key) for number, key in enumerate(keys)}
+    found = {number: outcome for number, outcome in before.items() if outcome is not None}
+    if found:
+        report("fit", len(found), len(trials))
+    lacking = [number for number in before if number not in found]
+    for number, outcome, error in workers(
+        delayed(run_kept)(number, vectors, trials[number], kept, keys[number]) for number in lacking
+    ):
+        found[number] = outcome
+        _warn(cache, error)
+        report("fit", len(found), len(trials))
+    return [found[number] for number in range(len(trials))]
+
+
+def _scored(
+    tests: Sequence[Pairs],
+    stacks: Sequence[Array],
+    workers: Parallel,
+    cache: SentenceCache | None,
+    report: Progress,
+) -> dict[str, list[Figures]]:
+    """The figures of each task's cosines, likewise."""
+    kept = None if cache is None else cache.results
+    keys = [figures_key(pairs, stack) for pairs, stack in zip(tests, stacks, strict=True)]
+    before = {number: kept_figures(kept, key) for number, key in enumerate(keys)}
+    found = {number: judged for number, judged in before.items() if judged is not None}
+    if found:
+        report("score", len(found), len(tests))
+    lacking = [number for number in before if number not in found]
+    for number, judged, error in workers(
+        delayed(score_kept)(number, tests[number], stacks[number], kept, keys[number])
+        for number in lacking
+    ):
+        found[number] = judged
+        _warn(cache, error)
+        report("score", len(found), len(tests))
+    return {pairs.task: found[number] for number, pairs in enumerate(tests)}
+
+
+def _warn(cache: SentenceCache | None, error: str | None) -> None:
+    if cache is not None and error is not None:
+        cache.warn(ModelError(error))
 
 
 def _gather(

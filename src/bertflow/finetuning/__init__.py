@@ -3,7 +3,7 @@
 from bertflow.finetuning.corpus import NliCorpus, NliSet, nli_corpus
 from bertflow.finetuning.recipe import Recipe
 from bertflow.finetuning.result import Accuracy, FineTuned, save_finetuned
-from bertflow.finetuning.training import finetune
+from bertflow.finetuning.training import finetune, finetune_and_save
 
 __all__ = [
     "Accuracy",
@@ -12,6 +12,7 @@ __all__ = [
     "NliSet",
     "Recipe",
     "finetune",
+    "finetune_and_save",
     "nli_corpus",
     "save_finetuned",
 ]

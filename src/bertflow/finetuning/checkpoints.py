@@ -1,30 +1,35 @@
 """Checkpoints of a run: whole or not there, and of this very run or discarded.
 
 sentence-transformers' trainer saves the encoder, the optimizer, the schedule and the random
-states, but not the weights of the loss: the classifier. It is added here, and after it a list of
-all files with their sizes, by which a checkpoint is known to be whole.
+states, but not the weights of the loss, the classifier, nor the losses since the last point of
+the loss curve. They are added here, and after them a list of all files with their sizes, by which
+a checkpoint is known to be whole.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from bertflow.calibrators.staging import sole_writer
 from bertflow.calibrators.storage import write_text
-from bertflow.errors import ModelError
+from bertflow.errors import BertflowError, ModelError
 from bertflow.finetuning.result import CLASSIFIER
 
-RUN, WHOLE = "run.json", "whole.json"
+RUN, WHOLE, LOSSES = "run.json", "whole.json", "losses.json"
+# With less room than this the disk is full: no optimizer state is that small.
+SMALL = 2**16
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -38,23 +43,8 @@ def alone(folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    path = folder.with_name(f".{folder.name}.lock")
-    lock = FileLock(path)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ModelError(
-            f"cannot train into {folder}: another process is doing so; wait for it, or choose "
-            "another folder"
-        ) from None
-    except OSError as error:
-        raise ModelError(f"cannot write {folder}: {error.strerror or error}") from None
-    try:
+    with sole_writer(folder, folder.with_name(f".{folder.name}.lock")):
         yield
-    finally:
-        path.unlink(missing_ok=True)
-        lock.release()
 
 
 def open_checkpoints(folder: Path, run: Mapping[str, Any]) -> tuple[Path | None, list[str]]:
@@ -110,20 +100,47 @@ def step(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def complete_checkpoint(checkpoint: Path, classifier: nn.Module) -> None:
-    """Add the classifier and the list of files, then remove the checkpoints before this one.
+def complete_checkpoint(checkpoint: Path, classifier: nn.Module, losses: Sequence[float]) -> None:
+    """Add what the trainer left out and the list of files, then remove the checkpoints before.
+
+    Args:
+        checkpoint: What the trainer has written.
+        classifier: The head.
+        losses: Of the steps since the last point of the loss curve.
+
+    Raises:
+        ModelError: It cannot be written.
+    """
+    with written_or_not(checkpoint):
+        save_file(classifier.state_dict(), checkpoint / CLASSIFIER)
+        (checkpoint / LOSSES).write_text(json.dumps(list(losses)) + "\n", encoding="utf-8")
+        write_text(checkpoint / WHOLE, json.dumps(_sizes(checkpoint)) + "\n")
+        for other in checkpoint.parent.iterdir():
+            if _NAME.fullmatch(other.name) and step(other) < step(checkpoint):
+                shutil.rmtree(other)
+
+
+@contextmanager
+def written_or_not(checkpoint: Path) -> Iterator[None]:
+    """Say in one line why a checkpoint cannot be written, and leave no part of it on a full disk.
 
     Raises:
         ModelError: It cannot be written.
     """
     try:
-        save_file(classifier.state_dict(), checkpoint / CLASSIFIER)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"cannot write {checkpoint}: {error}") from None
-    write_text(checkpoint / WHOLE, json.dumps(_sizes(checkpoint)) + "\n")
-    for other in checkpoint.parent.iterdir():
-        if _NAME.fullmatch(other.name) and step(other) < step(checkpoint):
-            shutil.rmtree(other)
+        yield
+    except BertflowError:
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        raise
+    except (OSError, SafetensorError, RuntimeError) as error:
+        # torch says only that some position is not what it should be.
+        full = shutil.disk_usage(checkpoint.parent).free < SMALL
+        said = str(error).split("\n")[0]
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else said
+        if full and not isinstance(error, OSError):
+            reason = os.strerror(errno.ENOSPC)
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        raise ModelError(f"cannot write {checkpoint}: {reason}") from error
 
 
 def is_whole(checkpoint: Path) -> bool:
@@ -138,6 +155,14 @@ def is_whole(checkpoint: Path) -> bool:
 def restore_classifier(checkpoint: Path, classifier: nn.Module) -> None:
     """Give a classifier the weights of a checkpoint."""
     classifier.load_state_dict(load_file(checkpoint / CLASSIFIER))
+
+
+def restore_losses(checkpoint: Path) -> list[float]:
+    """The losses of a checkpoint since the last point of the curve; none if it has no such list."""
+    try:
+        return [float(one) for one in json.loads((checkpoint / LOSSES).read_text("utf-8"))]
+    except FileNotFoundError:
+        return []
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -9,7 +9,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -37,11 +37,13 @@ from bertflow.finetuning.checkpoints import (
     complete_checkpoint,
     open_checkpoints,
     restore_classifier,
+    restore_losses,
     step,
+    written_or_not,
 )
 from bertflow.finetuning.corpus import NliCorpus
 from bertflow.finetuning.recipe import Recipe, resolved_precision
-from bertflow.finetuning.result import FineTuned, accuracy_of
+from bertflow.finetuning.result import FineTuned, accuracy_of, save_finetuned
 
 Progress = Callable[[str, int, int], None]
 
@@ -97,6 +99,52 @@ def finetune(
     Example:
         ``save_finetuned(finetune(load_encoder(name, pooling="mean"), corpus), "sbert")``
     """
+    with alone(checkpoints):
+        return _finetune(encoder, corpus, recipe, checkpoints, progress)
+
+
+def finetune_and_save(
+    encoder: SentenceTransformer,
+    corpus: NliCorpus,
+    folder: str | Path,
+    recipe: Recipe | None = None,
+    *,
+    checkpoints: Path,
+    progress: Progress | None = None,
+) -> FineTuned:
+    """`finetune` and `save_finetuned` in one, so that no other process comes between them.
+
+    Args:
+        encoder: As in `finetune`.
+        corpus: As in `finetune`.
+        folder: Where the encoder is saved, as in `save_finetuned`.
+        recipe: As in `finetune`.
+        checkpoints: A folder for the last checkpoint, removed once the encoder is saved.
+        progress: As in `finetune`.
+
+    Returns:
+        What was saved.
+
+    Raises:
+        BertflowError: As those two.
+
+    Example:
+        ``finetune_and_save(load_encoder(name, pooling="mean"), corpus, "sbert",
+        checkpoints=Path("sbert.checkpoints"))``
+    """
+    with alone(checkpoints):
+        result = _finetune(encoder, corpus, recipe, checkpoints, progress)
+        save_finetuned(result, folder)
+    return result
+
+
+def _finetune(
+    encoder: SentenceTransformer,
+    corpus: NliCorpus,
+    recipe: Recipe | None,
+    checkpoints: Path | None,
+    progress: Progress | None,
+) -> FineTuned:
     recipe = Recipe() if recipe is None else recipe
     check_packages()
     precision = resolved_precision(recipe.precision, encoder.device)
@@ -108,35 +156,36 @@ def finetune(
         "encoder": describe_encoder(encoder),
         "device": encoder.device.type,
     }
-    with alone(checkpoints):
-        resume, discarded = None, list[str]()
+    resume, discarded = None, list[str]()
+    if checkpoints is not None:
+        resume, discarded = open_checkpoints(checkpoints, _identity(facts, corpus))
+    if discarded:
+        _LOG.info("checkpoints in %s discarded: other %s", checkpoints, ", ".join(discarded))
+    model = copy.deepcopy(encoder)
+    with (
+        _as_if_alone(recipe.random_state),
+        # Nothing that a kill would leave, unless there is no other place.
+        nullcontext(checkpoints) if checkpoints else tempfile.TemporaryDirectory() as place,
+        # Whoever truncates the vectors does so after them, which the loss does not see.
+        model.truncate_embeddings(None),
+    ):
+        width = model.get_embedding_dimension() or 0
+        loss = SoftmaxLoss(model, width, len(NLI_LABELS))
+        arguments = _arguments(model, recipe, precision, total, Path(place))
+        trainer = _trainer(loss, corpus.train, arguments)
         if checkpoints is not None:
-            resume, discarded = open_checkpoints(checkpoints, _identity(facts, corpus))
-        if discarded:
-            _LOG.info("checkpoints in %s discarded: other %s", checkpoints, ", ".join(discarded))
-        model = copy.deepcopy(encoder)
-        with (
-            _as_if_alone(recipe.random_state),
-            tempfile.TemporaryDirectory() as nowhere,
-            # Whoever truncates the vectors does so after them, which the loss does not see.
-            model.truncate_embeddings(None),
-        ):
-            width = model.get_embedding_dimension() or 0
-            loss = SoftmaxLoss(model, width, len(NLI_LABELS))
-            arguments = _arguments(model, recipe, precision, total, checkpoints or Path(nowhere))
-            trainer = _trainer(loss, corpus.train, arguments)
-            if checkpoints is not None:
-                trainer.add_callback(_Checkpoints(loss.classifier, recipe.checkpoint_steps))
-            if resume is not None:
-                _LOG.info("going on after step %d of %d", step(resume), total)
-                restore_classifier(resume, loss.classifier)
-            trainer.add_callback(_Watch(progress))
-            curve = _train(trainer, resume, total)
-            # Mixed precision has put itself around `forward`.
-            trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
-            classifier = loss.classifier.cpu().requires_grad_(False)
-            model.eval()
-            predicted = _predicted(model, classifier, corpus.held_out, progress)
+            trainer.add_callback(_Checkpoints(trainer, loss.classifier, recipe.checkpoint_steps))
+        if resume is not None:
+            _LOG.info("going on after step %d of %d", step(resume), total)
+            restore_classifier(resume, loss.classifier)
+            trainer.losses = restore_losses(resume)
+        trainer.add_callback(_Watch(progress))
+        curve = _train(trainer, resume, total)
+        # Mixed precision has put itself around `forward`.
+        trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+        classifier = loss.classifier.cpu().requires_grad_(False)
+        model.eval()
+        predicted = _predicted(model, classifier, corpus.held_out, progress)
     return FineTuned(
         model=model,
         classifier=classifier,
@@ -222,8 +271,16 @@ def _as_if_alone(seed: int) -> Iterator[None]:
 class _Trainer(SentenceTransformerTrainer):
     """The trainer, but for its model card: it would show sentences of the corpus.
 
-    For each checkpoint it would also ask the hub whether it knows the encoder.
+    For each checkpoint it would also ask the hub whether it knows the encoder. What it says the
+    loss was is the mean of the steps since it last said so, also those before a checkpoint.
+
+    Attributes:
+        losses: Of the steps since it last said what the loss was.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.losses: list[float] = []
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Loss and gradient of a batch, before its step is taken.
@@ -232,6 +289,7 @@ class _Trainer(SentenceTransformerTrainer):
             TrainingError: The loss is not finite.
         """
         loss: torch.Tensor = super().training_step(*args, **kwargs)
+        self.losses.append(float(loss))
         if not bool(loss.isfinite()):
             raise TrainingError(
                 f"the loss is {float(loss)} at step {self.state.global_step + 1} of "
@@ -242,6 +300,18 @@ class _Trainer(SentenceTransformerTrainer):
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Do not collect what such a card needs."""
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Say where training is, with the mean loss of the steps since it was said last."""
+        if "loss" in logs:
+            logs["loss"] = math.fsum(self.losses) / len(self.losses)
+            self.losses.clear()
+        super().log(logs, *args, **kwargs)
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        name = f"checkpoint-{self.state.global_step}"
+        with written_or_not(Path(str(self.args.output_dir), name)):
+            super()._save_checkpoint(*args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         self.model.save_pretrained(str(output_dir), create_model_card=False)
@@ -279,7 +349,7 @@ def _arguments(
 
 def _trainer(
     loss: SoftmaxLoss, pairs: NliPairs, arguments: SentenceTransformerTrainingArguments
-) -> SentenceTransformerTrainer:
+) -> _Trainer:
     from datasets import Dataset
 
     data = Dataset.from_dict(
@@ -325,7 +395,8 @@ class _Watch(TrainerCallback):
 class _Checkpoints(TrainerCallback):
     """Says when to save, and makes whole what the trainer has saved."""
 
-    def __init__(self, classifier: nn.Module, every: int) -> None:
+    def __init__(self, trainer: _Trainer, classifier: nn.Module, every: int) -> None:
+        self.trainer = trainer
         self.classifier = classifier
         self.every = every
 
@@ -346,9 +417,11 @@ class _Checkpoints(TrainerCallback):
             control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Add the classifier."""
+        """Add what the trainer has left out."""
         complete_checkpoint(
-            Path(args.output_dir) / f"checkpoint-{state.global_step}", self.classifier
+            Path(args.output_dir) / f"checkpoint-{state.global_step}",
+            self.classifier,
+            self.trainer.losses,
         )
 
 

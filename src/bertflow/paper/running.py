@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 
 from bertflow.encoders import load_encoder
-from bertflow.finetuning import finetune, save_finetuned
+from bertflow.finetuning import finetune_and_save
 from bertflow.finetuning.result import FACTS
 from bertflow.paper.jobs import Job, Score, Tuning, Words
 from bertflow.paper.planning import Planner
@@ -108,16 +108,16 @@ def _tune(
             trust_remote_code=place.trust_remote_code,
         )
         folder.parent.mkdir(parents=True, exist_ok=True)
-        done = finetune(
+        finetune_and_save(
             encoder,
             planner.labelled(),
+            folder,
             planner.recipe(tuning.seed),
             checkpoints=folder.with_name(f"{folder.name}.checkpoints"),
             progress=lambda stage, step, total: (
                 report("train", step, total) if stage == "train" else None
             ),
         )
-        save_finetuned(done, folder)
     facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     records.put(
         Record(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,10 @@ from sklearn.base import clone
 
 from bertflow.calibrators import Calibrator
 from bertflow.calibrators.base import Array
+from bertflow.calibrators.staging import remove_stale, staged
 from bertflow.data import Pairs
 from bertflow.encoders import VectorCache, fill, load_poolings, load_word_vectors
+from bertflow.errors import ModelError
 from bertflow.evaluation import as_json, describe_calibrator, figures
 from bertflow.evaluation.scores import gold_of
 from bertflow.evaluation.trials import Judge, Outcome, judged
@@ -147,50 +148,31 @@ def _corpora(
     """
     names = {one.fitting.corpus: one.fitting.corpus_digest for one in scores if one.fitting}
     rows: dict[str, Array] = {}
-    written: list[Path] = []
-    _remove_left_over(cache.folder)
-    try:
+    remove_stale(cache.folder, r"corpus-[0-9a-f]{16}\.f32")
+    with ExitStack() as written:
         for name, digest in names.items():
             rows[name] = numbers = cache.rows(material.corpus(name))
             vectors = cache.vectors()
             if len(numbers) * vectors.shape[1] * vectors.itemsize > IN_MEMORY:
-                path = cache.folder / f"corpus-{digest[:16]}-{os.getpid()}.f32"
-                written.append(path)
-                rows[name] = _spread(vectors, numbers, path)
-        yield rows
-    finally:
-        rows.clear()
-        for path in written:
-            path.unlink(missing_ok=True)
-
-
-def _remove_left_over(folder: Path) -> None:
-    """Remove the corpora of processes that were killed before they could."""
-    for path in folder.glob("corpus-*.f32"):
-        owner = path.stem.rpartition("-")[2]
-        if owner.isdigit() and not _is_running(int(owner)):
-            path.unlink(missing_ok=True)
-
-
-def _is_running(process: int) -> bool:
-    if os.name != "posix":
-        return True  # Elsewhere signal 0 is none that only asks.
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+                target = cache.folder / f"corpus-{digest[:16]}.f32"
+                try:
+                    path = written.enter_context(staged(target))
+                    rows[name] = _spread(vectors, numbers, path)
+                except OSError as error:
+                    raise ModelError(f"cannot write {target}: {error.strerror or error}") from None
+        try:
+            yield rows
+        finally:
+            rows.clear()  # Before their files go.
 
 
 def _spread(vectors: Array, numbers: Array, path: Path) -> Array:
-    shape = (len(numbers), vectors.shape[1])
-    out: Array = np.memmap(path, dtype="<f4", mode="w+", shape=shape)
-    for start in range(0, len(numbers), SPREAD_ROWS):
-        out[start : start + SPREAD_ROWS] = vectors[numbers[start : start + SPREAD_ROWS]]
-    del out
-    return np.memmap(path, dtype="<f4", mode="r", shape=shape)
+    """Write rows to a file, and map it: to fill a map would end the process on a full disk."""
+    with path.open("wb") as file:
+        for start in range(0, len(numbers), SPREAD_ROWS):
+            rows = vectors[numbers[start : start + SPREAD_ROWS]]
+            file.write(np.ascontiguousarray(rows, dtype="<f4").data)
+    return np.memmap(path, dtype="<f4", mode="r", shape=(len(numbers), vectors.shape[1]))
 
 
 def _unit(
