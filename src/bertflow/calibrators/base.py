@@ -28,6 +28,11 @@ HELD_BYTES = 2**26
 # Rows anywhere in such a file that are taken before it is given back: the system maps up to some
 # megabytes around each.
 TAKEN_ROWS = 128
+# Largest centre, and largest and reciprocal of the least scale, with which rows are mapped in
+# float32: far enough from its ends that no digit is lost, nor a row of that size overflows.
+FLOAT32_REACH = 1e30
+# What to give rows in where their own type cannot hold what becomes of them.
+WIDER = {torch.float16: "float32", torch.bfloat16: "float64", torch.float32: "float64"}
 # What is mapped at a time: small enough to stay in a processor's cache, large enough to be worth
 # a call.
 CHUNK_BYTES = 2**22
@@ -38,9 +43,11 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     A scikit-learn estimator over matrices of shape (N, D) with N ≥ 2 and D ≥ 2. numpy in gives
     numpy out; a torch tensor in gives a torch tensor out, on the same device. The output has the
-    input's type; float16 and bfloat16 are raised to float32 for the computation.
+    input's type; float16 and bfloat16 are raised to float32 for the computation, and all are to
+    float64 where float32 cannot hold what was learned.
 
-    Row i of an output depends on row i of the input alone.
+    Row i of an output depends on row i of the input alone. Finite rows give finite outputs, or the
+    row is refused by its number.
     """
 
     # Set by fit.
@@ -80,11 +87,12 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
         Raises:
             sklearn.exceptions.NotFittedError: fit has not been called.
-            InputError: A NaN or infinite row (named), or another width than at fit.
+            InputError: A NaN or infinite row (named), a row whose image its type cannot hold
+                (named), or another width than at fit.
         """
         check_is_fitted(self)
         rows: Rows = self._checked(X, fitting=False)
-        return mapped(self._transform_into, rows, self._n_features_out)
+        return self._mapped(self._transform_into, rows, self._n_features_out)
 
     def inverse_transform(self, X: Rows) -> Rows:  # noqa: N803
         """Undo `transform`, as far as it can be undone.
@@ -98,7 +106,8 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
         Raises:
             sklearn.exceptions.NotFittedError: fit has not been called.
-            InputError: A NaN or infinite row (named), or another width than transform gives.
+            InputError: A NaN or infinite row (named), a row whose origin its type cannot hold
+                (named), or another width than transform gives.
         """
         check_is_fitted(self)
         rows: Rows = _matrix(X)
@@ -109,7 +118,10 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
                 f"X has {rows.shape[1]} columns, but {type(self).__name__}.transform "
                 f"gives {self._n_features_out}"
             )
-        return mapped(self._inverse_transform_into, rows, self.n_features_in_)
+        return self._mapped(self._inverse_transform_into, rows, self.n_features_in_)
+
+    def _mapped(self, function: Callable[[Tensor, Tensor], None], rows: Rows, width: int) -> Rows:
+        return mapped(function, rows, width, wide=self._needs_float64())
 
     def __sklearn_is_fitted__(self) -> bool:
         # Not by the attributes that are there: a fit that failed half-way has set some.
@@ -165,10 +177,15 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """Undo that on a float32 or float64 chunk (n, K), and write it to (n, D)."""
 
     def _transform(self, x: Tensor) -> Tensor:
-        """Map a float32 or float64 chunk."""
-        out = x.new_empty(len(x), self._n_features_out)
-        self._transform_into(x, out)
-        return out
+        """Map a float32 or float64 chunk, which need not be finite."""
+        wide = x.double() if self._needs_float64() else x
+        out = wide.new_empty(len(x), self._n_features_out)
+        self._transform_into(wide, out)
+        return out.to(x.dtype)
+
+    @abstractmethod
+    def _needs_float64(self) -> bool:
+        """Whether float32 cannot hold what was learned, see `beyond_float32`."""
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = dict(super().__getstate__())
@@ -204,6 +221,12 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 def empty(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """A tensor without memory: a shape and a type."""
     return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def beyond_float32(centre: Array, scale: Array) -> bool:
+    """Whether float32 cannot subtract a centre or divide by a scale without harm."""
+    least, most = 1 / FLOAT32_REACH, FLOAT32_REACH
+    return bool((np.abs(centre) > most).any() or (scale < least).any() or (scale > most).any())
 
 
 def check_number(
@@ -326,17 +349,24 @@ def unit_length(x: Tensor) -> Tensor:
     return torch.nn.functional.normalize(x / largest, dim=1)
 
 
-def mapped(function: Callable[[Tensor, Tensor], None], rows: Rows, width: int) -> Rows:
+def mapped(
+    function: Callable[[Tensor, Tensor], None],
+    rows: Rows,
+    width: int,
+    *,
+    wide: bool = False,
+) -> Rows:
     """Apply a function to chunks of rows and return the result in the rows' own kind and type.
 
     Args:
         function: Takes a chunk (n, D) in float32 or float64, and a tensor (n, width) of the same
-            type to write to.
+            type to write to. What is not finite must come out as something not finite.
         rows: Shape (N, D).
         width: Of the result.
+        wide: Compute in float64 whatever the rows are.
 
     Raises:
-        InputError: A row is not finite; it is named.
+        InputError: A row, or what becomes of it in its own type, is not finite; it is named.
     """
     result: Any
     if isinstance(rows, Tensor):
@@ -349,14 +379,18 @@ def mapped(function: Callable[[Tensor, Tensor], None], rows: Rows, width: int) -
     start = 0
     with torch.no_grad():
         for chunk in chunks(rows, size):
-            _refuse_not_finite(chunk, start)
             out = into[start : start + len(chunk)]
-            if out.dtype == chunk.dtype:
-                function(chunk, out)
+            raised = chunk.double() if wide else chunk
+            if out.dtype == raised.dtype:
+                function(raised, out)
             else:
-                raised = torch.empty_like(out, dtype=chunk.dtype)
-                function(chunk, raised)
-                out.copy_(raised)
+                image = torch.empty_like(out, dtype=raised.dtype)
+                function(raised, image)
+                out.copy_(image)
+            # One look is enough for both: rows that are not finite have no finite image.
+            if not _is_finite(out):
+                _refuse_not_finite(chunk, start)
+                _refuse_overflow(out, start)
             start += len(chunk)
     return cast("Rows", result)
 
@@ -395,14 +429,31 @@ def finite(rows: Any) -> Any:
 
 
 def _refuse_not_finite(chunk: Tensor, start: int) -> None:
-    # One sum says that all is well; where it does not (finite numbers may overflow), look closer.
-    if math.isfinite(chunk.sum()):
+    if _is_finite(chunk):
         return
-    good = chunk.isfinite().all(dim=1)
-    if bool(good.all()):
-        return
-    first = int((~good).int().argmax())
+    first = _first_not_finite(chunk)
     kind = "NaN" if bool(chunk[first].isnan().any()) else "infinity (inf)"
     raise InputError(
         f"X contains {kind} in row {start + first} (rows count from 0); remove or mend that row"
     )
+
+
+def _refuse_overflow(image: Tensor, start: int) -> None:
+    kind = image.dtype
+    remedy = f"give X as {WIDER[kind]}" if kind in WIDER else "remove that row"
+    raise InputError(
+        f"X is finite in row {start + _first_not_finite(image)} (rows count from 0), but so far "
+        f"from the fitted rows that {str(kind).removeprefix('torch.')} cannot hold what becomes of "
+        f"it; {remedy}"
+    )
+
+
+def _is_finite(chunk: Tensor) -> bool:
+    # One sum says that all is well; where it does not (finite numbers may overflow), look closer.
+    half = chunk.dtype in (torch.float16, torch.bfloat16)
+    total = chunk.sum(dtype=torch.float32 if half else chunk.dtype)
+    return math.isfinite(total) or bool(chunk.isfinite().all())
+
+
+def _first_not_finite(chunk: Tensor) -> int:
+    return int((~chunk.isfinite().all(dim=1)).int().argmax())

@@ -20,10 +20,10 @@ import bertflow
 from bertflow.calibrators.base import (
     Array,
     Calibrator,
+    beyond_float32,
     check_number,
     empty,
     in_file,
-    mapped,
     taken,
 )
 from bertflow.calibrators.checkpoint import Checkpoint, State
@@ -267,13 +267,14 @@ class Flow(Calibrator):
 
         Raises:
             sklearn.exceptions.NotFittedError: fit has not been called.
-            InputError: A NaN or infinite row (named), or another width than at fit.
+            InputError: A NaN or infinite row (named), a row so far off that its type cannot hold
+                the logarithm (named), or another width than at fit.
         """
         check_is_fitted(self)
         return self._log_probs(self._checked(X, fitting=False))
 
     def _log_probs(self, rows: Any) -> Any:
-        return mapped(self._log_prob_into, rows, 1)[:, 0]
+        return self._mapped(self._log_prob_into, rows, 1)[:, 0]
 
     def score(self, X: Any, y: None = None) -> float:  # noqa: N803
         """Mean of `log_prob` over the rows: what GridSearchCV maximises."""
@@ -313,8 +314,11 @@ class Flow(Calibrator):
         )
         generator = torch.Generator().manual_seed(int(checkpoint.run["seed"]))
 
+        wide = beyond_float32(frame.mean, frame.scale)
+
         def fetch(index: Tensor) -> Tensor:
-            return frame.enter(taken(rows, index))[0].float()
+            x = taken(rows, index)
+            return frame.enter(x.double() if wide else x)[0].float()
 
         self.flow_ = self._build(frame.count, generator)
         self.frame_ = frame.tempered(self.flow_, framing)
@@ -342,8 +346,11 @@ class Flow(Calibrator):
         """Measure what training has left."""
         self.loss_curve_ = self.frame_.bits(curve).numpy()
         sample = torch.randperm(len(rows), generator=generator)[:EVALUATION_ROWS]
-        log_prob = self._log_probs(taken(rows, sample).cpu().numpy()).astype(np.float64)
-        self.loss_ = float(-log_prob.mean() / (self.n_features_in_ * math.log(2)))
+        try:
+            log_prob = self._log_probs(taken(rows, sample).cpu().numpy()).astype(np.float64)
+            self.loss_ = float(-log_prob.mean() / (self.n_features_in_ * math.log(2)))
+        except InputError:  # The rows themselves have been looked at.
+            self.loss_ = math.nan
         if not math.isfinite(self.loss_):
             raise TrainingError(
                 f"step {len(curve)} of {len(curve)} left a loss of {self.loss_}; "
@@ -412,6 +419,9 @@ class Flow(Calibrator):
             weight_init=self.weight_init,
             generator=generator,
         ).float()
+
+    def _needs_float64(self) -> bool:
+        return beyond_float32(self.mean_, self.scale_)
 
     def _in(self, like: Tensor) -> FoldedFlow | Glow:
         """The flow in the type and on the device of a chunk, folded if it can be."""

@@ -9,7 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertflow.calibrators.base import Array, Calibrator, check_number, empty, like
+from bertflow.calibrators.base import (
+    Array,
+    Calibrator,
+    beyond_float32,
+    check_number,
+    empty,
+    like,
+)
 from bertflow.calibrators.moments import ROUNDING, Moments, moments_of, principal_axes
 from bertflow.errors import InputError
 from bertflow.flows import bounded_deviation
@@ -19,6 +26,7 @@ class LinearCalibrator(Calibrator):
     r"""A calibrator of the form :math:`z = A (x - \mu)`."""
 
     mean_: Array
+    scale_: Array
 
     def affine(self) -> tuple[Tensor, Tensor]:
         r"""The centre :math:`\mu`, shape (D,), and the matrix A, shape (K, D), in float64."""
@@ -32,6 +40,9 @@ class LinearCalibrator(Calibrator):
     def _inverse_transform_into(self, z: Tensor, out: Tensor) -> None:
         self._inverse_linear_into(z, out)
         out.add_(self._as("mean", z))
+
+    def _needs_float64(self) -> bool:
+        return beyond_float32(self.mean_, self.scale_)
 
     @abstractmethod
     def _linear_into(self, centred: Tensor, out: Tensor) -> None:
@@ -74,8 +85,6 @@ class Standardization(LinearCalibrator):
         array([[-1., -1.],
                [ 1.,  1.]])
     """
-
-    scale_: Array
 
     def _fit(self, rows: Array | Tensor) -> None:
         moments = moments_of(rows, covariance=False)
@@ -124,7 +133,6 @@ class AllButTheTop(LinearCalibrator):
         array([0., 1., 0.])
     """
 
-    scale_: Array
     components_: Array
 
     def __init__(self, n_components: int | None = None, *, standardize: bool = False) -> None:
@@ -202,7 +210,6 @@ class Whitening(LinearCalibrator):
     """
 
     components_: Array
-    scale_: Array
 
     def __init__(
         self, dim: int | None = None, *, power: float = 1.0, shrinkage: float = 0.0
@@ -234,6 +241,11 @@ class Whitening(LinearCalibrator):
     @property
     def _n_features_out(self) -> int:
         return self.n_features_in_ if self.dim is None else self.dim
+
+    def _needs_float64(self) -> bool:
+        # The deviations, which a power below 1 has brought nearer to 1.
+        deviation = self.scale_ if self.power == 0 else self.scale_ ** (1 / self.power)
+        return beyond_float32(self.mean_, deviation)
 
     def _linear_into(self, centred: Tensor, out: Tensor) -> None:
         torch.mm(

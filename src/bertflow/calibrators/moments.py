@@ -10,6 +10,8 @@ from bertflow.errors import InputError
 
 # What float64 rounding alone can leave as the deviation of a constant column, per unit of its mean.
 ROUNDING = 1e-12
+# The square of a smaller deviation has fewer digits than others in float64, or is 0.
+LEAST_DEVIATION = 1e-146
 
 
 class Moments:
@@ -104,15 +106,36 @@ def moments_of(
     for chunk in chunks(rows):
         wide = chunk.to(device="cpu", dtype=torch.float64)
         moments.update(unit_length(wide) if normalize else wide)
-    variance = moments.variance()
-    if not bool(variance.isfinite().all()):
+    deviation = moments.deviation()
+    if not bool(deviation.isfinite().all()):
         raise InputError("X holds values too large to square in float64; scale it down")
-    if not bool((variance.sqrt() > ROUNDING * moments.mean.abs()).any()):
+    if not bool((deviation > ROUNDING * moments.mean.abs()).any()):
         alike = " at unit length" if normalize else ""
+        if not _are_equal(rows, normalize):
+            if float(moments.mean.abs().max()) < LEAST_DEVIATION:
+                raise _too_small()
+            alike += " up to rounding"
         raise InputError(
             f"all {len(rows)} rows are equal{alike}: there is nothing to learn from them"
         )
+    if float(deviation.max()) < LEAST_DEVIATION:
+        raise _too_small()
     return moments
+
+
+def _too_small() -> InputError:
+    return InputError("X differs by too little to square in float64; scale it up")
+
+
+def _are_equal(rows: Array | Tensor, normalize: bool) -> bool:
+    """Whether all rows are the first one."""
+    first: Tensor | None = None
+    for chunk in chunks(rows):
+        wide = unit_length(chunk) if normalize else chunk
+        first = wide[:1] if first is None else first
+        if not bool((wide == first).all()):
+            return False
+    return True
 
 
 def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor, float]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from bertflow.calibrators.base import Array, check_device, check_number
 from bertflow.calibrators.checkpoint import KEPT_STEPS, Checkpoint, State
 from bertflow.errors import InputError, TrainingError
-from bertflow.flows import ActNorm, FlatParameters, Glow, LikelihoodGradient
+from bertflow.flows import ActNorm, FlatParameters, Glow, InvertibleLinear, LikelihoodGradient
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,8 @@ Fetch = Callable[[Tensor], Tensor]
 
 BETA1, BETA2 = 0.9, 0.999
 WINDOW_ROWS = 8192
-# How far training may move the product of the ActNorm scales that act on one dimension.
+# How far training may move the product of the ActNorm scales that act on one dimension, and that
+# of the diagonals of learned matrices.
 SCALE_DRIFT = 1000.0
 
 
@@ -253,7 +254,7 @@ class _Adam:
 
     The log-scales of ActNorms, which must come first among the parameters, are kept within a bound
     of where they started: directions that carry no variance would otherwise be scaled up without
-    limit, for their density is unbounded.
+    limit, for their density is unbounded. So are those of `InvertibleLinear`, wherever they are.
     """
 
     def __init__(self, glow: Glow, parameters: FlatParameters, schedule: Schedule) -> None:
@@ -265,8 +266,13 @@ class _Adam:
         norms = [m for m in glow.modules() if isinstance(m, ActNorm)]
         reach = torch.cat([torch.full_like(m.bias, 1 / m.scale_rate) for m in norms])
         reach *= math.log(SCALE_DRIFT) / len(norms)
-        self.bounded = self.flat[: len(reach)]
-        self.lower, self.upper = self.bounded - reach, self.bounded + reach
+        bounded = self.flat[: len(reach)]
+        self.bounds = [(bounded, bounded - reach, bounded + reach)]
+        mixing = [m for m in glow.modules() if isinstance(m, InvertibleLinear)]
+        for module in mixing:
+            diagonal = self.flat[parameters.span(module.log_diagonal)]
+            drift = math.log(SCALE_DRIFT) / len(mixing)
+            self.bounds.append((diagonal, diagonal - drift, diagonal + drift))
 
     def state(self, curve: Tensor) -> State:
         """Parameters and moments as they are, copied; the losses that led there."""
@@ -297,5 +303,6 @@ class _Adam:
             rate /= 1 - BETA1**self.count
             self.root /= math.sqrt(1 - BETA2**self.count)
         self.flat.addcdiv_(self.first, self.root.add_(how.adam_epsilon), value=-rate)
-        torch.clamp(self.bounded, self.lower, self.upper, out=self.bounded)
+        for bounded, lower, upper in self.bounds:
+            torch.clamp(bounded, lower, upper, out=bounded)
         return norm

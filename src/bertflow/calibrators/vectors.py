@@ -77,7 +77,8 @@ def transform_file(
         The shape of what was written.
 
     Raises:
-        InputError: The source is not readable, of another width, or has a row that is not finite.
+        InputError: The source is not readable, of another width, or has a row that is not finite or
+            whose image its type cannot hold.
         ModelError: The target cannot be written.
     """
     vectors = read_vectors(source)
@@ -89,7 +90,10 @@ def transform_file(
 
     def chunks() -> Iterator[Array]:
         for start in range(0, len(vectors), CHUNK_ROWS):
-            yield apply(_chunk(vectors, start)) if start else first
+            try:
+                yield apply(_chunk(vectors, start)) if start else first
+            except InputError as error:
+                raise InputError(f"{source}, with row {start} counted as 0: {error}") from None
             if progress is not None:
                 progress(min(start + CHUNK_ROWS, len(vectors)), len(vectors))
 

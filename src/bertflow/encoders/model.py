@@ -34,6 +34,7 @@ from bertflow.encoders.checkpoints import (
 from bertflow.encoders.corpus import CALIBRATOR
 from bertflow.encoders.encoding import Precision, resolved_precision
 from bertflow.encoders.fingerprint import describe_encoder, library_versions
+from bertflow.encoders.half import HALF, kept_from_half, raise_input
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.pickling import keep_picklable
@@ -55,6 +56,10 @@ class CalibratedSentenceTransformer(SentenceTransformer):
 
     Everything a SentenceTransformer does, it does. `save_pretrained` writes a model that plain
     sentence-transformers loads, and beside it the calibrator itself, in `bertflow/`.
+
+    In half precision (`half()`, `bfloat16()`, an encoder loaded so) the encoder alone is: what
+    calibrates keeps its weights in float32, and gives float32. Plain sentence-transformers casts
+    all of a saved model to the encoder's type.
 
     Attributes:
         calibrator: The fitted calibrator: inverse, likelihood and sampling are there.
@@ -98,16 +103,27 @@ class CalibratedSentenceTransformer(SentenceTransformer):
     ) -> Self:
         named: Any = OrderedDict(encoder._modules)
         for place, module in enumerate(modules, len(named)):
+            module.register_forward_pre_hook(raise_input)
             named[f"{CALIBRATOR}{place}"] = module
-        model = cls(
-            modules=named,
-            device=str(encoder.device),
-            prompts={k: v for k, v in encoder.prompts.items() if v is not None},
-            default_prompt_name=encoder.default_prompt_name,
-            similarity_fn_name=encoder.similarity_fn_name,
-        )
+        with kept_from_half(_calibrating(named)):
+            model = cls(
+                modules=named,
+                device=str(encoder.device),
+                prompts={k: v for k, v in encoder.prompts.items() if v is not None},
+                default_prompt_name=encoder.default_prompt_name,
+                similarity_fn_name=encoder.similarity_fn_name,
+            )
         model.calibrator = calibrator
         return model.eval()
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        with kept_from_half(_calibrating(self._modules)):
+            return super()._apply(*args, **kwargs)
+
+
+def _calibrating(named: Mapping[str, Any]) -> list[Any]:
+    """The modules of a model that calibrate."""
+    return [module for name, module in named.items() if name.startswith(CALIBRATOR)]
 
 
 def calibrate(
@@ -289,6 +305,13 @@ def load(
             else:
                 model = CalibratedSentenceTransformer(str(path), device=device, **trust)
         check_weights(model, str(path), folders, **trust)
+        for entry in entries:
+            if entry["name"].startswith(CALIBRATOR):
+                if model.dtype in HALF and entry["type"] != OWN_MODULE:
+                    kind: Any = module_class(entry["type"], path / "modules.json")
+                    whole = kind.load(str(path), subfolder=entry["path"])
+                    model._modules[entry["name"]] = whole.to(model.device)
+                model._modules[entry["name"]].register_forward_pre_hook(raise_input)
     keep_picklable(model)
     model.calibrator = calibrator
     return model.eval()

@@ -16,6 +16,8 @@ from bertflow.calibrators.storage import write_calibrator
 class CalibratorModule(Module):
     """Apply a calibrator to the sentence vector, in float32 whatever the encoder computes in.
 
+    The result is float32, too: half precision might not hold it.
+
     A model with this module loads with `bertflow.load`, or with sentence-transformers where
     bertflow is installed and `trust_remote_code=True` is given.
 
@@ -31,7 +33,7 @@ class CalibratorModule(Module):
         """Replace features["sentence_embedding"]."""
         x = features["sentence_embedding"][:, : self.calibrator.n_features_in_]
         with torch.no_grad():
-            features["sentence_embedding"] = self.calibrator._transform(x.float()).to(x.dtype)
+            features["sentence_embedding"] = self.calibrator._transform(x.float())
         return features
 
     def get_embedding_dimension(self) -> int:

@@ -49,6 +49,12 @@ def to_modules(calibrator: Calibrator, in_features: int) -> list[Dense | Normali
     Raises:
         ModelError: The calibrator has no such form; the message says why.
     """
+    if calibrator._needs_float64():
+        raise ModelError(
+            f"the {type(calibrator).__name__} was fitted on numbers too far from 1 for float32, in "
+            "which built-in modules compute; scale the vectors, or save with bertflow's own module "
+            "(portable=False, on the command line --no-portable)"
+        )
     if isinstance(calibrator, LinearCalibrator):
         centre, matrix = calibrator.affine()
         return [_centring(centre, in_features), _dense(matrix, torch.zeros(len(matrix)))]
