@@ -213,11 +213,11 @@ def _in_child(
     os.environ["BERTFLOW_CACHE"] = str(folder / "cache")
 
     from bertflow.calibrators import checkpoint, staging
-    from bertflow.encoders import corpus, streaming
+    from bertflow.encoders import corpus
     from bertflow.finetuning import training
 
     checkpoint.SAVED_SECONDS = 0.0
-    corpus.CHUNK_SENTENCES = streaming.CHUNK_SENTENCES = 64
+    corpus.CHUNK_SENTENCES = 16  # A small encoder takes four times as many.
     training._Checkpoints.__init__ = _often(training._Checkpoints.__init__)  # type: ignore[method-assign]
     count = [0]
 

@@ -254,12 +254,12 @@ def test_a_calibrated_model_writes_its_own_vectors_and_keeps_its_encoders(
 ):
     model = calibrate(encoder, tiny_sentences, Whitening())
     if resumed:
-        monkeypatch.setattr("bertflow.encoders.streaming.CHUNK_SENTENCES", 20)
+        monkeypatch.setattr("bertflow.encoders.streaming.group_size", lambda encoder: 20)
         monkeypatch.setattr("bertflow.encoders.streaming._PartialFile.complete", stopped)
         with pytest.raises(KeyboardInterrupt):
             encode_file(model, tiny_sentences, tmp_path / "z.npy")
         monkeypatch.undo()
-        monkeypatch.setattr("bertflow.encoders.streaming.CHUNK_SENTENCES", 20)
+        monkeypatch.setattr("bertflow.encoders.streaming.group_size", lambda encoder: 20)
     encode_file(model, tiny_sentences, tmp_path / "z.npy", cache=SentenceCache(tmp_path))
     expected = model.encode(tiny_sentences, show_progress_bar=False)
     np.testing.assert_allclose(np.load(tmp_path / "z.npy"), expected, rtol=0, atol=1e-5)

@@ -42,7 +42,7 @@ def sentences() -> list[str]:
 def small_chunks(monkeypatch):
     """As if 25 sentences were a chunk, and 4 a group."""
     monkeypatch.setattr(streaming, "STREAM_SENTENCES", 25)
-    monkeypatch.setattr(streaming, "CHUNK_SENTENCES", 4)
+    monkeypatch.setattr(streaming, "group_size", lambda encoder: 4)
 
 
 @pytest.fixture
@@ -392,7 +392,7 @@ def test_a_disk_that_fills_up_is_an_error_and_what_is_done_is_kept(
 SLOWLY = """
 import sys, time
 from bertflow.encoders import streaming
-streaming.STREAM_SENTENCES, streaming.CHUNK_SENTENCES = 25, 4
+streaming.STREAM_SENTENCES, streaming.group_size = 25, lambda encoder: 4
 from sentence_transformers import SentenceTransformer
 encode = SentenceTransformer.encode
 def slow(self, *args, **keywords):

@@ -237,14 +237,6 @@ def taken_or_encoded(
             yield group, vectors, fresh
 
 
-def take_or_encode(
-    encode: Encoding, sentences: Sequence[str], kept: EncoderVectors | None
-) -> tuple[Array, Array]:
-    """One group of `taken_or_encoded`."""
-    ((_, vectors, fresh),) = taken_or_encoded(encode, [sentences], kept)
-    return vectors, fresh
-
-
 def first_not_finite(vectors: Array) -> int | None:
     """The number of the first row that is not finite."""
     good = np.isfinite(vectors).all(axis=1)

@@ -13,6 +13,7 @@ import json
 import os
 import tempfile
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -26,15 +27,15 @@ from bertflow.calibrators.base import Array
 from bertflow.calibrators.staging import clear_part, part_folder, part_path
 from bertflow.calibrators.storage import check_writable, write_text
 from bertflow.encoders.corpus import (
-    CHUNK_SENTENCES,
     check_text,
     count_cut_of,
     first_not_finite,
+    group_size,
     halves,
     longest_first,
     not_finite,
     opened,
-    take_or_encode,
+    taken_or_encoded,
 )
 from bertflow.encoders.digests import SentenceIndex, digests_of
 from bertflow.encoders.encoding import Encoding, Precision, resolved_precision
@@ -128,6 +129,7 @@ def encode_rows(
     rows = done = cut = width = number = 0
     kind = resolved_precision(precision, encoder)
     bare, calibrated = halves(encoder)
+    size = group_size(bare)
     encode = Encoding(bare, batch_size=batch_size, precision=kind)
     with opened(cache, bare, kind, description if bare is encoder else None) as kept:
         for chunk in _chunks(sentences):
@@ -143,29 +145,27 @@ def encode_rows(
             known.add(digests[fresh], rows + first[fresh])
             spread = _Places(index, rows, len(local))
             new = longest_first(s for s, one in zip(local, fresh.tolist(), strict=True) if one)
-            for start in range(0, len(new), CHUNK_SENTENCES):
-                group = new[start : start + CHUNK_SENTENCES]
-                members = np.array([local[sentence] for sentence in group])
-                hashes, places = digests[members], rows + first[members]
-                vectors = sink.finished(number, hashes, places)
-                if vectors is not None:
+            ahead: deque[_Group] = deque()
+            groups = _grouped(new, local, digests, rows + first, size, number, sink)
+            for _, encoded, lacking in taken_or_encoded(encode, _lacking(groups, ahead), kept):
+                group = ahead.popleft()
+                if group.there is not None:
                     # They are the model's, which are its encoder's unless it is calibrated.
-                    encoded = vectors
-                    lacking = np.arange(len(group) if bare is encoder else 0)
+                    vectors = encoded = group.there
+                    lacking = np.arange(len(vectors) if bare is encoder else 0)
                 else:
-                    encoded, lacking = take_or_encode(encode, group, kept)
                     vectors = calibrated(encoded)
                     if (bad := first_not_finite(vectors)) is not None:
-                        raise not_finite(int(places[bad]), group[bad])
+                        raise not_finite(int(group.places[bad]), group.sentences[bad])
                 width = vectors.shape[1]
-                where, which = spread.of(members)
+                where, which = spread.of(group.members)
                 sink.put(where, vectors[which])
                 # The rows before the cache: what is stopped in between goes on with these bits.
-                sink.finish(number, hashes, vectors)
+                sink.finish(number, group.hashes, vectors)
                 if kept is not None and len(lacking):
-                    kept.add([group[n] for n in lacking.tolist()], encoded[lacking])
+                    kept.add([group.sentences[n] for n in lacking.tolist()], encoded[lacking])
                 number += 1
-                done += len(group)
+                done += len(group.sentences)
                 if progress is not None:
                     progress(done, len(known))
             for start in range(0, len(old := np.flatnonzero(~fresh)), WRITTEN_ROWS):
@@ -175,6 +175,49 @@ def encode_rows(
             cut += count_cut_of(encoder, new)
             rows += len(chunk)
     return Encoded(rows=rows, distinct=len(known), cut=cut, width=width, first=known.first(FIRST))
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Distinct sentences that are encoded and written together.
+
+    Attributes:
+        sentences: Of about one length.
+        members: Which of the chunk's distinct sentences they are.
+        hashes: Of each.
+        places: The first row of each.
+        there: Their vectors, if they were there before.
+    """
+
+    sentences: list[str]
+    members: Array
+    hashes: Array
+    places: Array
+    there: Array | None
+
+
+def _grouped(
+    new: Sequence[str],
+    local: Mapping[str, int],
+    digests: Array,
+    places: Array,
+    size: int,
+    number: int,
+    sink: Sink,
+) -> Iterator[_Group]:
+    """The new sentences of a chunk in groups, the first of which has that number in the sink."""
+    for one, start in enumerate(range(0, len(new), size), number):
+        sentences = list(new[start : start + size])
+        members = np.array([local[sentence] for sentence in sentences])
+        there = sink.finished(one, digests[members], places[members])
+        yield _Group(sentences, members, digests[members], places[members], there)
+
+
+def _lacking(groups: Iterable[_Group], ahead: deque[_Group]) -> Iterator[Sequence[str]]:
+    """What is to be encoded of groups, which are put in a queue as they are taken."""
+    for group in groups:
+        ahead.append(group)
+        yield group.sentences if group.there is None else ()
 
 
 class _Places:
@@ -355,7 +398,7 @@ def encode_file(
     description = describe_encoder(encoder)
     try:
         about = _described(encoder, resolved_precision(precision, encoder), description)
-        with _PartialFile(output, about, batch_size) as sink:
+        with _PartialFile(output, about, batch_size, group_size(halves(encoder)[0])) as sink:
             found = encode_rows(
                 encoder,
                 sentences,
@@ -381,11 +424,11 @@ class _PartialFile:
     the disk, and for whatever has become of the corpus or the file since.
     """
 
-    def __init__(self, output: Path, encoder: dict[str, Any], batch_size: int) -> None:
+    def __init__(self, output: Path, encoder: dict[str, Any], batch_size: int, group: int) -> None:
         self.output = output
         self.folder = part_path(output)
         self.about = {"format": FORMAT, "vectors": encoder, "batch_size": batch_size}
-        self.group = CHUNK_SENTENCES
+        self.group = group
         self._rows: _RowFile | None = None
         self._notes: list[bytes] = []
         self._noted: IO[bytes] | None = None
