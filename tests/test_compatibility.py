@@ -153,6 +153,7 @@ np.savez(out, **found)
 """
 
 
+@pytest.mark.slow
 def test_plain_sentence_transformers_loads_every_portable_model(saved, expected, tmp_path):
     out = tmp_path / "foreign.npz"
     ran = subprocess.run(
