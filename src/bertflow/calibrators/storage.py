@@ -378,17 +378,23 @@ def _constructed(config: Any) -> Calibrator:
     if type(config["format"]) is not int or config["format"] != FORMAT:
         raise InputError(f"format {config['format']!r} is not {FORMAT}; install a newer bertflow")
     if config["calibrator"] not in CALIBRATORS:
-        raise InputError(f"{config['calibrator']!r} is none of {', '.join(CALIBRATORS)}")
+        known = ", ".join(CALIBRATORS)
+        raise InputError(f"{config['calibrator']!r} is none of {known}; install a newer bertflow")
     width = config["n_features_in"]
     if type(width) is not int or width < 2:
         raise InputError(f"n_features_in must be an integer from 2 up, got {width!r}")
     if not isinstance(config["provenance"], dict):
         raise InputError(f"provenance must be an object, got {config['provenance']!r}")
     kind = CALIBRATORS[config["calibrator"]]
-    missing = kind().get_params(deep=False).keys() - config["arguments"].keys()
+    names = kind().get_params(deep=False).keys()
+    missing = names - config["arguments"].keys()
     added = ADDED.get(config["calibrator"], set())
     if missing := missing - added if missing >= added else missing:
         raise InputError(f"arguments lack {_listed(missing)}")
+    if foreign := config["arguments"].keys() - names:
+        raise InputError(
+            f"arguments hold {_listed(foreign)}, unknown to this version; install a newer bertflow"
+        )
     calibrator = kind(**config["arguments"])
     calibrator.n_features_in_ = width
     return calibrator

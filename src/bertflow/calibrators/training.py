@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bertflow.calibrators.base import Array, check_device, check_number
 from bertflow.calibrators.checkpoint import KEPT_STEPS, Checkpoint, State
+from bertflow.calibrators.threads import one_thread
 from bertflow.errors import InputError, TrainingError
 from bertflow.flows import ActNorm, FlatParameters, Glow, InvertibleLinear, LikelihoodGradient
 
@@ -117,7 +118,9 @@ def train(
     batches = _batches(fetch, rows, order, schedule.batch_size, device, generator, start, ahead)
     losses, norms = torch.empty(2, total, device=device)
     fetched = steps_fetched(device)
-    with _one_thread(device):
+    # A step is hundreds of operations of microseconds: a second thread gains nothing when the
+    # machine is idle, costs a factor when it is not, and would make the bits depend on its number.
+    with one_thread() if device.type == "cpu" else nullcontext():
         for step in range(start, total):
             losses[step] = objective(next(batches))
             if checkpoint is not None and step % KEPT_STEPS == 0:
@@ -167,22 +170,6 @@ def training_device(name: Literal["auto"] | str, rows: Array | Tensor) -> torch.
     if isinstance(rows, Tensor):
         return rows.device
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-@contextmanager
-def _one_thread(device: torch.device) -> Iterator[None]:
-    """Compute on one thread while inside.
-
-    A step is hundreds of operations of microseconds: a second thread gains nothing when the
-    machine is idle, costs a factor when it is not, and would make the bits depend on its number.
-    """
-    before = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _batches(

