@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from bertflow.data.declarations import DataSet, Layout
 from bertflow.data.pairs import sentence
-from bertflow.data.tables import listed, open_text, read_lines, read_rows, reading
-from bertflow.errors import InputError
+from bertflow.data.tables import bounded_lines, listed, open_text, read_lines, read_rows, reading
+from bertflow.errors import InputError, shown
 
 
 class Row(NamedTuple):
@@ -161,12 +161,12 @@ def _side_by_side(*paths: Path) -> Iterator[tuple[str, ...]]:
 
 def _whole(path: Path) -> tuple[list[str], bool]:
     """The lines of a file, and whether the last has its line feed."""
+    last = ""
+    lines = []
     with reading(path), open_text(path) as file:
-        text = file.read()
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    if not lines[-1]:
-        lines.pop()
-    return lines, text.endswith("\n")
+        for last in bounded_lines(file, path):
+            lines.append(last.removesuffix("\n").removesuffix("\r"))
+    return lines, last.endswith("\n")
 
 
 def _positions(found: Found) -> Iterator[Row]:
@@ -230,7 +230,7 @@ def _jsonl(found: Found) -> Iterator[Row]:
 
 def _column(name: str | int, header: Sequence[str], path: Path) -> int:
     if name not in header:
-        raise InputError(f"{path} has no column {name!r}; it has {listed(header)}")
+        raise InputError(f"{path} has no column {shown(name)}; it has {listed(header)}")
     return header.index(str(name))
 
 

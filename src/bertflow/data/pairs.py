@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertflow.data.tables import TABLES, Columns, file_kind, listed, read_rows
-from bertflow.errors import InputError
+from bertflow.errors import InputError, shown
 
 DATA_VARIABLE = "BERTFLOW_DATA"
 NLI_LABELS = ("contradiction", "entailment", "neutral")
@@ -192,7 +192,7 @@ def sentence(value: Any, place: str) -> str:
         InputError: It is no text, or blank: it would have no vector.
     """
     if value is not None and not isinstance(value, str):
-        raise InputError(f"{place}: {value!r} is not text")
+        raise InputError(f"{place}: {shown(value)} is not text")
     if not value or not value.strip():
         raise InputError(f"{place}: a sentence is blank; complete or remove the row")
     return value
@@ -223,9 +223,9 @@ def score(
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"{place}: score {text!r} is not a number")
+        raise InputError(f"{place}: score {shown(text)} is not a number")
     if span is not None and not span[0] <= number <= span[1]:
-        raise InputError(f"{place}: score {text} is not between {span[0]:g} and {span[1]:g}")
+        raise InputError(f"{place}: score {number:g} is not between {span[0]:g} and {span[1]:g}")
     return number
 
 

@@ -21,7 +21,7 @@ from bertflow.data.pairs import (
     score,
     sentence,
 )
-from bertflow.errors import InputError, MissingDataError
+from bertflow.errors import InputError, MissingDataError, shown
 
 T = TypeVar("T")
 QNLI_GOLD = {"entailment": 1.0, "not_entailment": 0.0}
@@ -226,7 +226,7 @@ def _named(row: Row, names: Mapping[str, T]) -> T | None:
         return None
     if text.lower() not in names:
         raise InputError(
-            f"{row.label_place}: unknown label {text!r}; expected one of {', '.join(names)}"
+            f"{row.label_place}: unknown label {shown(text)}; expected one of {', '.join(names)}"
         )
     return names[text.lower()]
 

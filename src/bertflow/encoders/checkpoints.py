@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,12 +13,14 @@ from sentence_transformers.util import import_from_string
 from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
-from bertflow.errors import BertflowError, ModelError
+from bertflow.errors import BertflowError, ModelError, shown
+from bertflow.strict_json import LARGEST, parse_json
 
 BUILT_IN = "sentence_transformers."
 # No hidden state depends on these parts of a model, and many checkpoints lack them.
 ASIDE = {"pooler", "lm_head", "cls", "classifier", "score", "qa_outputs"}
 NAMED = 3
+CLASS_NAME, LONGEST_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII), 200
 # transformers' mark on a tensor that it has read.
 MARK = "_is_hf_initialized"
 TRUST = "if you trust it, pass trust_remote_code=True (--trust-remote-code)"
@@ -164,7 +166,11 @@ def read_modules(
             not be used.
     """
     with readable(lambda said: f"{file} cannot be read: {said}"):
-        entries = json.loads(file.read_text(encoding="utf-8"))
+        with file.open(encoding="utf-8") as opened:
+            content = opened.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise ModelError(f"{file} is no list of modules: it has more than {LARGEST:,} bytes")
+        entries = parse_json(content)
     if not isinstance(entries, list) or not entries:
         raise ModelError(f"{file} is no list of modules")
     home = file.parent.resolve()
@@ -176,10 +182,12 @@ def read_modules(
         outside = written.anchor or ".." in written.parts or "\0" in entry["path"]
         if outside or not (home / entry["path"]).resolve().is_relative_to(home):
             raise ModelError(
-                f"{file} asks for {entry['path']!r}, which is not inside {file.parent}"
+                f"{file} asks for {shown(entry['path'])}, which is not inside {file.parent}"
             )
         if entry["type"] == own:
             continue
+        if len(entry["type"]) > LONGEST_NAME or not CLASS_NAME.fullmatch(entry["type"]):
+            raise ModelError(f"{file} asks for {shown(entry['type'])}, which names no class")
         if entry["type"].startswith(BUILT_IN):
             module_class(entry["type"], file)
         elif not trust_remote_code:
