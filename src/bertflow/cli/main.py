@@ -1,6 +1,7 @@
 """Where the command line starts and where its errors end: in one line and an exit code.
 
-Exit codes: 0 done; 1 an error in input, model or files; 2 wrong usage; 130 interrupted.
+Exit codes: 0 done, also where whoever read the output has gone; 1 an error in input, model or
+files, or one that nobody thought of; 2 wrong usage; 130 interrupted. Users read `app.EXIT_CODES`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ def run(arguments: list[str]) -> int:
         The exit code.
     """
     from bertflow.cli.app import app, settings
+    from bertflow.cli.terminal import stop_logging
 
     # What other libraries print while they load is not ours to show; the user's own wish wins.
     for name, value in {
@@ -48,6 +50,8 @@ def run(arguments: list[str]) -> int:
         if settings.debug:
             raise
         return _explain(error)
+    finally:
+        stop_logging()
 
 
 def _explain(error: Exception) -> int:

@@ -6,12 +6,14 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from logging import ERROR, WARNING
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from sentence_transformers.util import import_from_string
 from torch import nn
 from transformers import AutoModel, PreTrainedModel
+from transformers.utils import logging
 
 from bertflow.errors import BertflowError, ModelError, shown
 from bertflow.strict_json import LARGEST, parse_json
@@ -37,12 +39,29 @@ def readable(wording: Callable[[str], str]) -> Iterator[None]:
         ModelError: They raised anything; bertflow's own errors pass.
     """
     try:
-        yield
+        with quietly():
+            yield
     except BertflowError:
         raise
     # safetensors, tokenizers, pickle and json have their own, tokenizers' being a plain Exception.
     except Exception as error:
         raise ModelError(wording(one_line(error))) from error
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without transformers' bars and its warnings, of which those that matter are errors here."""
+    told: Any = logging
+    verbosity, bars = told.get_verbosity(), told.is_progress_bar_enabled()
+    if verbosity == WARNING:
+        told.set_verbosity(ERROR)
+    told.disable_progress_bar()
+    try:
+        yield
+    finally:
+        told.set_verbosity(verbosity)
+        if bars:
+            told.enable_progress_bar()
 
 
 def one_line(error: Exception) -> str:
@@ -179,8 +198,12 @@ def read_modules(
             if not isinstance(entry, dict) or not isinstance(entry.get(key), str):
                 raise ModelError(f"{file} is no list of modules: entry {place} has no {key}")
         written = PureWindowsPath(entry["path"])  # Knows either slash.
-        outside = written.anchor or ".." in written.parts or "\0" in entry["path"]
-        if outside or not (home / entry["path"]).resolve().is_relative_to(home):
+        outside = bool(written.anchor) or ".." in written.parts or "\0" in entry["path"]
+        try:
+            outside = outside or not (home / entry["path"]).resolve().is_relative_to(home)
+        except (OSError, RuntimeError, ValueError):  # A name too long, a ring of links.
+            outside = True
+        if outside:
             raise ModelError(
                 f"{file} asks for {shown(entry['path'])}, which is not inside {file.parent}"
             )

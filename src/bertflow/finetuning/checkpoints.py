@@ -23,6 +23,7 @@ from torch import nn
 from bertflow.calibrators.storage import write_text
 from bertflow.errors import ModelError
 from bertflow.finetuning.result import CLASSIFIER
+from bertflow.strict_json import parse_json
 
 RUN, WHOLE = "run.json", "whole.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -99,7 +100,7 @@ def open_checkpoints(folder: Path, run: Mapping[str, Any]) -> tuple[Path | None,
 
 def _described(folder: Path) -> dict[str, Any]:
     try:
-        content = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        content = parse_json((folder / RUN).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -129,15 +130,23 @@ def complete_checkpoint(checkpoint: Path, classifier: nn.Module) -> None:
 def is_whole(checkpoint: Path) -> bool:
     """Whether every file of a checkpoint is there in full."""
     try:
-        listed = json.loads((checkpoint / WHOLE).read_text(encoding="utf-8"))
+        listed = parse_json((checkpoint / WHOLE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return bool(listed == _sizes(checkpoint))
 
 
 def restore_classifier(checkpoint: Path, classifier: nn.Module) -> None:
-    """Give a classifier the weights of a checkpoint."""
-    classifier.load_state_dict(load_file(checkpoint / CLASSIFIER))
+    """Give a classifier the weights of a checkpoint.
+
+    Raises:
+        ModelError: They are not there, or another's.
+    """
+    path = checkpoint / CLASSIFIER
+    try:
+        classifier.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise ModelError(f"{path} cannot be read ({error}); remove {checkpoint}") from None
 
 
 def _sizes(folder: Path) -> dict[str, int]:
