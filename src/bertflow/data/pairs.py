@@ -56,6 +56,8 @@ class Pairs:
         binary: Whether gold is 1 and 0 only.
         skipped: Rows of the file that are no usable pair, counted by reason. They are in none of
             the lists; ungraded pairs are, and do not count here.
+        rows: What each pair is known by in its file or subset: its own number where there is one
+            (index of QNLI), else that of its line, or row; empty where pairs come from no file.
     """
 
     task: str
@@ -67,6 +69,7 @@ class Pairs:
     subset: Sequence[str] = ()
     binary: bool = False
     skipped: Mapping[str, int] = field(default_factory=dict)
+    rows: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.first)
@@ -142,6 +145,7 @@ def read_pairs(path: str | Path, *, columns: tuple[str, str, str] | None = None)
     first: list[str] = []
     second: list[str] = []
     gold: list[float | None] = []
+    rows: list[str] = []
     for number, cells in read_rows(path, kind, columns, _recognised, texts=2):
         if cells is None:
             continue
@@ -149,10 +153,20 @@ def read_pairs(path: str | Path, *, columns: tuple[str, str, str] | None = None)
         first.append(sentence(cells[0], place))
         second.append(sentence(cells[1], place))
         gold.append(score(cells[2], place, truth=True))
+        rows.append(str(number))
     check_graded(first, gold, path)
     binary = all(grade in (None, 0, 1) for grade in gold)
     name = path.name[: -len(".gz")] if path.suffix.lower() == ".gz" else path.name
-    return Pairs("pairs", Path(name).stem, first, second, gold, str(path), binary=binary)
+    return Pairs(
+        task="pairs",
+        split=Path(name).stem,
+        first=first,
+        second=second,
+        gold=gold,
+        source=str(path),
+        binary=binary,
+        rows=rows,
+    )
 
 
 def sample_pairs() -> Pairs:
