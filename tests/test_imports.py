@@ -17,15 +17,16 @@ ALLOWED = {
     "errors": set(),
     "flows": set(),
     "network": set(),
-    "data": {"network"},
-    "calibrators": {"flows"},
-    "encoders": {"flows", "calibrators", "network"},
+    "strict_json": set(),
+    "data": {"network", "strict_json"},
+    "calibrators": {"flows", "strict_json"},
+    "encoders": {"flows", "calibrators", "network", "strict_json"},
     "evaluation": {"flows", "calibrators", "encoders", "data"},
     "analysis": {"flows", "calibrators", "encoders", "data", "evaluation"},
-    "finetuning": {"flows", "calibrators", "encoders", "data", "evaluation"},
+    "finetuning": {"flows", "calibrators", "encoders", "data", "evaluation", "strict_json"},
     "demo": {"flows", "calibrators", "encoders", "data", "evaluation", "analysis"},
 }
-ALLOWED["paper"] = {*ALLOWED["demo"], "finetuning", "network"}
+ALLOWED["paper"] = {*ALLOWED["demo"], "finetuning", "network", "strict_json"}
 ALLOWED["report"] = {*ALLOWED["paper"], "paper"}
 ALLOWED["cli"] = {*ALLOWED["report"], "demo", "report"}
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))

@@ -11,6 +11,7 @@ Example:
     (200, 16)
 """
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from bertflow.evaluation import compare, evaluate, evaluate_all
 
 __version__ = "0.1.0"
+
+# What is logged is for the program that uses bertflow to show; alone it prints nothing.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _HOMES = {
     "bertflow.analysis": ["diagnose"],

@@ -2,11 +2,60 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Any
+
+# What comes out of others' files is shown up to this; a whole message, which may list every path
+# that was tried, up to the second.
+LONGEST_VALUE, LONGEST_MESSAGE = 80, 20_000
+# Control characters, ends of lines and halves of characters: they would break the line, or the
+# terminal.
+UNSHOWN = {"Cc", "Zl", "Zp", "Cs"}
+
+
+def shown(value: Any) -> str:
+    r"""A value as a message shows it: on one line, its middle left out if it is long.
+
+    Example:
+        >>> shown("a\tb"), shown("x" * 1000) == f"'{'x' * 49} ... {'x' * 24}'"
+        ("'a\\tb'", True)
+    """
+    # A long text is cut before it is escaped, which would take its time.
+    text = repr(_shortened(value, 10 * LONGEST_VALUE) if isinstance(value, str) else value)
+    return _shortened(text, LONGEST_VALUE)
+
+
+def one_line(text: str) -> str:
+    r"""A message without anything that would break its line; the middle of a huge one is left out.
+
+    Example:
+        >>> one_line("first\nsecond")
+        'first\\nsecond'
+    """
+    if not text.isprintable():
+        text = "".join(
+            c.encode("unicode_escape").decode() if unicodedata.category(c) in UNSHOWN else c
+            for c in _shortened(text, LONGEST_MESSAGE)
+        )
+    return _shortened(text, LONGEST_MESSAGE)
+
+
+def _shortened(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    end = (most - 5) // 3
+    return f"{text[: most - 5 - end]} ... {text[-end:]}"
 
 
 class BertflowError(Exception):
-    """Base of every error bertflow raises on purpose; its message is one line."""
+    """Base of every error bertflow raises on purpose.
+
+    Args:
+        message: Value, expectation and remedy. It is one line: what would break it is escaped.
+    """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(one_line(str(message)))
 
 
 class InputError(BertflowError, ValueError):

@@ -45,6 +45,7 @@ class Diagnosis:
         hubness: Of the k-occurrence, k = 10.
         uniformity: Wang and Isola's.
         alignment: Of pairs that belong together, None without pairs.
+        cut: How many of the sentences were longer than the encoder takes; None of vectors alone.
     """
 
     verdict: Verdict
@@ -61,6 +62,7 @@ class Diagnosis:
     hubness: Hubness
     uniformity: float
     alignment: float | None
+    cut: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The diagnosis as JSON has it."""

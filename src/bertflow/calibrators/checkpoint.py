@@ -25,6 +25,7 @@ from bertflow.errors import ModelError
 log = logging.getLogger(__name__)
 
 KIND, FORMAT = "bertflow checkpoint", 1
+NAMES = ("values", "first", "second", "curve")
 # After how many steps a state is looked at and kept: to copy it at each would cost, and on a GPU
 # to wait for its loss.
 KEPT_STEPS = 64
@@ -97,6 +98,15 @@ class Checkpoint:
                 self._open(self.path, any_seed)
         self._saved = time.monotonic()
 
+    def state_of(self, parameters: int, steps: int) -> State | None:
+        """The state that is kept, if it is of so many parameters and at most so many steps."""
+        if self.state is None:
+            return None
+        if len(self.state.values) != parameters or self.state.step > steps:
+            log.warning("%s is damaged (it is of another flow): starting anew", self.path)
+            self.state = None
+        return self.state
+
     def keep(self, state: State, loss: Tensor, gradient: Tensor) -> None:
         """Keep a state, with tensors of its own, if the loss and gradient there are finite."""
         norm = torch.linalg.vector_norm(gradient)
@@ -112,8 +122,7 @@ class Checkpoint:
             return
         from bertflow.calibrators.storage import write_bytes
 
-        names = ("values", "first", "second", "curve")
-        tensors = {name: getattr(self.state, name).cpu() for name in names}
+        tensors = {name: getattr(self.state, name).cpu() for name in NAMES}
         about = {**self.run, "kind": KIND, "contents": self._of_rows()}
         about["check"] = _check(about, tensors)
         try:
@@ -130,7 +139,9 @@ class Checkpoint:
             with safe_open(path, framework="pt") as file:
                 about: dict[str, str] = file.metadata() or {}
                 ours = about.get("kind") == KIND
-                tensors = {name: file.get_tensor(name) for name in file.keys()} if ours else {}
+                if ours:
+                    _check_shapes({n: file.get_slice(n) for n in file.keys()})
+                tensors = {name: file.get_tensor(name) for name in NAMES} if ours else {}
         except (OSError, SafetensorError, ValueError, TypeError, RuntimeError) as error:
             log.warning("%s is damaged (%s): starting anew", path, error)
             return
@@ -158,6 +169,21 @@ class Checkpoint:
                 digest.update(_bytes(chunk))
             self._digest = digest.hexdigest()
         return self._digest
+
+
+def _check_shapes(slices: Mapping[str, Any]) -> None:
+    """Refuse what is no state, before any of it is read.
+
+    Raises:
+        ValueError: It is none.
+    """
+    shapes = {name: tuple(one.get_shape()) for name, one in slices.items()}
+    kinds = {name: one.get_dtype() for name, one in slices.items()}
+    whole = sorted(shapes) == sorted(NAMES) and all(len(shape) == 1 for shape in shapes.values())
+    if not whole or len({shapes[name] for name in NAMES[:3]}) > 1:
+        raise ValueError("it holds other tensors than a state's")
+    if kinds != {**dict.fromkeys(NAMES[:3], "F32"), "curve": "F64"}:
+        raise ValueError("it holds numbers of other types than a state's")
 
 
 def _check(about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:

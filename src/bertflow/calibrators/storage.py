@@ -19,11 +19,11 @@ from bertflow.calibrators.base import Calibrator
 from bertflow.calibrators.flow import Flow
 from bertflow.calibrators.linear import AllButTheTop, Standardization, Whitening
 from bertflow.calibrators.staging import remove_old, return_old, staged, take_place
-from bertflow.errors import BertflowError, InputError, ModelError
+from bertflow.errors import BertflowError, InputError, ModelError, shown
+from bertflow.strict_json import LARGEST as LARGEST_JSON
+from bertflow.strict_json import read_json
 
 FORMAT = 1
-# No configuration of ours comes near it; whatever else lies there is not read to its end.
-LARGEST_JSON = 10**6
 LISTED, LONGEST_REASON = 5, 500
 MANIFEST = ".bertflow-files.json"
 CONFIG, WEIGHTS, SUBFOLDER = "config.json", "model.safetensors", "bertflow"
@@ -97,7 +97,10 @@ def write_calibrator(
         "provenance": dict(provenance),
     }
     tensors = {name: tensor.contiguous() for name, tensor in calibrator._learned().items()}
-    content = (json.dumps(config, indent=2) + "\n").encode("utf-8")
+    try:
+        content = (json.dumps(config, indent=2, allow_nan=False) + "\n").encode("utf-8")
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{CONFIG} cannot hold the provenance: {error}") from None
     if len(content) > LARGEST_JSON:
         raise InputError(
             f"{CONFIG} would have {len(content)} bytes, more than {LARGEST_JSON}; "
@@ -123,7 +126,7 @@ def load_calibrator(folder: str | Path) -> Calibrator:
         ModelError: The folder, a file or a part of one is missing or foreign; the message names it.
     """
     folder = calibrator_folder(folder)
-    config = _read_json(folder / CONFIG)
+    config = read_json(folder / CONFIG)
     path = folder / WEIGHTS
     try:
         calibrator = _constructed(config)
@@ -319,7 +322,7 @@ def foreign_entries(folder: Path) -> list[str]:
 def _manifest(folder: Path) -> list[str]:
     """What was written into a folder with it; nothing if that list is not one of ours."""
     try:
-        names = _read_json(folder / MANIFEST)
+        names = read_json(folder / MANIFEST)
     except ModelError:
         return []
     good = isinstance(names, list) and all(isinstance(name, str) for name in names)
@@ -342,30 +345,8 @@ def _entries(folder: Path) -> list[str]:
 
 
 def _is_ours(config: Path) -> bool:
-    content = _read_json(config)
+    content = read_json(config)
     return isinstance(content, dict) and "calibrator" in content and "format" in content
-
-
-def _read_json(path: Path) -> Any:
-    """What a small JSON file holds.
-
-    Raises:
-        ModelError: It cannot be read; the message names it.
-    """
-    try:
-        if path.exists() and not path.is_file():
-            raise ModelError(f"{path} is no file")
-        with path.open("rb") as file:
-            content = file.read(LARGEST_JSON + 1)
-        if len(content) > LARGEST_JSON:
-            raise ModelError(f"{path} has more than {LARGEST_JSON} bytes, expected a small JSON")
-        return json.loads(content.decode("utf-8"))
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {_reason(error)}") from None
-    except RecursionError:
-        raise ModelError(f"{path} is nested too deep") from None
-    except ValueError as error:
-        raise ModelError(f"{path} is no JSON: {_reason(error)}") from None
 
 
 def _reason(error: Exception) -> str:
@@ -376,15 +357,19 @@ def _reason(error: Exception) -> str:
 
 def _constructed(config: Any) -> Calibrator:
     if type(config["format"]) is not int or config["format"] != FORMAT:
-        raise InputError(f"format {config['format']!r} is not {FORMAT}; install a newer bertflow")
+        raise InputError(
+            f"format {shown(config['format'])} is not {FORMAT}; install a newer bertflow"
+        )
     if config["calibrator"] not in CALIBRATORS:
         known = ", ".join(CALIBRATORS)
-        raise InputError(f"{config['calibrator']!r} is none of {known}; install a newer bertflow")
+        raise InputError(
+            f"{shown(config['calibrator'])} is none of {known}; install a newer bertflow"
+        )
     width = config["n_features_in"]
     if type(width) is not int or width < 2:
-        raise InputError(f"n_features_in must be an integer from 2 up, got {width!r}")
+        raise InputError(f"n_features_in must be an integer from 2 up, got {shown(width)}")
     if not isinstance(config["provenance"], dict):
-        raise InputError(f"provenance must be an object, got {config['provenance']!r}")
+        raise InputError(f"provenance must be an object, got {shown(config['provenance'])}")
     kind = CALIBRATORS[config["calibrator"]]
     names = kind().get_params(deep=False).keys()
     missing = names - config["arguments"].keys()

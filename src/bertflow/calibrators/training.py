@@ -110,9 +110,9 @@ def train(
     optimizer = _Adam(glow, objective.parameters, schedule)
     curve = torch.empty(total, dtype=torch.float64)
     start = 0
-    if checkpoint is not None and checkpoint.state is not None:
-        start = optimizer.go_on(checkpoint.state)
-        curve[:start] = checkpoint.state.curve
+    if checkpoint is not None and (state := checkpoint.state_of(len(optimizer.flat), total)):
+        start = optimizer.go_on(state)
+        curve[:start] = state.curve
         log.info("going on after step %d of %d", start, total)
     ahead = ahead and device.type == "cpu"
     batches = _batches(fetch, rows, order, schedule.batch_size, device, generator, start, ahead)

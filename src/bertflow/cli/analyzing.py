@@ -126,30 +126,32 @@ def lexical(
     distances = edit_distances(found.first, found.second, unit=unit)
     cache, kind = users_cache(no_cache), as_precision(precision)
     names = [model] if against is None else [against, model]
-    cosines = {}
+    cosines, cut = {}, 0
     for name in names:
         own = is_calibrated(name) and not all(is_calibrated(other) for other in names)
         how = (None, None) if own else (pooling, max_length)
         loaded = open_any(name, *how, device, trust_remote_code)
         with progress_bars() as report:
-            cosines[name] = score_pairs(
+            scored = score_pairs(
                 loaded,
                 found,
                 batch_size=batch_size,
                 cache=cache,
                 precision=kind,
                 progress=lambda done, total, report=report: report("encode", done, total),  # type: ignore[misc]
-            ).cosines
+            )
+        cosines[name], cut = scored.cosines, max(cut, scored.cut)
     tell_found(cache)
     gold = gold_of(found)
     statistics = lexical_statistics(gold, cosines, distances, short=short)
     give(
-        [lexical_page(found, unit, statistics)],
+        [lexical_page(found, unit, statistics, cut)],
         {
             "task": found.task,
             "split": found.split,
             "data": found.source,
             "unit": unit,
+            "cut": cut,
             **statistics.to_dict(),
         },
         json_,
@@ -221,20 +223,24 @@ def isotropy(
         else:
             loaded, poolings = load_layers(encoder, **how)
     with progress_bars() as report:
-        vectors = embed(
+        embedded = embed(
             loaded,
             distinct,
             batch_size=batch_size,
             cache=cache,
             precision=kind,
             progress=lambda done, total: report("encode", done, total),
-        ).rows()
+        )
     tell_found(cache)
-    parts = np.split(vectors, len(poolings), axis=1)
+    parts = np.split(embedded.rows(), len(poolings), axis=1)
     found = {name: measure_isotropy(part) for name, part in zip(poolings, parts, strict=True)}
     give(
-        [isotropy_page(encoder, found)],
-        {"encoder": encoder, "poolings": {name: one.to_dict() for name, one in found.items()}},
+        [isotropy_page(encoder, found, embedded.cut)],
+        {
+            "encoder": encoder,
+            "cut": embedded.cut,
+            "poolings": {name: one.to_dict() for name, one in found.items()},
+        },
         json_,
         markdown,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,13 +14,20 @@ from bertflow.cli.demonstration import demo
 from bertflow.cli.fitting import encode, fit, transform
 from bertflow.cli.judging import compare, diagnose, evaluate
 from bertflow.cli.reproduction import reproduce
+from bertflow.cli.terminal import log_to_terminal
 from bertflow.cli.training import finetune
+
+EXIT_CODES = (
+    "0 done; 1 an input, model, file or step of the fit is at fault, and the message says what to "
+    "do; 2 the command line is wrong; 130 interrupted (Ctrl-C)"
+)
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Calibrate the sentence vectors of a frozen language model, without labels.",
+    epilog=f"Exit codes: {EXIT_CODES}.",
     pretty_exceptions_enable=False,
 )
 
@@ -31,6 +37,7 @@ class Settings:
     """What was said before the command."""
 
     debug: bool = False
+    verbose: bool = False
 
 
 settings = Settings()
@@ -45,15 +52,16 @@ def _version(value: bool) -> None:
 @app.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what is done.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log what is done, on standard error.")
+    ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Options before the command."""
-    settings.debug = debug
-    if verbose:
-        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    settings.debug, settings.verbose = debug, verbose
+    log_to_terminal(verbose)
 
 
 for command in (

@@ -77,12 +77,12 @@ def diagnose_encoder(
     rows = embedded.rows()[len(sentences) :]
     count = len(alike)
     if pairs is None:
-        return diagnose(cloud)
+        return replace(diagnose(cloud), cut=embedded.cut)
     if count < 2:
-        found = diagnose(cloud)
+        found = replace(diagnose(cloud), cut=embedded.cut)
         few = f"no alignment: {count} pairs are alike (score from {ALIKE} of the highest, above 0)"
         return replace(found, warnings=(*found.warnings, few))
-    return diagnose(cloud, pairs=(rows[:count], rows[count:]))
+    return replace(diagnose(cloud, pairs=(rows[:count], rows[count:])), cut=embedded.cut)
 
 
 def diagnosis_page(source: str, found: Diagnosis) -> Page:
@@ -118,4 +118,6 @@ def diagnosis_page(source: str, found: Diagnosis) -> Page:
         "verdict": f"{VERDICTS[found.verdict]}: {found.reason}",
         "vectors": f"{source}: {found.rows:,}, each of {found.width} dimensions",
     }
+    if found.cut is not None:
+        facts["cut"] = f"{found.cut:,} sentences are longer than the encoder takes"
     return Page(facts, [Grid("evidence", ["measure", "here", "at best"], rows)], notes)

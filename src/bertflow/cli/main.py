@@ -1,6 +1,7 @@
 """Where the command line starts and where its errors end: in one line and an exit code.
 
-Exit codes: 0 done; 1 an error in input, model or files; 2 wrong usage; 130 interrupted.
+Exit codes: 0 done, also where whoever read the output has gone; 1 an error in input, model or
+files, or one that nobody thought of; 2 wrong usage; 130 interrupted. Users read `app.EXIT_CODES`.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ def run(arguments: list[str]) -> int:
         if "bertflow.cli.app" not in sys.modules or settings.debug:
             raise
         return _explain(error)
+    finally:
+        if "bertflow.cli.terminal" in sys.modules:
+            sys.modules["bertflow.cli.terminal"].stop_logging()
 
 
 def _explain(error: Exception) -> int:

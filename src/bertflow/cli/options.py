@@ -152,14 +152,14 @@ def build_calibrator(name: str, settings: list[str], random_state: int, device: 
 
 
 def _value(key: str, text: str, default: Any) -> Any:
-    from bertflow.errors import InputError
+    from bertflow.errors import InputError, shown
 
     text = text.strip()
     if text.lower() in _WORDS:
         return _word(key, text, default)
     try:
         value = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # A text; or a number too long, or lists too deep.
         value = text
     number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = isinstance(value, str) if isinstance(default, str) else number
@@ -169,7 +169,7 @@ def _value(key: str, text: str, default: Any) -> Any:
         fits = False  # true and false are words
     if not fits:
         kind = "a number" if default is None else type(default).__name__
-        raise InputError(f"--set {key} takes {kind} such as {default}, got {text!r}")
+        raise InputError(f"--set {key} takes {kind} such as {default}, got {shown(text)}")
     return value
 
 

@@ -40,7 +40,7 @@ def words_page(encoder: str, language: str, found: WordStatistics) -> Page:
     return Page(facts, [Grid("rank of the word", ["", *columns], rows)], notes)
 
 
-def lexical_page(pairs: Pairs, unit: str, found: Lexical) -> Page:
+def lexical_page(pairs: Pairs, unit: str, found: Lexical, cut: int) -> Page:
     """How similarities go with edit distance."""
     names = list(found.edit)
     rows = [
@@ -63,6 +63,7 @@ def lexical_page(pairs: Pairs, unit: str, found: Lexical) -> Page:
     facts = {
         "pairs": f"{pairs.task} {pairs.split}: {found.pairs:,} from {pairs.source}; "
         f"{found.short_pairs:,} at most {found.short} {unit} apart",
+        "cut": f"{cut:,} distinct texts are longer than the encoder takes",
     }
     notes = [
         f"edit distance: Levenshtein over {unit}; negative, since distant pairs are less alike",
@@ -86,7 +87,7 @@ def lexical_page(pairs: Pairs, unit: str, found: Lexical) -> Page:
     return Page(facts, [Grid("Spearman × 100, 95 % interval", columns, rows)], notes)
 
 
-def isotropy_page(encoder: str, found: Mapping[str, Isotropy]) -> Page:
+def isotropy_page(encoder: str, found: Mapping[str, Isotropy], cut: int) -> Page:
     """Isotropy pooling by pooling."""
     rows = [
         [
@@ -112,6 +113,7 @@ def isotropy_page(encoder: str, found: Mapping[str, Isotropy]) -> Page:
     facts = {
         "encoder": encoder,
         "vectors": f"{first.rows:,} sentences, {first.width} dimensions",
+        "cut": f"{cut:,} sentences are longer than the encoder takes",
     }
     notes = [
         "layers:0 is the embeddings, the highest the last block; leading dimension: its share of "

@@ -113,6 +113,14 @@ def scores_page(model: str, scores: Scores) -> Page:
     else:
         facts["calibrator"] = "none"
     facts["data"] = ", ".join(dict.fromkeys(score.data for score in several))
+    facts["cut"] = _cut(
+        sum(score.cut for score in several),
+        sum(score.texts for score in several),
+        first.encoder["max_length"],
+    )
+    if len(several) > 1:
+        cuts = [f"{name} {score.cut:,}" for name, score in scores.scores.items() if score.cut]
+        facts["cut"] += f": {', '.join(cuts)}" if cuts else ""
     return Page(facts, [Grid("cosine against gold", columns, rows)], notes)
 
 
@@ -140,6 +148,7 @@ def comparison_page(encoder: str, result: Comparison) -> Page:
         "fitted on": _fitted(result.fitted_on),
         "encoded": f"{result.sentences:,} distinct sentences, once, in "
         f"{result.encode_seconds:.0f} s; all took {result.seconds:.0f} s",
+        "cut": _cut(result.cut, result.sentences, result.encoder["max_length"]),
         "pairs": ", ".join(
             f"{name} {sum(one['scored'].values()):,}" for name, one in result.tasks.items()
         ),
@@ -184,6 +193,9 @@ def comparison_page(encoder: str, result: Comparison) -> Page:
         skipped = [f"{count:,} {reason}" for reason, count in one["skipped"].items() if count]
         if skipped:
             notes.append(f"{name}: not scored: {', '.join(skipped)}")
+    for name, counts in result.fitted_on.get("skipped", {}).items():
+        left = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
+        notes.append(f"{name}: not fitted on: rows left out: {left}")
     notes += [f"absent: {reason}" for reason in result.absent.values()]
     if 1 < len(shown) < STS_COUNT:
         notes.append(f"the mean is of {len(shown)} tasks, not the average of the seven")
@@ -264,6 +276,13 @@ def _told_apart(result: Comparison, reference: str, aggregation: str) -> tuple[s
         groups[place].append(f"{result.entries[name].label} {_signed(one.value)}")
     above, below, unclear = (", ".join(group) for group in groups)
     return above, below, unclear
+
+
+def _cut(cut: int, texts: int, length: int | None) -> str:
+    """How many texts are too long."""
+    if length is None:
+        return "texts of any length are read whole"
+    return f"{cut:,} of {texts:,} distinct texts are longer than {length} tokens"
 
 
 def _pooling(encoder: Mapping[str, Any]) -> str:

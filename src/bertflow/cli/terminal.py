@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -17,6 +19,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from bertflow.errors import one_line
+
 LABELS = {
     "encode": "encode sentences",
     "fit": "fit steps",
@@ -29,6 +33,42 @@ LABELS = {
 def console() -> Console:
     """Standard output; long lines are the terminal's to wrap, so that paths can be copied."""
     return Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+
+class _Handler(logging.Handler):
+    """Writes a line on what is standard error at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write it."""
+        try:
+            sys.stderr.write(f"{one_line(self.format(record))}\n")
+        except Exception:
+            self.handleError(record)
+
+
+_HANDLER = _Handler()
+
+
+def log_to_terminal(verbose: bool) -> None:
+    """Show on standard error what bertflow logs.
+
+    Args:
+        verbose: All that it does, each line with the time and the module; otherwise warnings alone.
+    """
+    log = logging.getLogger("bertflow")
+    log.setLevel(logging.INFO if verbose else logging.WARNING)
+    plain = "%(message)s"
+    _HANDLER.setFormatter(
+        logging.Formatter(f"%(asctime)s %(name)s: {plain}" if verbose else plain, "%H:%M:%S")
+    )
+    log.addHandler(_HANDLER)
+
+
+def stop_logging() -> None:
+    """Undo `log_to_terminal`, for programs that go on after a command."""
+    log = logging.getLogger("bertflow")
+    log.setLevel(logging.NOTSET)
+    log.removeHandler(_HANDLER)
 
 
 class Report(Protocol):

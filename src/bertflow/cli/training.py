@@ -110,6 +110,10 @@ def _show_corpus(corpus: NliCorpus) -> None:
 
 def _show_result(result: FineTuned, output: Path, pooling: str) -> None:
     facts, accuracy = result.provenance, result.accuracy
+    show(
+        f"{facts['cut_to_max_length']:,} distinct sentences are longer than "
+        f"{facts['encoder']['max_length']} tokens"
+    )
     if result.discarded:
         show(f"began anew: the checkpoints found were of another {', '.join(result.discarded)}")
     if result.resumed_at < facts["steps"]:

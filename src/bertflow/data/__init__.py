@@ -12,7 +12,14 @@ from bertflow.data.pairs import (
     sample_pairs,
     sample_sentences,
 )
-from bertflow.data.readers import nli_splits, read_nli, read_sentences, read_task
+from bertflow.data.readers import (
+    Texts,
+    nli_splits,
+    read_nli,
+    read_sentences,
+    read_task,
+    read_texts,
+)
 
 __all__ = [
     "CATALOG",
@@ -24,6 +31,7 @@ __all__ = [
     "Layout",
     "NliPairs",
     "Pairs",
+    "Texts",
     "check_corpus",
     "checked_corpus",
     "find_data_set",
@@ -33,6 +41,7 @@ __all__ = [
     "read_pairs",
     "read_sentences",
     "read_task",
+    "read_texts",
     "sample_pairs",
     "sample_sentences",
     "stream_corpus",

@@ -11,6 +11,7 @@ from typing import Literal
 from bertflow.data.tables import (
     TABLES,
     Columns,
+    bounded_lines,
     file_kind,
     listed,
     open_text,
@@ -137,14 +138,15 @@ def _called(source: str | Path) -> str:
 def _read(source: str | Path, column: str | None) -> Iterator[str]:
     with reading(_called(source)):
         if str(source) == "-":
-            yield next(sys.stdin, "").removeprefix("\ufeff")
-            yield from sys.stdin
+            lines = bounded_lines(sys.stdin, _called(source))
+            yield next(lines, "").removeprefix("\ufeff")
+            yield from lines
             return
         path = Path(source)
         kind = file_kind(path, KINDS)
         if kind == ".txt":
             with open_text(path) as file:
-                yield from file
+                yield from bounded_lines(file, path)
             return
         columns = None if column is None else [column]
         for _, cells in read_rows(path, kind, columns, _only, texts=1):

@@ -34,6 +34,7 @@ class Layout:
         rows: Of a file that holds several splits, the column and the value that tell them apart.
         unlabelled: Splits whose label column may be missing.
         cut: Whether rows may be cut off; they are skipped and counted, not refused.
+        ident: The column by which rows are known; where there is none they are by their line.
         label_last: Whether the label is a row's last cell, whatever the header says.
     """
 
@@ -45,6 +46,7 @@ class Layout:
     rows: tuple[str, Mapping[str, str]] | None = None
     unlabelled: Sequence[str] = ()
     cut: bool = False
+    ident: str | None = None
     label_last: bool = False
 
 
@@ -58,6 +60,7 @@ class HubSource:
         config: The part of the repository; None where it has one only.
         splits: Of each split, its name there.
         columns: First text, second text and label.
+        ident: As in `Layout`.
     """
 
     repository: str
@@ -65,6 +68,7 @@ class HubSource:
     config: str | None = None
     splits: Mapping[str, str]
     columns: tuple[str, str, str]
+    ident: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

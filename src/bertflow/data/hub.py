@@ -59,13 +59,21 @@ def read_hub(hub: HubSource, split: str) -> tuple[str, Iterator[Row]]:
         )
     feature = table.features[hub.columns[2]]
     names = feature.names if isinstance(feature, datasets.ClassLabel) else None
-    columns: dict[str, list[Any]] = table.select_columns(list(hub.columns)).to_dict()
-    return source, _rows(source, [columns[column] for column in hub.columns], names)
+    ident = [hub.ident] if hub.ident and hub.ident in table.column_names else []
+    columns: dict[str, list[Any]] = table.select_columns([*hub.columns, *ident]).to_dict()
+    known = [columns[column] for column in ident]
+    return source, _rows(source, [columns[column] for column in hub.columns], names, *known)
 
 
-def _rows(source: str, columns: list[list[Any]], names: list[str] | None) -> Iterator[Row]:
+def _rows(
+    source: str,
+    columns: list[list[Any]],
+    names: list[str] | None,
+    known: list[Any] | None = None,
+) -> Iterator[Row]:
     for number, (first, second, label) in enumerate(zip(*columns, strict=True), start=1):
         if names is not None and label is not None:
             label = names[label] if label >= 0 else None  # −1 stands for no label.
         place = f"{source}, row {number}"
-        yield Row(place, first, second, label, place)
+        row = str(number if known is None else known[number - 1])
+        yield Row(place, first, second, label, place, row=row)

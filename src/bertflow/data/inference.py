@@ -61,6 +61,7 @@ INFERENCE = (
                 mark="question",
                 unlabelled=("train", "dev"),
                 cut=True,
+                ident="index",
             )
         ],
         hub=HubSource(
@@ -69,6 +70,7 @@ INFERENCE = (
             config="qnli",
             splits={"train": "train", "dev": "validation"},
             columns=("question", "sentence", "label"),
+            ident="idx",
         ),
     ),
     DataSet(

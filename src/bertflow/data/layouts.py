@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from bertflow.data.declarations import DataSet, Layout
 from bertflow.data.pairs import sentence
-from bertflow.data.tables import listed, open_text, read_lines, read_rows, reading
-from bertflow.errors import InputError
+from bertflow.data.tables import bounded_lines, listed, open_text, read_lines, read_rows, reading
+from bertflow.errors import InputError, shown
 
 
 class Row(NamedTuple):
@@ -24,6 +24,8 @@ class Row(NamedTuple):
         label_place: Where that stands.
         subset: Which subset it is of, or "".
         fault: Why it is no pair, or "".
+        row: What it is known by among the rows of its split or subset: a number of its own, else
+            that of its line.
     """
 
     place: str
@@ -33,6 +35,7 @@ class Row(NamedTuple):
     label_place: str
     subset: str = ""
     fault: str = ""
+    row: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ def _sts(found: Found) -> Iterator[Row]:
             if len(cells) < 2:
                 raise _short(texts, number, len(cells), 2)
             place, at = f"{texts}, line {number}", f"{scores}, line {number}"
-            yield Row(place, cells[0], cells[1], score, at, subset)
+            yield Row(place, cells[0], cells[1], score, at, subset, row=str(number))
 
 
 def _aligned(found: Found) -> Iterator[Row]:
@@ -139,7 +142,7 @@ def _aligned(found: Found) -> Iterator[Row]:
         places = [f"{path}, line {number}" for path in found.paths]
         # Here already, because the two stand in different files.
         first, second = (sentence(*pair) for pair in zip(cells[:2], places[:2], strict=True))
-        yield Row(places[0], first, second, cells[2], places[2])
+        yield Row(places[0], first, second, cells[2], places[2], row=str(number))
 
 
 def _side_by_side(*paths: Path) -> Iterator[tuple[str, ...]]:
@@ -161,12 +164,12 @@ def _side_by_side(*paths: Path) -> Iterator[tuple[str, ...]]:
 
 def _whole(path: Path) -> tuple[list[str], bool]:
     """The lines of a file, and whether the last has its line feed."""
+    last = ""
+    lines = []
     with reading(path), open_text(path) as file:
-        text = file.read()
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    if not lines[-1]:
-        lines.pop()
-    return lines, text.endswith("\n")
+        for last in bounded_lines(file, path):
+            lines.append(last.removesuffix("\n").removesuffix("\r"))
+    return lines, last.endswith("\n")
 
 
 def _positions(found: Found) -> Iterator[Row]:
@@ -180,7 +183,7 @@ def _positions(found: Found) -> Iterator[Row]:
             raise _short(path, number, len(cells), max(positions) + 1)
         first, second, label = (cells[position] for position in positions)
         place = f"{path}, line {number}"
-        yield Row(place, first, second, label, place)
+        yield Row(place, first, second, label, place, row=str(number))
 
 
 def _header(found: Found) -> Iterator[Row]:
@@ -197,8 +200,9 @@ def _header(found: Found) -> Iterator[Row]:
     chosen: tuple[int, str] | None = None
     if layout.rows is not None:
         chosen = _column(layout.rows[0], header, path), layout.rows[1][found.split]
+    ident = header.index(layout.ident) if layout.ident in header else None
     texts = max(first, second)
-    needed = max(texts, label or 0, chosen[0] if chosen else 0) + 1
+    needed = max(texts, label or 0, chosen[0] if chosen else 0, ident or 0) + 1
     for number, line in lines:
         if not line.strip():
             continue
@@ -216,7 +220,8 @@ def _header(found: Found) -> Iterator[Row]:
         if chosen is not None and cells[chosen[0]].strip().upper() != chosen[1]:
             continue
         value = None if label is None else cells[-1 if layout.label_last else label]
-        yield Row(place, cells[first], cells[second], value, place)
+        row = cells[ident] if ident is not None else str(number)
+        yield Row(place, cells[first], cells[second], value, place, row=row)
 
 
 def _jsonl(found: Found) -> Iterator[Row]:
@@ -225,12 +230,12 @@ def _jsonl(found: Found) -> Iterator[Row]:
     for number, cells in read_rows(path, ".jsonl", columns, lambda table: table.names, texts=2):
         if cells is not None:
             place = f"{path}, line {number}"
-            yield Row(place, cells[0], cells[1], cells[2], place)
+            yield Row(place, cells[0], cells[1], cells[2], place, row=str(number))
 
 
 def _column(name: str | int, header: Sequence[str], path: Path) -> int:
     if name not in header:
-        raise InputError(f"{path} has no column {name!r}; it has {listed(header)}")
+        raise InputError(f"{path} has no column {shown(name)}; it has {listed(header)}")
     return header.index(str(name))
 
 

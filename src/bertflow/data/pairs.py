@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertflow.data.tables import TABLES, Columns, file_kind, listed, read_rows
-from bertflow.errors import InputError
+from bertflow.errors import InputError, shown
 
 DATA_VARIABLE = "BERTFLOW_DATA"
 NLI_LABELS = ("contradiction", "entailment", "neutral")
@@ -56,6 +56,8 @@ class Pairs:
         binary: Whether gold is 1 and 0 only.
         skipped: Rows of the file that are no usable pair, counted by reason. They are in none of
             the lists; ungraded pairs are, and do not count here.
+        rows: What each pair is known by in its file or subset: its own number where there is one
+            (index of QNLI), else that of its line, or row; empty where pairs come from no file.
     """
 
     task: str
@@ -67,6 +69,7 @@ class Pairs:
     subset: Sequence[str] = ()
     binary: bool = False
     skipped: Mapping[str, int] = field(default_factory=dict)
+    rows: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.first)
@@ -142,6 +145,7 @@ def read_pairs(path: str | Path, *, columns: tuple[str, str, str] | None = None)
     first: list[str] = []
     second: list[str] = []
     gold: list[float | None] = []
+    rows: list[str] = []
     for number, cells in read_rows(path, kind, columns, _recognised, texts=2):
         if cells is None:
             continue
@@ -149,10 +153,20 @@ def read_pairs(path: str | Path, *, columns: tuple[str, str, str] | None = None)
         first.append(sentence(cells[0], place))
         second.append(sentence(cells[1], place))
         gold.append(score(cells[2], place, truth=True))
+        rows.append(str(number))
     check_graded(first, gold, path)
     binary = all(grade in (None, 0, 1) for grade in gold)
     name = path.name[: -len(".gz")] if path.suffix.lower() == ".gz" else path.name
-    return Pairs("pairs", Path(name).stem, first, second, gold, str(path), binary=binary)
+    return Pairs(
+        task="pairs",
+        split=Path(name).stem,
+        first=first,
+        second=second,
+        gold=gold,
+        source=str(path),
+        binary=binary,
+        rows=rows,
+    )
 
 
 def sample_pairs() -> Pairs:
@@ -192,7 +206,7 @@ def sentence(value: Any, place: str) -> str:
         InputError: It is no text, or blank: it would have no vector.
     """
     if value is not None and not isinstance(value, str):
-        raise InputError(f"{place}: {value!r} is not text")
+        raise InputError(f"{place}: {shown(value)} is not text")
     if not value or not value.strip():
         raise InputError(f"{place}: a sentence is blank; complete or remove the row")
     return value
@@ -223,9 +237,9 @@ def score(
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"{place}: score {text!r} is not a number")
+        raise InputError(f"{place}: score {shown(text)} is not a number")
     if span is not None and not span[0] <= number <= span[1]:
-        raise InputError(f"{place}: score {text} is not between {span[0]:g} and {span[1]:g}")
+        raise InputError(f"{place}: score {number:g} is not between {span[0]:g} and {span[1]:g}")
     return number
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +23,9 @@ from bertflow.data.pairs import (
     score,
     sentence,
 )
-from bertflow.errors import InputError, MissingDataError
+from bertflow.errors import InputError, MissingDataError, shown
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 QNLI_GOLD = {"entailment": 1.0, "not_entailment": 0.0}
@@ -55,6 +59,7 @@ def read_task(name: str, data: str | Path | None = None, split: str | None = Non
     second: list[str] = []
     gold: list[float | None] = []
     subset: list[str] = []
+    known: list[str] = []
     for row in rows:
         if row.fault:
             skipped[row.fault] += 1
@@ -70,11 +75,11 @@ def read_task(name: str, data: str | Path | None = None, split: str | None = Non
         first.append(texts[0])
         second.append(texts[1])
         gold.append(grade)
+        known.append(row.row)
         if row.subset:
             subset.append(row.subset)
-    if not first and skipped:
-        raise _unusable(source, skipped)
-    check_graded(first, gold, source)
+    _check_labelled(data_set, split, source, first, gold, skipped)
+    log.info("%s %s: %d pairs of %s", name, split, len(first), source)
     return Pairs(
         task=name,
         split=split,
@@ -85,6 +90,7 @@ def read_task(name: str, data: str | Path | None = None, split: str | None = Non
         subset=subset,
         binary=binary,
         skipped=dict(skipped),
+        rows=known,
     )
 
 
@@ -159,16 +165,48 @@ def read_sentences(name: str, data: str | Path | None = None) -> list[str]:
     Raises:
         InputError: As `read_task`.
     """
+    return read_texts(name, data).sentences
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The text of a data set.
+
+    Attributes:
+        sentences: Both sides of every pair, repeats kept.
+        skipped: Rows of the files that are no pair, counted by reason.
+    """
+
+    sentences: list[str]
+    skipped: Mapping[str, int]
+
+
+def read_texts(name: str, data: str | Path | None = None) -> Texts:
+    """Read the text of a data set as `read_sentences` does, and count what is left out.
+
+    Args:
+        name: Any data set of the catalogue.
+        data: As in `read_sentences`.
+
+    Raises:
+        InputError: As `read_task`.
+    """
     data_set = find_data_set(name)
     texts: list[str] = []
+    skipped: Counter[str] = Counter()
     for source, rows in _sources(data_set, list(data_set.splits), data):
-        count = len(texts)
+        count, before = len(texts), Counter(skipped)
         for row in rows:
-            if not row.fault:
-                texts += [sentence(row.first, row.place), sentence(row.second, row.place)]
+            if row.fault:
+                skipped[row.fault] += 1
+                continue
+            texts += [sentence(row.first, row.place), sentence(row.second, row.place)]
         if len(texts) == count:
-            raise _unusable(source, {})
-    return texts
+            raise _unusable(source, skipped - before)
+        for reason, number in (skipped - before).items():
+            log.info("%s: %d rows left out: %s", source, number, reason)
+    log.info("%s: %d sentences", name, len(texts))
+    return Texts(texts, dict(skipped))
 
 
 def _known_split(data_set: DataSet, split: str | None) -> str:
@@ -226,9 +264,37 @@ def _named(row: Row, names: Mapping[str, T]) -> T | None:
         return None
     if text.lower() not in names:
         raise InputError(
-            f"{row.label_place}: unknown label {text!r}; expected one of {', '.join(names)}"
+            f"{row.label_place}: unknown label {shown(text)}; expected one of {', '.join(names)}"
         )
     return names[text.lower()]
+
+
+def _check_labelled(
+    data_set: DataSet,
+    split: str,
+    source: str,
+    first: Sequence[str],
+    gold: Sequence[float | None],
+    skipped: Mapping[str, int],
+) -> None:
+    """Refuse pairs of which none can be scored.
+
+    Raises:
+        MissingDataError: They come without labels, as GLUE publishes some splits: what is there
+            is not what is looked for.
+        InputError: There is no pair, or none is graded.
+    """
+    try:
+        if not first and skipped:
+            raise _unusable(source, skipped)
+        check_graded(first, gold, source)
+    except InputError as error:
+        bare = any(split in layout.unlabelled for layout in data_set.layouts)
+        if bare and (first or set(skipped) == {"no label"}):
+            raise MissingDataError(
+                f"{error}; there are releases without labels: give one with them"
+            ) from None
+        raise
 
 
 def _unusable(source: str, skipped: Mapping[str, int]) -> InputError:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from bertflow.errors import InputError, MissingDependencyError
+from bertflow.errors import InputError, MissingDependencyError, shown
+from bertflow.strict_json import parse_json
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+# So much is read at a time, whatever a file says or a packed one unpacks to: characters of a line
+# or cell, bytes of a packed .parquet, rows of a .parquet.
+LONGEST_LINE = 2**24
+LARGEST_PACKED = 2**30
+PARQUET_ROWS = 1024
+LISTED = 20
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,28 @@ def reading(name: str | Path) -> Iterator[None]:
         raise InputError(f"{name} cannot be read: {error.strerror or error}") from None
 
 
+def bounded_lines(file: IO[str], name: str | Path) -> Iterator[str]:
+    """The lines of an open file with their ends.
+
+    Raises:
+        InputError: One is longer than any sentence: a packed file of some kilobytes may hold one
+            that fills the memory.
+    """
+    number = 1
+    while line := file.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise too_long(f"{name}, line {number}")
+        yield line
+        number += 1
+
+
+def too_long(place: str) -> InputError:
+    """What is said of a line or cell that is longer than any sentence."""
+    return InputError(
+        f"{place}: it has more than {LONGEST_LINE:,} characters; give one sentence a row"
+    )
+
+
 @contextmanager
 def open_text(path: Path) -> Iterator[IO[str]]:
     """Open a text file, packed or not, as lines that keep their ends."""
@@ -93,7 +122,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         InputError: The file cannot be read or is not UTF-8.
     """
     with reading(path), open_text(path) as file:
-        yield from _numbered(file)
+        yield from _numbered(file, path)
 
 
 def read_rows(
@@ -125,17 +154,22 @@ def read_rows(
             if kind == ".jsonl":
                 yield from _jsonl(file, path, columns, choose, texts)
             else:
-                rows = _tab_separated(file) if kind == ".tsv" else _comma_separated(file, path)
+                rows = (
+                    _tab_separated(file, path) if kind == ".tsv" else _comma_separated(file, path)
+                )
                 yield from _delimited(rows, path, columns, choose)
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names for a message."""
-    return ", ".join(repr(name) for name in names) or "none"
+    """Names for a message, at most so many."""
+    rest = iter(names)
+    first = ", ".join(map(shown, islice(rest, LISTED))) or "none"
+    more = sum(1 for _ in rest)
+    return f"{first} and {more:,} more" if more else first
 
 
-def _numbered(file: IO[str]) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(file, start=1):
+def _numbered(file: IO[str], path: Path) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(bounded_lines(file, path), start=1):
         yield number, line.removesuffix("\n").removesuffix("\r")
 
 
@@ -143,14 +177,12 @@ def _jsonl(
     file: IO[str], path: Path, columns: Sequence[str] | None, choose: Choose, texts: int
 ) -> Iterator[Row]:
     expected = "an object or a string" if texts == 1 else "an object"
-    for number, line in enumerate(file, start=1):
+    for number, line in enumerate(bounded_lines(file, path), start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path}, line {number}: not JSON ({error.msg})") from None
-        except (RecursionError, ValueError) as error:  # Too deep, or a number too long.
+            row = parse_json(line, constants=True)
+        except ValueError as error:
             raise InputError(f"{path}, line {number}: not JSON ({error})") from None
         if isinstance(row, str) and texts == 1:
             yield number, [row]
@@ -162,9 +194,9 @@ def _jsonl(
             columns = choose(Columns(path, list(row), strings))
         for place, column in enumerate(columns):
             if column not in row:
-                raise InputError(f"{path}, line {number}: no {column!r}; it has {listed(row)}")
+                raise InputError(f"{path}, line {number}: no {shown(column)}; it has {listed(row)}")
             if place < texts and not isinstance(row[column], str | None):
-                raise InputError(f"{path}, line {number}: {column!r} is not text")
+                raise InputError(f"{path}, line {number}: {shown(column)} is not text")
         yield number, [row[column] for column in columns]
 
 
@@ -185,7 +217,7 @@ def _delimited(
             columns = choose(Columns(path, header, header))
         for column in columns:
             if column not in header:
-                raise InputError(f"{path} has no column {column!r}; it has {listed(header)}")
+                raise InputError(f"{path} has no column {shown(column)}; it has {listed(header)}")
         positions = [header.index(column) for column in columns]
     last = max(positions)
     for number, row in rows:
@@ -195,7 +227,7 @@ def _delimited(
         if len(row) <= last:
             column = columns[positions.index(last)]
             raise InputError(
-                f"{path}, line {number}: {len(row)} columns, but column {column!r} is "
+                f"{path}, line {number}: {len(row)} columns, but column {shown(column)} is "
                 f"number {last + 1}"
             )
         yield number, [row[position] for position in positions]
@@ -211,14 +243,14 @@ def _position(column: str, header: Sequence[str], path: Path) -> int:
     return int(column) - 1
 
 
-def _tab_separated(file: IO[str]) -> Iterator[tuple[int, list[str]]]:
-    for number, line in _numbered(file):
+def _tab_separated(file: IO[str], path: Path) -> Iterator[tuple[int, list[str]]]:
+    for number, line in _numbered(file, path):
         yield number, line.split("\t")
 
 
 def _comma_separated(file: IO[str], path: Path) -> Iterator[tuple[int, list[str]]]:
     # Strict: a quote that never closes is an error, not the end of the corpus.
-    reader = csv.reader(file, strict=True)
+    reader = csv.reader(bounded_lines(file, path), strict=True)
     begins = 1
     try:
         for row in reader:
@@ -245,7 +277,12 @@ def _parquet(
     try:
         if path.suffix.lower() == ".gz":
             with gzip.open(path, "rb") as stream:
-                source = pyarrow.BufferReader(stream.read())
+                content = stream.read(LARGEST_PACKED + 1)
+            if len(content) > LARGEST_PACKED:
+                raise InputError(
+                    f"{path} unpacks to more than {LARGEST_PACKED:,} bytes; unpack it first"
+                )
+            source = pyarrow.BufferReader(content)
         table = pyarrow.parquet.ParquetFile(source)
         schema = table.schema_arrow
         if columns is None:
@@ -256,9 +293,11 @@ def _parquet(
                 raise InputError(f"{path} has no column {column!r}; it has {listed(schema.names)}")
             if place < texts and not _is_text(schema.field(column).type):
                 raise InputError(f"{path}: column {column!r} is not text")
-        for batch in table.iter_batches(columns=list(columns)):
+        for batch in table.iter_batches(PARQUET_ROWS, columns=list(columns)):
             for cells in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
                 number += 1
+                if any(isinstance(cell, str) and len(cell) > LONGEST_LINE for cell in cells):
+                    raise too_long(f"{path}, row {number}")
                 yield number, list(cells)
     except gzip.BadGzipFile:
         raise

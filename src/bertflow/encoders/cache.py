@@ -20,6 +20,7 @@ from bertflow.calibrators.storage import write_text
 from bertflow.encoders.corpus import CHUNK_SENTENCES, embed
 from bertflow.encoders.digests import DIGEST, SentenceIndex, digests_of
 from bertflow.errors import InputError, ModelError
+from bertflow.strict_json import parse_json
 
 Progress = Callable[[int, int], None]
 
@@ -154,7 +155,7 @@ class VectorCache:
             self._check_size(0, 0)
             return
         try:
-            found = json.loads(about.read_text(encoding="utf-8"))
+            found = parse_json(about.read_text(encoding="utf-8"))
             self._width = int(found.pop("width"))
             made = found.pop("made", None)
             if self._width < 1:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import json
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from logging import ERROR, WARNING
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from sentence_transformers.util import import_from_string
 from torch import nn
 from transformers import AutoModel, PreTrainedModel
+from transformers.utils import logging
 
-from bertflow.errors import BertflowError, ModelError
+from bertflow.errors import BertflowError, ModelError, shown
+from bertflow.strict_json import LARGEST, parse_json
 
 BUILT_IN = "sentence_transformers."
 # No hidden state depends on these parts of a model, and many checkpoints lack them.
 ASIDE = {"pooler", "lm_head", "cls", "classifier", "score", "qa_outputs"}
 NAMED = 3
+CLASS_NAME, LONGEST_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII), 200
 # transformers' mark on a tensor that it has read.
 MARK = "_is_hf_initialized"
 TRUST = "if you trust it, pass trust_remote_code=True (--trust-remote-code)"
@@ -35,12 +39,29 @@ def readable(wording: Callable[[str], str]) -> Iterator[None]:
         ModelError: They raised anything; bertflow's own errors pass.
     """
     try:
-        yield
+        with quietly():
+            yield
     except BertflowError:
         raise
     # safetensors, tokenizers, pickle and json have their own, tokenizers' being a plain Exception.
     except Exception as error:
         raise ModelError(wording(one_line(error))) from error
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without transformers' bars and its warnings, of which those that matter are errors here."""
+    told: Any = logging
+    verbosity, bars = told.get_verbosity(), told.is_progress_bar_enabled()
+    if verbosity == WARNING:
+        told.set_verbosity(ERROR)
+    told.disable_progress_bar()
+    try:
+        yield
+    finally:
+        told.set_verbosity(verbosity)
+        if bars:
+            told.enable_progress_bar()
 
 
 def one_line(error: Exception) -> str:
@@ -164,7 +185,11 @@ def read_modules(
             not be used.
     """
     with readable(lambda said: f"{file} cannot be read: {said}"):
-        entries = json.loads(file.read_text(encoding="utf-8"))
+        with file.open(encoding="utf-8") as opened:
+            content = opened.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise ModelError(f"{file} is no list of modules: it has more than {LARGEST:,} bytes")
+        entries = parse_json(content)
     if not isinstance(entries, list) or not entries:
         raise ModelError(f"{file} is no list of modules")
     home = file.parent.resolve()
@@ -173,13 +198,19 @@ def read_modules(
             if not isinstance(entry, dict) or not isinstance(entry.get(key), str):
                 raise ModelError(f"{file} is no list of modules: entry {place} has no {key}")
         written = PureWindowsPath(entry["path"])  # Knows either slash.
-        outside = written.anchor or ".." in written.parts or "\0" in entry["path"]
-        if outside or not (home / entry["path"]).resolve().is_relative_to(home):
+        outside = bool(written.anchor) or ".." in written.parts or "\0" in entry["path"]
+        try:
+            outside = outside or not (home / entry["path"]).resolve().is_relative_to(home)
+        except (OSError, RuntimeError, ValueError):  # A name too long, a ring of links.
+            outside = True
+        if outside:
             raise ModelError(
-                f"{file} asks for {entry['path']!r}, which is not inside {file.parent}"
+                f"{file} asks for {shown(entry['path'])}, which is not inside {file.parent}"
             )
         if entry["type"] == own:
             continue
+        if len(entry["type"]) > LONGEST_NAME or not CLASS_NAME.fullmatch(entry["type"]):
+            raise ModelError(f"{file} asks for {shown(entry['type'])}, which names no class")
         if entry["type"].startswith(BUILT_IN):
             module_class(entry["type"], file)
         elif not trust_remote_code:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +24,7 @@ from bertflow.calibrators.base import check_device
 from bertflow.encoders.checkpoints import check_weights, read_modules, readable, shapes_named
 from bertflow.encoders.cutting import cut_blocks
 from bertflow.encoders.pickling import keep_picklable
+from bertflow.encoders.sizes import check_gguf, check_sizes, check_transformer
 from bertflow.errors import InputError, MissingDependencyError, ModelError
 from bertflow.network import hub_answers
 
@@ -111,7 +114,11 @@ def load_encoder(
                 )
         else:
             if source.gguf is not None:
+                check_gguf(Path(source.name) / source.gguf)
                 keywords["gguf_file"] = source.gguf
+            else:
+                home = Path(source.name) if source.local else _fetched(source.name, "", keywords)
+                check_transformer(home, trust_remote_code=trust_remote_code)
             with shapes_named(source.name, [""], **keywords):
                 transformer = Transformer(
                     source.name,
@@ -139,12 +146,28 @@ def _load_modules(
     file = load_file_path(name, "modules.json", **where)
     if file is None:
         raise ModelError(f"{name} has no modules.json")
-    entries = read_modules(Path(file), trust_remote_code=keywords["trust_remote_code"])
+    trusted = keywords["trust_remote_code"]
+    entries = read_modules(Path(file), trust_remote_code=trusted)
     folders = [entry["path"] for entry in entries]
+    if not Path(name).is_dir():
+        for folder in folders:
+            _fetched(name, folder, keywords)
+    check_sizes(Path(file).parent, entries, trusted=trusted)
     with shapes_named(name, folders, **keywords):
         model = SentenceTransformer(name, device=device, model_kwargs={"dtype": dtype}, **keywords)
     check_weights(model, name, folders, **keywords)
     return model
+
+
+def _fetched(name: str, folder: str, keywords: Mapping[str, Any]) -> Path:
+    """Where the files of a hub name lie, once those that sizes are checked by have been had."""
+    where = {key: value for key, value in keywords.items() if key != "trust_remote_code"}
+    found = Path()
+    for file in ["model.safetensors", "config.json"]:
+        with suppress(Exception):  # What is lacking is lacking for the libraries, too.
+            path = load_file_path(name, f"{folder}/{file}" if folder else file, **where)
+            found = Path(path).parent if path else found
+    return found
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from bertflow.calibrators.storage import (
 from bertflow.encoders.checkpoints import (
     check_weights,
     module_class,
+    quietly,
     read_modules,
     readable,
     shapes_named,
@@ -40,6 +41,7 @@ from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.pickling import keep_picklable
 from bertflow.encoders.portable import to_modules
 from bertflow.encoders.sentence_cache import SentenceCache
+from bertflow.encoders.sizes import check_sizes
 from bertflow.encoders.streaming import FIRST, Rows, encode_rows
 from bertflow.errors import InputError, ModelError
 
@@ -91,7 +93,8 @@ class CalibratedSentenceTransformer(SentenceTransformer):
             self._fill(staging, *args, **kwargs)
 
     def _fill(self, folder: Path, *args: Any, **kwargs: Any) -> None:
-        super().save(str(folder), *args, **kwargs)
+        with quietly():
+            super().save(str(folder), *args, **kwargs)
         name_modules_for_every_version(folder / "modules.json")
         native = folder / SUBFOLDER
         native.mkdir(exist_ok=True)
@@ -297,6 +300,7 @@ def load(
     trust: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     with readable(lambda said: f"{path} cannot be loaded: {said}"):
         entries = read_modules(path / "modules.json", own=OWN_MODULE, **trust)
+        check_sizes(path, entries, trusted=trust_remote_code)
         folders = [entry["path"] for entry in entries]
         with shapes_named(str(path), folders, **trust):
             own = any(entry["type"] == OWN_MODULE for entry in entries)

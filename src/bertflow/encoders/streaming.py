@@ -42,6 +42,7 @@ from bertflow.encoders.encoding import Encoding, Precision, resolved_precision
 from bertflow.encoders.fingerprint import describe_encoder
 from bertflow.encoders.sentence_cache import SentenceCache, describe_vectors
 from bertflow.errors import InputError, ModelError
+from bertflow.strict_json import parse_json
 
 Progress = Callable[[int, int], None]
 
@@ -496,8 +497,8 @@ class _PartialFile:
         self._held.enter_context(part_folder(self.output))
         self._ours = True
         noted = b""
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            found = json.loads((self.folder / "about.json").read_text(encoding="utf-8"))
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            found = parse_json((self.folder / "about.json").read_text(encoding="utf-8"))
             width = int(found.pop("width"))
             if found == json.loads(json.dumps({**self.about, "group": self.group})):
                 noted = (self.folder / "groups").read_bytes()
@@ -512,6 +513,9 @@ class _PartialFile:
         """The file of the rows, made with the first of them."""
         if self._rows is None and not self._ours:
             self._open()
+        if self._rows is not None and self._rows.width != width:
+            self._rows.file.close()
+            self._rows = None  # What was noted is of no such rows.
         if self._rows is None:
             about = {**self.about, "group": self.group, "width": width}
             self._notes = []

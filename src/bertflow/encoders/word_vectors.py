@@ -13,7 +13,10 @@ from sentence_transformers.sentence_transformer.modules import Pooling, WordEmbe
 from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
 
 from bertflow.calibrators.base import Array
-from bertflow.errors import InputError
+from bertflow.errors import InputError, shown
+
+# Of no word vector the line is longer; whatever a packed file unpacks to, no more is read at once.
+LONGEST_LINE = 2**22
 
 
 def load_word_vectors(path: str | Path) -> SentenceTransformer:
@@ -69,8 +72,10 @@ def _vectors(path: Path) -> Iterator[tuple[str, Array]]:
     promised: int | None = None
     number = 0
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), 1):
             place = f"{path}, line {number}"
+            if len(line) > LONGEST_LINE:
+                raise InputError(f"{place}: it has more than {LONGEST_LINE:,} bytes")
             try:
                 word, *entries = line.decode("utf-8").rstrip().split(" ")
             except UnicodeDecodeError:
@@ -85,15 +90,15 @@ def _vectors(path: Path) -> Iterator[tuple[str, Array]]:
                 word = f"{word} {entries.pop(0)}"
             if not width or len(entries) != width:
                 raise InputError(
-                    f"{place}: expected a word and {width or 'its'} numbers, got {word[:20]!r} "
+                    f"{place}: expected a word and {width or 'its'} numbers, got {shown(word)} "
                     f"and {len(entries)}"
                 )
             try:
                 vector = np.array([float(entry) for entry in entries])
             except ValueError:
-                raise InputError(f"{place}: {word[:20]!r} has an entry that is no number") from None
+                raise InputError(f"{place}: {shown(word)} has an entry that is no number") from None
             if not (np.abs(vector) <= np.finfo(np.float32).max).all():
-                raise InputError(f"{place}: {word[:20]!r} has an entry that is not finite")
+                raise InputError(f"{place}: {shown(word)} has an entry that is not finite")
             yield word, vector.astype(np.float32)
     if promised is not None and number - 1 != promised:
         raise InputError(f"{path} holds {number - 1} of the {promised} words it promises")

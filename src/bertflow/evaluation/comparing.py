@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from joblib import Parallel, delayed
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array, check_number
-from bertflow.data import CATALOG, STS_TASKS, Pairs, read_sentences, read_task
+from bertflow.data import CATALOG, STS_TASKS, Pairs, read_sentences, read_task, read_texts
 from bertflow.encoders import (
     CalibratedSentenceTransformer,
     Precision,
@@ -36,6 +37,8 @@ from bertflow.evaluation.scores import Estimate, Figures, gold_of, over_seeds
 from bertflow.evaluation.tasks import read_tasks
 from bertflow.evaluation.trials import Judge, Outcome, Trial, cpus
 
+log = logging.getLogger(__name__)
+
 Progress = Callable[[str, int, int], None]
 NLI = ("snli", "mnli")
 
@@ -56,12 +59,14 @@ class _Material:
         tests: The pairs to score on, each task once.
         corpora: Sentences to fit on, by task, or as "corpus" where they are the same for all.
         sets: The data sets that "corpus" is made of, if it is made of any.
+        skipped: Of each data set that is fitted on, rows left out by reason.
         devs: By task, if a method needs one; None where there is none.
     """
 
     tests: Sequence[Pairs]
     corpora: Mapping[str, Sequence[str]]
     sets: Sequence[str]
+    skipped: Mapping[str, Mapping[str, int]]
     devs: Mapping[str, _Dev | None]
 
     def texts(self) -> list[str]:
@@ -145,8 +150,10 @@ def compare(
         progress=lambda done, total: report("encode", done, total),
     )
     encode_seconds = time.perf_counter() - start
+    log.info("%d distinct sentences in %.1f s", len(embedded.vectors), encode_seconds)
     row_of = dict(zip(texts, embedded.index.tolist(), strict=True))
     trials = _plan(material, row_of, methods, seeds)
+    log.info("%d fits in %d processes", len(trials), jobs or cpus())
     workers = Parallel(n_jobs=jobs or cpus(), return_as="generator_unordered")
     outcomes = _outcomes(embedded.vectors, trials, workers, cache, report)
     results = list(zip(trials, outcomes, strict=True))
@@ -172,6 +179,7 @@ def compare(
             "fit": fit if isinstance(fit, str) else "corpus",
             "sets": list(material.sets),
             "sentences": {name: len(corpus) for name, corpus in material.corpora.items()},
+            "skipped": {name: dict(counts) for name, counts in material.skipped.items() if counts},
         },
         dev={
             task: f"{dev.pairs.task} {dev.pairs.split}" if dev else None
@@ -180,6 +188,7 @@ def compare(
         encoder=describe_encoder(encoder),
         seeds=seeds,
         sentences=len(embedded.vectors),
+        cut=embedded.cut,
         encode_seconds=encode_seconds,
         seconds=time.perf_counter() - began,
     )
@@ -249,11 +258,13 @@ def _gather(
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"{twice[0]} is there twice; give each task once")
     tuned = any(METHODS[name].tuned for name in methods)
-    corpora, sets = _corpora(fit, tests, data)
+    skipped: dict[str, Mapping[str, int]] = {}
+    corpora, sets = _corpora(fit, tests, data, skipped)
     return _Material(
         tests=tests,
         corpora=corpora,
         sets=sets,
+        skipped=skipped,
         devs={pairs.task: _dev(pairs, fit, data) for pairs in tests} if tuned else {},
     )
 
@@ -282,16 +293,26 @@ def _plan(
 
 
 def _corpora(
-    fit: str | Sequence[str], tests: Sequence[Pairs], data: str | Path | None
+    fit: str | Sequence[str],
+    tests: Sequence[Pairs],
+    data: str | Path | None,
+    skipped: dict[str, Mapping[str, int]],
 ) -> tuple[dict[str, Sequence[str]], list[str]]:
-    """What is fitted on, by task or as "corpus" where it is the same for all, and of what sets."""
+    """What is fitted on, by task or as "corpus" where it is the same for all, and of what sets.
+
+    Rows that are left out are added to `skipped`.
+    """
+
+    def read(name: str) -> list[str]:
+        found = read_texts(name, data)
+        skipped[name] = found.skipped
+        return found.sentences
+
     if not isinstance(fit, str):
         return {"corpus": list(fit)}, []
     if fit == "target":
         own: dict[str, Sequence[str]] = {
-            pairs.task: read_sentences(pairs.task, data)
-            if pairs.task in CATALOG
-            else [*pairs.first, *pairs.second]
+            pairs.task: read(pairs.task) if pairs.task in CATALOG else [*pairs.first, *pairs.second]
             for pairs in tests
         }
         return own, []
@@ -301,7 +322,7 @@ def _corpora(
     sets, reasons = [], []
     for name in NLI:
         try:
-            texts += read_sentences(name, data)
+            texts += read(name)
             sets.append(name)
         except MissingDataError as error:
             reasons.append(str(error))

@@ -69,11 +69,12 @@ class Comparison:
         tasks: By task, what it was scored on: split, pairs, scored, skipped, data, measure.
         absent: Why a task is not among them, by task.
         fitted_on: What was fitted on: kind, data sets of a common corpus, and the number of
-            sentences by task or "corpus".
+            sentences by task or "corpus"; rows that were left out by data set and reason.
         dev: Where n_components was chosen, by task; None where none was there: D // 100.
         encoder: As `describe_encoder` gives it.
         seeds: How many.
         sentences: How many distinct sentences were encoded, once.
+        cut: How many of these are longer than the encoder takes, and were cut.
         encode_seconds: How long that took.
         seconds: How long all took.
         versions: Versions of the libraries.
@@ -88,6 +89,7 @@ class Comparison:
     encoder: Mapping[str, Any]
     seeds: int
     sentences: int
+    cut: int
     encode_seconds: float
     seconds: float
     versions: Mapping[str, str] = field(default_factory=library_versions)

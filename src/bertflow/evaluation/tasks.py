@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,6 +25,7 @@ from bertflow.encoders import (
     library_versions,
     resolved_precision,
 )
+from bertflow.encoders.corpus import count_cut_of
 from bertflow.errors import InputError, MissingDataError
 from bertflow.evaluation.correlation import paired_cosine
 from bertflow.evaluation.scores import (
@@ -33,6 +36,8 @@ from bertflow.evaluation.scores import (
     average,
     figures,
 )
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 
@@ -62,6 +67,8 @@ class Score:
         calibrator: Its name and arguments, or None.
         fitted_on: Provenance of the calibrator, or None.
         data: The file, folder or hub revision.
+        texts: How many distinct texts the graded pairs have.
+        cut: How many of these are longer than the encoder takes, and were cut.
         versions: Versions of the libraries.
         time: When, UTC.
         graded: The pairs; not part of the JSON.
@@ -81,6 +88,8 @@ class Score:
     calibrator: Mapping[str, Any] | None
     fitted_on: Mapping[str, Any] | None
     data: str
+    texts: int
+    cut: int
     versions: Mapping[str, str] = field(default_factory=library_versions)
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     graded: Pairs = field(repr=False, compare=False)
@@ -105,6 +114,16 @@ class Score:
     def all(self) -> Estimate:
         """Over all pairs together."""
         return self.main("all")
+
+    def by_row(self) -> list[tuple[str, str, float | None, float]]:
+        """Of each pair its subset ("" without), its row as the file numbers it, gold and cosine.
+
+        Gold is None where the pair was never graded, the cosine NaN where it has none.
+        """
+        pairs, count = self.graded, len(self.graded)
+        rows = pairs.rows or [str(number) for number in range(1, count + 1)]
+        subsets = pairs.subset or [""] * count
+        return list(zip(subsets, rows, pairs.gold, self.cosines.tolist(), strict=True))
 
     def to_dict(self) -> dict[str, Any]:
         """The score as JSON has it."""
@@ -242,6 +261,7 @@ def read_tasks(
         try:
             found.append(read_task(task, data, split))
         except MissingDataError as error:
+            log.info("%s is absent: %s", task, error)
             absent[task] = str(error)
     if not found:
         raise MissingDataError(next(iter(absent.values()), "no task is named"))
@@ -280,6 +300,7 @@ def score_all(
 
     With a cache, as in `evaluate`, only those that it lacks.
     """
+    began = time.perf_counter()
     # Pairs that were never graded have no part in a score.
     graded = [[g is not None for g in pairs.gold] for pairs in tasks]
     texts = [
@@ -296,6 +317,7 @@ def score_all(
             texts,
             batch_size=batch_size,
             finite=False,
+            count_cut=False,  # Of each task by itself, below.
             cache=cache,
             precision=precision,
             progress=progress,
@@ -313,6 +335,7 @@ def score_all(
         first, second = (
             vectors[rows[start + offset : start + offset + count]] for offset in (0, count)
         )
+        own = list(dict.fromkeys(texts[start : start + 2 * count]))
         start += 2 * count
         cosines = np.full(len(pairs), np.nan)
         cosines[keep] = paired_cosine(first, second)
@@ -338,11 +361,19 @@ def score_all(
                 calibrator=calibrator,
                 fitted_on=fitted_on,
                 data=pairs.source,
+                texts=len(own),
+                cut=count_cut_of(model, own),
                 graded=pairs,
                 cosines=cosines,
                 replicates=found.replicates,
             )
         )
+        log.info(
+            "%s %s: %d of %d pairs scored, %d of %d texts cut",
+            *(pairs.task, pairs.split, sum(found.scored.values()), scores[-1].pairs),
+            *(scores[-1].cut, scores[-1].texts),
+        )
+    log.info("%d tasks scored in %.1f s", len(scores), time.perf_counter() - began)
     return scores
 
 

@@ -26,6 +26,7 @@ from bertflow.calibrators.staging import sole_writer
 from bertflow.calibrators.storage import write_text
 from bertflow.errors import BertflowError, ModelError
 from bertflow.finetuning.result import CLASSIFIER
+from bertflow.strict_json import parse_json
 
 RUN, WHOLE, LOSSES = "run.json", "whole.json", "losses.json"
 # With less room than this the disk is full: no optimizer state is that small.
@@ -89,7 +90,7 @@ def open_checkpoints(folder: Path, run: Mapping[str, Any]) -> tuple[Path | None,
 
 def _described(folder: Path) -> dict[str, Any]:
     try:
-        content = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        content = parse_json((folder / RUN).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -146,15 +147,23 @@ def written_or_not(checkpoint: Path) -> Iterator[None]:
 def is_whole(checkpoint: Path) -> bool:
     """Whether every file of a checkpoint is there in full."""
     try:
-        listed = json.loads((checkpoint / WHOLE).read_text(encoding="utf-8"))
+        listed = parse_json((checkpoint / WHOLE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return bool(listed == _sizes(checkpoint))
 
 
 def restore_classifier(checkpoint: Path, classifier: nn.Module) -> None:
-    """Give a classifier the weights of a checkpoint."""
-    classifier.load_state_dict(load_file(checkpoint / CLASSIFIER))
+    """Give a classifier the weights of a checkpoint.
+
+    Raises:
+        ModelError: They are not there, or another's.
+    """
+    path = checkpoint / CLASSIFIER
+    try:
+        classifier.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise ModelError(f"{path} cannot be read ({error}); remove {checkpoint}") from None
 
 
 def restore_losses(checkpoint: Path) -> list[float]:

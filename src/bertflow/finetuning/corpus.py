@@ -66,6 +66,13 @@ class NliCorpus:
             for side, pairs in sides.items()
         }
 
+    def texts(self) -> list[str]:
+        """Every distinct sentence of both sides."""
+        sides = (self.train, self.held_out)
+        return list(
+            dict.fromkeys(one for s in sides for part in (s.first, s.second) for one in part)
+        )
+
     def digest(self) -> str:
         """A SHA-256 of all pairs and labels in their order: the same corpus has the same."""
         digest = hashlib.sha256()

@@ -31,6 +31,7 @@ from transformers.utils import logging
 
 from bertflow.data import NLI_LABELS, NliPairs
 from bertflow.encoders import describe_encoder, embed, library_versions
+from bertflow.encoders.corpus import count_cut_of
 from bertflow.errors import InputError, MissingDependencyError, TrainingError
 from bertflow.finetuning.checkpoints import (
     alone,
@@ -199,6 +200,7 @@ def _finetune(
             **facts,
             "steps": total,
             "resumed_at": 0 if resume is None else step(resume),
+            "cut_to_max_length": count_cut_of(encoder, corpus.texts()),
             "division": dict(corpus.division),
             "sets": [asdict(part) for part in corpus.sets],
             "versions": {**library_versions(), **{name: version(name) for name in PACKAGES}},

@@ -110,6 +110,7 @@ class Material:
             second=[pairs.second[n] for n in keep],
             gold=[pairs.gold[n] for n in keep],
             subset=[pairs.subset[n] for n in keep] if pairs.subset else (),
+            rows=[pairs.rows[n] for n in keep] if pairs.rows else (),
         )
 
     def _fewer_sentences(self, texts: list[str]) -> list[str]:

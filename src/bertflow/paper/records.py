@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile, is_zipfile
+from zipfile import is_zipfile
 
 import numpy as np
 
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.storage import write_bytes, write_text
+from bertflow.calibrators.vectors import read_archive
 from bertflow.encoders import library_versions
-from bertflow.errors import ModelError
+from bertflow.errors import InputError, ModelError
+from bertflow.strict_json import read_json
 
 FORMAT = 1
 
@@ -97,9 +98,8 @@ class Records:
         """
         path = self.folder / f"{key}.npz"
         try:
-            with np.load(path, allow_pickle=False) as file:
-                return {name: file[name] for name in file.files}
-        except (OSError, ValueError, EOFError, KeyError, zlib.error, BadZipFile) as error:
+            return read_archive(path)
+        except InputError as error:
             raise ModelError(f"{path} cannot be read ({error}); remove it and run again") from None
 
     def put(self, record: Record, arrays: Mapping[str, Array] | None = None) -> None:
@@ -124,11 +124,12 @@ class Records:
 
     def _read(self, key: str) -> Record | None:
         try:
-            content = json.loads((self.folder / f"{key}.json").read_text(encoding="utf-8"))
-            record = Record(**content)
-        except (OSError, ValueError, TypeError):
+            record = Record(**read_json(self.folder / f"{key}.json"))
+        except (ModelError, TypeError):
             return None
+        parts = (record.recipe, record.about, record.result, record.versions)
         whole = record.format == FORMAT and record.key == key
+        whole = whole and all(isinstance(part, dict) for part in parts)
         if not whole or (record.kind == "score" and not is_zipfile(self.folder / f"{key}.npz")):
             return None
         return record

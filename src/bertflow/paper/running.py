@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable
 
@@ -14,6 +13,7 @@ from bertflow.paper.planning import Planner
 from bertflow.paper.records import Record, Records
 from bertflow.paper.scoring import score_group
 from bertflow.paper.workplace import Progress, Steps, Workplace, about_subject
+from bertflow.strict_json import read_json
 
 
 def run_jobs(
@@ -118,7 +118,7 @@ def _tune(
                 report("train", step, total) if stage == "train" else None
             ),
         )
-    facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    facts = read_json(folder / FACTS)
     records.put(
         Record(
             kind=tuning.kind,

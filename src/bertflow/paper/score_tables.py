@@ -88,7 +88,7 @@ def score_table(plans: Sequence[Plan], records: Records) -> TableResult:
                 cells[AVERAGE] = _average_cell(plan, row, seen, cells)
             rows.append(_row(plan, row, cells))
         claims += _claims(plan, seen, numbers, columns)
-        notes += _tunings(plan, records) + _reasons(plan, seen)
+        notes += _tunings(plan, records) + _cuts(plan, records) + _reasons(plan, seen)
     corrected = holm({f"{number} {column}": one for (number, column), one in marks.items()})
     for number, column in marks:
         old = rows[number]
@@ -328,6 +328,22 @@ def _tunings(plan: Plan, records: Records) -> list[str]:
             f"{100 * one['majority']:.1f} %; {about['precision']} on {about['device']}"
         )
     return notes
+
+
+def _cuts(plan: Plan, records: Records) -> list[str]:
+    """How many texts of each task were too long."""
+    cuts: dict[str, int] = {}
+    for cell in plan.cells.values():
+        for job in cell.jobs:
+            cut = records.need(job.key).result.get("cut")
+            cuts[job.task] = max(cuts.get(job.task, 0), cut or 0)
+    told = [f"{task} {cut:,}" for task, cut in cuts.items() if cut]
+    if not told:
+        return []
+    length = plan.subject.max_length
+    return [
+        f"{plan.subject.label}: distinct texts longer than {length} tokens, cut: {', '.join(told)}"
+    ]
 
 
 def _reasons(plan: Plan, seen: Mapping[tuple[str, str], Seen | None]) -> list[str]:

@@ -22,6 +22,7 @@ from bertflow.errors import ModelError
 from bertflow.evaluation import as_json, describe_calibrator, figures
 from bertflow.evaluation.scores import gold_of
 from bertflow.evaluation.trials import Judge, Outcome, judged
+from bertflow.paper.cuts import note_cuts, noted_cut
 from bertflow.paper.jobs import Encoding, Fitting, Score
 from bertflow.paper.material import Material
 from bertflow.paper.records import Record, Records
@@ -68,7 +69,11 @@ def score_group(
             ]
             for number, outcome in _outcomes(caches[key].vectors(), plans, place.processes()):
                 for score, cosines in zip(batches[number], outcome.cosines, strict=True):
-                    _record(score, cosines, outcome, encoding, material, records)
+                    cut = noted_cut(
+                        caches[key].folder,
+                        cut_name(("pairs", score.task, score.split), material),
+                    )
+                    _record(score, cosines, outcome, encoding, material, records, cut)
                     steps.one()
 
 
@@ -89,13 +94,20 @@ def _encode(
     for name, keys in users.items():
         passes.setdefault(tuple(key for key in encodings if key in keys), []).append(name)
     for several, names in passes.items():
-        texts = [text for name in names for text in _texts(name, material)]
+        named = {cut_name(name, material): _texts(name, material) for name in names}
+        texts = [text for part in named.values() for text in part]
         # Another pooling, where one pass lacks nothing, is not computed again.
         lacking = [key for key in several if caches[key].missing(texts)]
+
+        def load(lacking: list[str] = lacking, named: dict[str, list[str]] = named) -> Any:
+            loaded = _load([encodings[key] for key in lacking], place)
+            note_cuts(loaded, named, [caches[key].folder for key in lacking])
+            return loaded
+
         fill(
             [caches[key] for key in lacking],
             texts,
-            lambda lacking=lacking: _load([encodings[key] for key in lacking], place),  # type: ignore[misc]
+            load,
             batch_size=place.batch_size,
             progress=lambda done, total: report("encode", done, total),
         )
@@ -109,6 +121,11 @@ def _texts_of(score: Score) -> list[tuple[str, ...]]:
         if score.fitting.dev is not None:
             names.append(("pairs", score.task, "dev"))
     return names
+
+
+def cut_name(name: tuple[str, ...], material: Material) -> str:
+    """What a text is called where it is noted how much of it was cut."""
+    return " ".join([*name, *([] if material.limit is None else [f"limit {material.limit}"])])
 
 
 def _texts(name: tuple[str, ...], material: Material) -> list[str]:
@@ -227,6 +244,7 @@ def _record(
     encoding: Encoding,
     material: Material,
     records: Records,
+    cut: int | None,
 ) -> None:
     pairs = material.pairs(score.task, score.split)
     full = np.full(len(pairs), np.nan)
@@ -262,6 +280,7 @@ def _record(
                     for aggregation, measures in found.aggregations.items()
                 },
                 "pairs": len(pairs) + sum(pairs.skipped.values()),
+                "cut": cut,
                 "scored": dict(found.scored),
                 "skipped": {
                     **pairs.skipped,
