@@ -19,7 +19,7 @@ from sklearn.preprocessing import StandardScaler
 
 from bertflow.calibrators import Flow, Whitening, save_calibrator
 from bertflow.data import Pairs, hub, read_sentences, read_task
-from bertflow.encoders import load_encoder
+from bertflow.encoders import SentenceCache, load_encoder
 from bertflow.errors import InputError, MissingDataError
 from bertflow.evaluation import (
     METHODS,
@@ -30,10 +30,12 @@ from bertflow.evaluation import (
     evaluate,
     figures,
     holm,
+    kept,
     paired_cosine,
     score_pairs,
 )
 from bertflow.evaluation.comparison import counted
+from bertflow.evaluation.trials import run_trial
 from task_files import graded_rows, write_tasks
 
 WIDTH = 16
@@ -664,3 +666,161 @@ def test_results_do_not_depend_on_the_number_of_processes(encoder, folder, every
             assert other.spread[aggregation] == entry.spread[aggregation]
             for task, drawn in entry.replicates[aggregation].items():
                 assert_array_equal(other.replicates[aggregation][task], drawn)
+
+
+# Going on.
+
+
+@pytest.fixture
+def ran(monkeypatch) -> list[str]:
+    """Methods that are fitted and tasks that are scored from here on."""
+    done: list[str] = []
+
+    def trial(vectors, one):
+        done.append(one.method)
+        return run_trial(vectors, one)
+
+    def scored(pairs, stack):
+        done.append(pairs.task)
+        return figures(pairs, stack)
+
+    monkeypatch.setattr(kept, "run_trial", trial)
+    monkeypatch.setattr(kept, "figures", scored)
+    return done
+
+
+def timeless(result: Comparison) -> dict:
+    """A comparison as JSON, without what tells the time."""
+
+    def cut(one):
+        if isinstance(one, dict):
+            return {k: cut(v) for k, v in one.items() if "seconds" not in k and k != "time"}
+        return one
+
+    return cut(strict_json(result))
+
+
+AGAIN = {"tasks": ["stsb", "sick-r"], "methods": ["none", "all-but-the-top", "whitening"]}
+
+
+@pytest.mark.parametrize("stage", ["fit", "score"])
+def test_what_was_stopped_goes_on_to_the_same_bits(encoder, folder, tmp_path, ran, stage):
+    def stop(name, done, total):
+        if (name, done) == (stage, 1):
+            raise KeyboardInterrupt
+
+    whole = compare(encoder, data=folder, jobs=1, cache=SentenceCache(tmp_path / "other"), **AGAIN)
+    all_of_it = list(ran)
+    assert Counter(ran) == {
+        **{name: 2 for name in AGAIN["methods"]},  # Each task has its own corpus.
+        **{name: 1 for name in AGAIN["tasks"]},
+    }
+    plain = compare(encoder, data=folder, jobs=1, **AGAIN)
+    ran.clear()
+    cache = SentenceCache(tmp_path / "one")
+    with pytest.raises(KeyboardInterrupt):
+        compare(encoder, data=folder, jobs=1, cache=cache, progress=stop, **AGAIN)
+    assert ran == all_of_it[: 1 if stage == "fit" else 7]
+    ran.clear()
+    told = []
+    result = compare(
+        encoder, data=folder, jobs=1, cache=cache, progress=lambda *at: told.append(at), **AGAIN
+    )
+    assert ran == all_of_it[1 if stage == "fit" else 7 :]
+    assert timeless(result) == timeless(whole) == timeless(plain)
+    for name, entry in result.entries.items():
+        for aggregation, tasks in entry.replicates.items():
+            for task, drawn in tasks.items():
+                assert_array_equal(drawn, whole.entries[name].replicates[aggregation][task])
+    assert [at for at in told if at[0] == "fit"][-1] == ("fit", 6, 6)
+    assert [at for at in told if at[0] == "score"][-1] == ("score", 2, 2)
+    ran.clear()
+    third = compare(encoder, data=folder, jobs=1, cache=SentenceCache(tmp_path / "one"), **AGAIN)
+    assert ran == []
+    assert timeless(third) == timeless(whole)
+    # Times are those of the fits that there were.
+    for name, entry in third.entries.items():
+        assert entry.fit_seconds == result.entries[name].fit_seconds
+
+
+def test_without_a_cache_nothing_is_kept(encoder, folder, tmp_path, ran):
+    for _ in range(2):
+        ran.clear()
+        compare(encoder, ["stsb"], data=folder, jobs=1, methods=["whitening"])
+        assert ran == ["whitening", "stsb"]
+
+
+def test_what_else_there_is_to_compare_is_done_alone(encoder, folder, tmp_path, ran):
+    def compared(**changes):
+        ran.clear()
+        arguments = {"methods": ["whitening"], "fit": ["a dog", "a cat", "two cats"], "seeds": 1}
+        arguments |= {"tasks": ["stsb"], **changes}
+        compare(encoder, data=folder, jobs=1, cache=SentenceCache(tmp_path), **arguments)
+        return list(ran)
+
+    assert compared() == ["whitening", "stsb"]
+    assert compared() == []
+    assert compared(methods=["whitening", "standardization"]) == ["standardization", "stsb"]
+    assert compared(fit=["a dog", "a cat", "two cats", "a cat"]) == ["whitening", "stsb"]
+    assert compared(fit=["a dog", "two cats", "a cat"]) == ["whitening", "stsb"]
+    assert compared(methods=["tempered-flow"]) == ["tempered-flow", "stsb"]
+    assert compared(methods=["tempered-flow"], seeds=2) == ["tempered-flow", "stsb"]
+    assert compared(tasks=["sick-r", "stsb"]) == ["whitening", "sick-r"]
+    # A corpus of each task's own does not hang on which others there are.
+    assert compared(fit="target") == ["whitening", "stsb"]
+    assert compared(fit="target", tasks=["sick-r", "stsb"]) == ["whitening", "sick-r"]
+
+
+def test_other_code_or_versions_do_it_anew(encoder, folder, tmp_path, ran, monkeypatch):
+    def compared():
+        ran.clear()
+        cache = SentenceCache(tmp_path)
+        compare(encoder, ["stsb"], data=folder, jobs=1, cache=cache, methods=["whitening"])
+        return len(ran)
+
+    assert compared() == 2
+    monkeypatch.setattr("bertflow.__version__", "7.0")
+    assert compared() == 2
+    monkeypatch.setattr(kept, "_code", lambda: "other")
+    assert compared() == 2
+    assert compared() == 0
+
+
+@pytest.mark.parametrize("harm", [lambda data: b"", lambda data: data[:-30], lambda data: b"x" * 9])
+def test_a_damaged_result_is_done_anew(encoder, folder, tmp_path, ran, harm):
+    cache = SentenceCache(tmp_path)
+    results = []
+    for _ in range(3):
+        ran.clear()
+        result = compare(
+            encoder, ["stsb"], data=folder, jobs=1, cache=cache, methods=["whitening"], seeds=1
+        )
+        results.append(timeless(result))
+        if len(results) == 1:
+            for path in cache.results.files():
+                path.write_bytes(harm(path.read_bytes()))
+        assert ran == ([] if len(results) == 3 else ["whitening", "stsb"])
+    assert results[0] == results[1] == results[2]
+
+
+def test_where_results_cannot_be_kept_it_is_said_once(
+    encoder, folder, tmp_path, ran, caplog, monkeypatch
+):
+    def full(self, data):
+        raise OSError(28, "No space left on device")
+
+    cache = SentenceCache(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("pathlib.Path.write_bytes", full)
+        compare(encoder, data=folder, jobs=1, cache=cache, **AGAIN)
+    [record] = caplog.records
+    assert "No space left on device" in record.getMessage()
+    assert cache.results.files() == {}
+
+
+@pytest.mark.slow
+def test_several_processes_keep_what_each_has_finished(encoder, folder, tmp_path):
+    whole = compare(encoder, data=folder, jobs=1, **AGAIN)
+    cache = SentenceCache(tmp_path)
+    assert timeless(compare(encoder, data=folder, jobs=2, cache=cache, **AGAIN)) == timeless(whole)
+    assert len(cache.results.files()) == 6 + 2

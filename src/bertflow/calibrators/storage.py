@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -131,10 +132,10 @@ def load_calibrator(folder: str | Path) -> Calibrator:
     try:
         calibrator = _constructed(config)
     except InputError as error:
-        raise ModelError(f"{folder / CONFIG}: {_reason(error)}") from None
+        raise ModelError(f"{folder / CONFIG}: {reason_of(error)}") from None
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise ModelError(
-            f"{folder / CONFIG} is no calibrator's configuration: {_reason(error)}"
+            f"{folder / CONFIG} is no calibrator's configuration: {reason_of(error)}"
         ) from None
     try:
         if not path.is_file():
@@ -148,7 +149,7 @@ def load_calibrator(folder: str | Path) -> Calibrator:
     except ModelError:
         raise
     except (OSError, SafetensorError, ValueError, TypeError, RuntimeError) as error:
-        raise ModelError(f"{path} cannot be read: {_reason(error)}") from None
+        raise ModelError(f"{path} cannot be read: {reason_of(error)}") from None
     calibrator.provenance_ = config["provenance"]
     return calibrator
 
@@ -168,7 +169,7 @@ def calibrator_folder(folder: str | Path) -> Path:
         if not folder.exists():
             raise ModelError(f"{folder} does not exist; give a folder that bertflow has saved")
     except OSError as error:
-        raise ModelError(f"{folder} cannot be read: {_reason(error)}") from None
+        raise ModelError(f"{folder} cannot be read: {reason_of(error)}") from None
     raise ModelError(
         f"{folder} holds no calibrator: expected {CONFIG} and {WEIGHTS} there or in {SUBFOLDER}/"
     )
@@ -232,7 +233,7 @@ def _or_not_written(target: Path) -> Iterator[None]:
         # Not OSErrors alone: safetensors and tokenizers are written in Rust, and raise their own.
         if not isinstance(error, OSError) and "(os error " not in str(error):
             raise
-        raise ModelError(f"cannot write {target}: {_reason(error)}") from error
+        raise ModelError(f"cannot write {target}: {reason_of(error)}") from error
 
 
 def _followed(target: Path) -> Path:
@@ -261,7 +262,7 @@ def write_bytes(path: str | Path, content: bytes) -> None:
             staging.write_bytes(content)
             staging.replace(path)
     except OSError as error:
-        raise ModelError(f"cannot write {path}: {_reason(error)}") from None
+        raise ModelError(f"cannot write {path}: {reason_of(error)}") from None
 
 
 def check_writable(path: str | Path) -> None:
@@ -276,7 +277,7 @@ def check_writable(path: str | Path) -> None:
         if path.is_dir():
             raise ModelError(f"cannot write {path}: it is a folder; give a file")
     except OSError as error:
-        raise ModelError(f"cannot write {path}: {_reason(error)}") from None
+        raise ModelError(f"cannot write {path}: {reason_of(error)}") from None
     if not home.is_dir() or not os.access(home, os.W_OK):
         raise ModelError(f"cannot write {path}: {home} is not a folder that may be written to")
 
@@ -301,7 +302,7 @@ def check_replaceable(target: str | Path) -> None:
             )
         foreign = foreign_entries(target)
     except OSError as error:
-        raise ModelError(f"cannot write {target}: {_reason(error)}") from None
+        raise ModelError(f"cannot write {target}: {reason_of(error)}") from None
     if foreign:
         raise ModelError(
             f"{target} holds {foreign[0]}, which bertflow did not write there; "
@@ -349,9 +350,11 @@ def _is_ours(config: Path) -> bool:
     return isinstance(content, dict) and "calibrator" in content and "format" in content
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """What an error says, in one line that can be read."""
     said = (isinstance(error, OSError) and error.strerror) or str(error).split("\n")[0]
+    if system := re.search(r"\(os error (\d+)\)", said):  # As libraries in Rust say it.
+        said = os.strerror(int(system[1]))
     return said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]} …"
 
 
@@ -392,7 +395,7 @@ def _compare(file: Any, calibrator: Calibrator, folder: Path) -> None:
     try:
         expected = calibrator._allocate(found)
     except (InputError, TypeError, RuntimeError, OverflowError) as error:
-        raise ModelError(f"{folder / CONFIG} does not fit {path}: {_reason(error)}") from None
+        raise ModelError(f"{folder / CONFIG} does not fit {path}: {reason_of(error)}") from None
     if missing := expected.keys() - found.keys():
         raise ModelError(f"{path} lacks {_listed(missing)}")
     if foreign := found.keys() - expected.keys():

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from bertflow.calibrators.staging import sole_writer
-from bertflow.calibrators.storage import write_text
+from bertflow.calibrators.storage import reason_of, write_text
 from bertflow.errors import BertflowError, ModelError
 from bertflow.finetuning.result import CLASSIFIER
 from bertflow.strict_json import parse_json
@@ -134,11 +134,10 @@ def written_or_not(checkpoint: Path) -> Iterator[None]:
         shutil.rmtree(checkpoint, ignore_errors=True)
         raise
     except (OSError, SafetensorError, RuntimeError) as error:
+        reason = reason_of(error)
         # torch says only that some position is not what it should be.
         full = shutil.disk_usage(checkpoint.parent).free < SMALL
-        said = str(error).split("\n")[0]
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else said
-        if full and not isinstance(error, OSError):
+        if full and not isinstance(error, OSError | SafetensorError):
             reason = os.strerror(errno.ENOSPC)
         shutil.rmtree(checkpoint, ignore_errors=True)
         raise ModelError(f"cannot write {checkpoint}: {reason}") from error
