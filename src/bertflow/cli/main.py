@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
+from bertflow.cli.interruption import Interrupted
+
 
 def main() -> None:
     """Run the command line and exit."""
@@ -42,6 +44,8 @@ def run(arguments: list[str]) -> int:
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, EOFError):
         return _fail("interrupted", 130)
+    except Interrupted as error:
+        return _fail(f"interrupted; {error}", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -55,11 +59,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _explain(error: Exception) -> int:
-    from bertflow.cli.interruption import Interrupted
     from bertflow.errors import BertflowError
 
-    if isinstance(error, Interrupted):
-        return _fail(f"interrupted; {error}", 130)
     if type(error).__name__ == "Abort":
         return _fail("interrupted", 130)
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):

@@ -227,7 +227,10 @@ def _scored(
 ) -> dict[str, list[Figures]]:
     """The figures of each task's cosines, likewise."""
     kept = None if cache is None else cache.results
-    keys = [figures_key(pairs, stack) for pairs, stack in zip(tests, stacks, strict=True)]
+    keys = [
+        "" if kept is None else figures_key(pairs, stack)
+        for pairs, stack in zip(tests, stacks, strict=True)
+    ]
     before = {number: kept_figures(kept, key) for number, key in enumerate(keys)}
     found = {number: judged for number, judged in before.items() if judged is not None}
     if found:
