@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +39,8 @@ from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.encoders.sizes import check_sizes
 from bertflow.encoders.streaming import FIRST, Rows, encode_rows
 from bertflow.errors import InputError, ModelError
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 
@@ -165,6 +169,12 @@ def calibrate(
             **(provenance or {}),
         }
         rows = store.array()
+        log.info(
+            "%d sentences, %d distinct, %d of these cut to %s tokens; in %s (asked: %s)",
+            *(encoded.rows, encoded.distinct, encoded.cut, encoder.max_seq_length),
+            *(calibrator.provenance_["precision"], precision),
+        )
+        began = time.perf_counter()
         if isinstance(calibrator, Flow):
             calibrator.fit(
                 rows,
@@ -173,6 +183,7 @@ def calibrate(
             )
         else:
             calibrator.fit(rows)
+        log.info("%r fitted in %.1f s", calibrator, time.perf_counter() - began)
         sample = np.array(rows[encoded.first])
     return _appended(encoder, calibrator, portable, sample)
 
@@ -266,6 +277,7 @@ def load(
                 model = CalibratedSentenceTransformer(str(path), device=device, **trust)
         check_weights(model, str(path), folders, **trust)
     keep_picklable(model)
+    log.info("%s: a calibrated model, %r", path, calibrator)
     model.calibrator = calibrator
     return model.eval()
 
@@ -333,6 +345,7 @@ def save_model(model: CalibratedSentenceTransformer, folder: str | Path) -> None
     """
     with replaced_folder(folder) as staging:
         model.save_pretrained(str(staging))
+    log.info("wrote %s", folder)
 
 
 def _refuse_what_cannot_be_portable(calibrator: Calibrator) -> None:
