@@ -23,7 +23,13 @@ from sentence_transformers.util import is_sentence_transformer_model, load_file_
 from torch import nn
 
 from bertflow.calibrators.base import check_device
-from bertflow.encoders.checkpoints import check_weights, read_modules, readable, shapes_named
+from bertflow.encoders.checkpoints import (
+    check_files,
+    check_weights,
+    read_modules,
+    readable,
+    shapes_named,
+)
 from bertflow.encoders.cutting import cut_blocks
 from bertflow.encoders.pickling import keep_picklable
 from bertflow.encoders.sizes import check_gguf, check_sizes, check_transformer
@@ -104,6 +110,8 @@ def load_encoder(
         keywords["local_files_only"] = True
     if revision is not None:
         keywords["revision"] = revision
+    if source.local:
+        check_files(Path(source.name))
     with readable(lambda said: _explanation(name, said, source)):
         if source.modules:
             model = _load_modules(source.name, device, DTYPES[dtype], keywords)

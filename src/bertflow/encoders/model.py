@@ -21,6 +21,7 @@ from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.base import Array, check_device
 from bertflow.calibrators.storage import SUBFOLDER, replaced_folder, write_calibrator
 from bertflow.encoders.checkpoints import (
+    check_files,
     check_weights,
     module_class,
     quietly,
@@ -263,6 +264,7 @@ def load(
         check_device(device)
     if not (path / "modules.json").is_file():
         raise ModelError(f"{path} is no calibrated model: it holds no modules.json")
+    check_files(path)
     calibrator = load_calibrator(path / SUBFOLDER)
     trust: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     with readable(lambda said: f"{path} cannot be loaded: {said}"):
