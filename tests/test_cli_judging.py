@@ -668,3 +668,16 @@ def test_compare_refuses_what_is_calibrated_already(work, done, refused, tiny_be
     done("fit", "--encoder", tiny_bert, "--corpus", "corpus.txt", "--output", "m")
     said = refused("compare", "m", "--task", "stsb", "--data", "data", "--method", "none")
     assert "calibrated already" in said
+
+
+def test_a_release_without_scores_is_absent_among_all_and_an_error_by_name(
+    done, refused, tiny_bert, tmp_path
+):
+    data = write_tasks(tmp_path / "data", "sick-r")
+    (data / "glue/STS-B").mkdir(parents=True)
+    (data / "glue/STS-B/test.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n")
+    why = "test.tsv: none of its 1 pairs has a gold score; there are releases without labels"
+    out = done("evaluate", tiny_bert, "--task", "all", "--data", data)
+    assert f"absent: {data}/glue/STS-B/{why}" in out
+    assert "sick-r" in out
+    assert why in refused("evaluate", tiny_bert, "--task", "stsb", "--data", data)

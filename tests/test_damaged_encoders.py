@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import sys
@@ -480,3 +481,22 @@ def test_a_module_of_an_encoder_runs_only_if_trusted(kind, folder, tmp_path, mon
     assert not marker.exists()
     OPENED[kind](folder, device="cpu", trust_remote_code=True)
     assert marker.exists()
+
+
+# What is no file.
+
+
+@each_kind
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_pipe_in_the_place_of_a_file_is_named_and_never_read(kind, folder, name):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    line = refusal(kind, folder)
+    assert str(folder / name) in line or "holds none of" in line
+
+
+@each_kind
+def test_a_link_to_a_device_is_named_and_never_read(kind, folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("/dev/zero")
+    assert "model.safetensors is no file" in refusal(kind, folder)

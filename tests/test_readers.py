@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -14,12 +15,14 @@ from bertflow.data import (
     CATALOG,
     DATA_VARIABLE,
     nli_splits,
+    read_corpus,
     read_nli,
     read_sentences,
     read_task,
+    read_texts,
 )
 from bertflow.data import hub as hub_module
-from bertflow.errors import InputError
+from bertflow.errors import InputError, MissingDataError
 
 Cells = tuple[str, str, str]
 FIRST = ["A cat sat.", 'He said "no".', "Café, 日本語"]
@@ -861,3 +864,69 @@ def test_a_folder_that_is_none_is_refused_at_once(tmp_path, monkeypatch, name):
     monkeypatch.setenv("BERTFLOW_DATA", str(tmp_path / name))
     with pytest.raises(InputError, match=f"{name} is no folder"):
         read_task("stsb")
+
+
+# Rows and what is left out.
+
+
+@over({**SCORED, "qnli": CASES["qnli"]})
+def test_pairs_know_the_rows_they_are_of(tmp_path, case):
+    case.write(tmp_path, case.good())
+    found = case.read(tmp_path)
+    assert len(found.rows) == len(found)
+    assert all(found.rows)
+
+
+def test_qnli_rows_are_known_by_their_index_and_others_by_their_line(tmp_path):
+    good = [f"{n}\tq{n}\ts{n}\tentailment" for n in (70, 3, 5)]
+    read = read_task("qnli", qnli(tmp_path, good[0], "7\tq", *good[1:]))
+    assert list(read.rows) == ["70", "3", "5"]
+    read = read_task(
+        "qnli",
+        qnli(tmp_path, "q\ts\tentailment", "a\tb\tentailment", header="question\tsentence\tlabel"),
+    )
+    assert list(read.rows) == ["2", "3"]
+
+
+def test_rows_that_are_cut_off_are_counted_among_the_text_too(tmp_path):
+    qnli(tmp_path, "0\tq\ts\tentailment", "7\tq", "8\tr\tt")
+    found = read_texts("qnli", tmp_path)
+    assert found.sentences == ["q", "s", "r", "t"]
+    assert dict(found.skipped) == {"incomplete line": 1}
+    assert read_sentences("qnli", tmp_path) == found.sentences
+    qnli(tmp_path, "7\tq", "8")
+    with pytest.raises(InputError, match=r"holds no pair \(2 skipped: incomplete line\)"):
+        read_texts("qnli", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["stsb", "qnli"])
+def test_a_release_without_labels_counts_as_not_there(tmp_path, name):
+    if name == "qnli":
+        qnli(tmp_path, "0\tq0\ts0", header="index\tquestion\tsentence")
+    else:
+        (tmp_path / "STS-B").mkdir()
+        (tmp_path / "STS-B/test.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n")
+    with pytest.raises(MissingDataError, match="there are releases without labels: give one with"):
+        read_task(name, tmp_path)
+
+
+def test_ungraded_pairs_of_any_other_file_are_an_error_not_an_absence(tmp_path):
+    (tmp_path / "STSBenchmark").mkdir()
+    (tmp_path / "STSBenchmark/sts-train.csv").write_text("a\tb\tc\t1\t\tx\ty\n")
+    with pytest.raises(InputError) as caught:
+        read_task("stsb", tmp_path, "train")
+    assert not isinstance(caught.value, MissingDataError)
+
+
+# Files that unpack to more than they seem.
+
+
+@pytest.mark.parametrize("kind", [".txt", ".csv", ".tsv", ".jsonl"])
+def test_a_line_that_would_fill_the_memory_is_named(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr("bertflow.data.tables.LONGEST_LINE", 1000)
+    path = tmp_path / f"c{kind}.gz"
+    path.write_bytes(gzip.compress(b"text\n" + b"a" * 100_000))
+    if kind == ".jsonl":
+        path.write_bytes(gzip.compress(b'"text"\n' + b"a" * 100_000))
+    with pytest.raises(InputError, match=rf"c\{kind}\.gz, line 2: it has more than 1,000 char"):
+        read_corpus([path])

@@ -131,6 +131,8 @@ class Checkpoint:
             if not self._warned:
                 log.warning("%s; training goes on without a checkpoint", error)
             self._warned = True
+        else:
+            log.info("step %d saved in %s", self.state.step, self.path)
         self._saved = time.monotonic()
 
     def _open(self, path: Path, any_seed: bool) -> None:

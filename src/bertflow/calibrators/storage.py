@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +24,8 @@ from bertflow.calibrators.staging import remove_old, return_old, staged, take_pl
 from bertflow.errors import BertflowError, InputError, ModelError, shown
 from bertflow.strict_json import LARGEST as LARGEST_JSON
 from bertflow.strict_json import read_json
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 LISTED, LONGEST_REASON = 5, 500
@@ -79,6 +82,7 @@ def save_calibrator(
     """
     with replaced_folder(folder) as staging:
         write_calibrator(calibrator, staging, provenance=provenance)
+    log.info("wrote %s", folder)
 
 
 def write_calibrator(
@@ -151,6 +155,7 @@ def load_calibrator(folder: str | Path) -> Calibrator:
     except (OSError, SafetensorError, ValueError, TypeError, RuntimeError) as error:
         raise ModelError(f"{path} cannot be read: {reason_of(error)}") from None
     calibrator.provenance_ = config["provenance"]
+    log.info("%s: %r of %d dimensions", folder, calibrator, calibrator.n_features_in_)
     return calibrator
 
 
@@ -263,6 +268,7 @@ def write_bytes(path: str | Path, content: bytes) -> None:
             staging.replace(path)
     except OSError as error:
         raise ModelError(f"cannot write {path}: {reason_of(error)}") from None
+    log.debug("wrote %s, %d bytes", path, len(content))
 
 
 def check_writable(path: str | Path) -> None:

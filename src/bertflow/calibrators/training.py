@@ -114,6 +114,7 @@ def train(
         start = optimizer.go_on(state)
         curve[:start] = state.curve
         log.info("going on after step %d of %d", start, total)
+    log.info("%d rows of %d dimensions, %d steps on %s", rows, glow.features, total, device)
     ahead = ahead and device.type == "cpu"
     batches = _batches(fetch, rows, order, schedule.batch_size, device, generator, start, ahead)
     losses, norms = torch.empty(2, total, device=device)

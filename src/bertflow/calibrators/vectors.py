@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,8 @@ import numpy as np
 from bertflow.calibrators.base import Array, Calibrator, finite
 from bertflow.calibrators.staging import staged
 from bertflow.errors import InputError, ModelError, shown
+
+log = logging.getLogger(__name__)
 
 CHUNK_ROWS = 65536
 # Of arrays that are read into memory whole.
@@ -51,6 +54,7 @@ def read_vectors(path: str | Path) -> Array:
             f"{path} holds an array of shape {vectors.shape} and type {vectors.dtype}; "
             "expected a matrix of numbers, one row a vector"
         )
+    log.info("%s: %d vectors of %d dimensions, %s", path, *vectors.shape, vectors.dtype)
     return vectors
 
 
@@ -190,3 +194,4 @@ def _write(
             staging.replace(path)
     except OSError as error:
         raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
+    log.info("wrote %s: %d vectors of %d dimensions", path, *shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -19,6 +20,8 @@ from bertflow.data.tables import (
     reading,
 )
 from bertflow.errors import InputError
+
+log = logging.getLogger(__name__)
 
 KINDS = (".txt", *TABLES)
 
@@ -87,6 +90,7 @@ def stream_corpus(
     if not number:
         names = ", ".join(_called(source) for source in sources)
         raise InputError(f"{names or 'the corpus'} holds no sentence")
+    log.info("%s: %d sentences", ", ".join(_called(source) for source in sources), number)
 
 
 def check_corpus(sources: Sequence[str | Path]) -> None:

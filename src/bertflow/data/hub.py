@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -10,6 +11,8 @@ from bertflow.data.declarations import DataSet, HubSource
 from bertflow.data.layouts import Row
 from bertflow.errors import InputError
 from bertflow.network import hub_answers
+
+log = logging.getLogger(__name__)
 
 
 class NotOnHubError(Exception):
@@ -45,6 +48,7 @@ def read_hub(hub: HubSource, split: str) -> tuple[str, Iterator[Row]]:
     import datasets
 
     source = f"{hub.repository}@{hub.revision}"
+    log.info("reading %s %s of the hub", source, hub.splits[split])
     try:
         table = datasets.load_dataset(
             hub.repository, hub.config, split=hub.splits[split], revision=hub.revision

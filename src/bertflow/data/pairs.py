@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from typing import Any
 
 from bertflow.data.tables import TABLES, Columns, file_kind, listed, read_rows
 from bertflow.errors import InputError, shown
+
+log = logging.getLogger(__name__)
 
 DATA_VARIABLE = "BERTFLOW_DATA"
 NLI_LABELS = ("contradiction", "entailment", "neutral")
@@ -156,6 +159,7 @@ def read_pairs(path: str | Path, *, columns: tuple[str, str, str] | None = None)
         rows.append(str(number))
     check_graded(first, gold, path)
     binary = all(grade in (None, 0, 1) for grade in gold)
+    log.info("%s: %d pairs, gold is %s", path, len(first), "0 and 1" if binary else "graded")
     name = path.name[: -len(".gz")] if path.suffix.lower() == ".gz" else path.name
     return Pairs(
         task="pairs",

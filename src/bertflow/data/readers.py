@@ -126,6 +126,7 @@ def read_nli(name: str, data: str | Path | None = None, split: str | None = None
         labels.append(label)
     if not first:
         raise _unusable(source, skipped)
+    log.info("%s %s: %d pairs of %s; skipped: %s", name, split, len(first), source, dict(skipped))
     return NliPairs(name, split, first, second, labels, source, dict(skipped))
 
 

@@ -164,6 +164,23 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
+def check_files(folder: Path) -> None:
+    """Refuse a folder that holds what is neither file nor folder: to read a pipe would never end.
+
+    Args:
+        folder: An encoder's, here or in the hub's cache.
+
+    Raises:
+        ModelError: It does, or cannot be looked through; the message names what is there.
+    """
+    try:
+        for path in folder.rglob("*"):
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise ModelError(f"{path} is no file; get the files of {folder} again")
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be read: {error.strerror or error}") from None
+
+
 def read_modules(
     file: Path, *, trust_remote_code: bool = False, own: str | None = None
 ) -> list[dict[str, str]]:

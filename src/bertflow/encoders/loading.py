@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,12 +23,20 @@ from sentence_transformers.util import is_sentence_transformer_model, load_file_
 from torch import nn
 
 from bertflow.calibrators.base import check_device
-from bertflow.encoders.checkpoints import check_weights, read_modules, readable, shapes_named
+from bertflow.encoders.checkpoints import (
+    check_files,
+    check_weights,
+    read_modules,
+    readable,
+    shapes_named,
+)
 from bertflow.encoders.cutting import cut_blocks
 from bertflow.encoders.pickling import keep_picklable
 from bertflow.encoders.sizes import check_gguf, check_sizes, check_transformer
 from bertflow.errors import InputError, MissingDependencyError, ModelError
 from bertflow.network import hub_answers
+
+log = logging.getLogger(__name__)
 
 DEFAULT_POOLING = "first-last-avg"
 DEFAULT_MAX_LENGTH = 64
@@ -94,17 +104,21 @@ def load_encoder(
         source = _locate(name, revision=revision)
     except OSError as error:  # Such as a name too long for the file system.
         raise ModelError(f"{str(name)[:80]} is no encoder: {error.strerror}") from None
+    began = time.perf_counter()
     keywords: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if source.offline:
         keywords["local_files_only"] = True
     if revision is not None:
         keywords["revision"] = revision
+    if source.local:
+        check_files(Path(source.name))
     with readable(lambda said: _explanation(name, said, source)):
         if source.modules:
             model = _load_modules(source.name, device, DTYPES[dtype], keywords)
             if pooling is None:
                 _limit(model[0], max_length, default=None)
                 keep_picklable(model)
+                _told(source, model, began)
                 return model.eval()
             transformer = model[0]
             if not isinstance(transformer, Transformer):
@@ -135,7 +149,21 @@ def load_encoder(
         _limit(transformer, max_length, default=None if source.modules else DEFAULT_MAX_LENGTH)
         modules = [transformer, *_pooled(transformer, pooling or DEFAULT_POOLING)]
         keep_picklable(transformer)
-        return SentenceTransformer(modules=modules, device=device).eval()
+        model = SentenceTransformer(modules=modules, device=device).eval()
+    _told(source, model, began)
+    return model
+
+
+def _told(source: _Source, model: SentenceTransformer, began: float) -> None:
+    """Log what was loaded, and from where."""
+    place = "a folder" if source.local else "the hub's cache" if source.offline else "the hub"
+    kinds = ", ".join(type(module).__name__ for module in model)
+    log.info(
+        "%s from %s in %.1f s: %s; %s on %s, at most %s tokens",
+        *(Path(source.name) / source.gguf if source.gguf else source.name, place),
+        *(time.perf_counter() - began, kinds, str(model.dtype), model.device),
+        model.max_seq_length,
+    )
 
 
 def _load_modules(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +27,7 @@ from bertflow.calibrators.storage import (
     write_calibrator,
 )
 from bertflow.encoders.checkpoints import (
+    check_files,
     check_weights,
     module_class,
     quietly,
@@ -44,6 +47,8 @@ from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.encoders.sizes import check_sizes
 from bertflow.encoders.streaming import FIRST, Rows, encode_rows
 from bertflow.errors import InputError, ModelError
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 
@@ -209,6 +214,12 @@ def calibrate(
             **(provenance or {}),
         }
         rows = store.array()
+        log.info(
+            "%d sentences, %d distinct, %d of these cut to %s tokens; in %s (asked: %s)",
+            *(encoded.rows, encoded.distinct, encoded.cut, encoder.max_seq_length),
+            *(calibrator.provenance_["precision"], precision),
+        )
+        began = time.perf_counter()
         if isinstance(calibrator, Flow):
             calibrator.fit(
                 rows,
@@ -217,6 +228,7 @@ def calibrate(
             )
         else:
             calibrator.fit(rows)
+        log.info("%r fitted in %.1f s", calibrator, time.perf_counter() - began)
         sample = np.array(rows[encoded.first])
     return _appended(encoder, calibrator, portable, sample)
 
@@ -296,6 +308,7 @@ def load(
         check_device(device)
     if not (path / "modules.json").is_file():
         raise ModelError(f"{path} is no calibrated model: it holds no modules.json")
+    check_files(path)
     calibrator = load_calibrator(path / SUBFOLDER)
     trust: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     with readable(lambda said: f"{path} cannot be loaded: {said}"):
@@ -317,6 +330,7 @@ def load(
                     model._modules[entry["name"]] = whole.to(model.device)
                 model._modules[entry["name"]].register_forward_pre_hook(raise_input)
     keep_picklable(model)
+    log.info("%s: a calibrated model, %r", path, calibrator)
     model.calibrator = calibrator
     return model.eval()
 
@@ -384,6 +398,7 @@ def save_model(model: CalibratedSentenceTransformer, folder: str | Path) -> None
     """
     with replaced_folder(folder) as staging:
         model._fill(staging)
+    log.info("wrote %s", folder)
 
 
 def _refuse_what_cannot_be_portable(calibrator: Calibrator) -> None:

@@ -103,11 +103,16 @@ class SentenceCache:
             vectors.open(folder, about)
         except Exception as error:  # Whatever it is, the work does not depend on it.
             vectors.close(error)
+        before = self.found, self.encoded
         try:
             yield vectors
         finally:
             if held is not None:
                 held.close()
+            log.info("cache %s: %d found, %d not", self.folder, *self._since(before))
+
+    def _since(self, before: tuple[int, int]) -> tuple[int, int]:
+        return self.found - before[0], self.encoded - before[1]
 
     def contents(self) -> list[Kept]:
         """What there is, the least recently used first."""

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import io
 import json
+import logging
 import os
 import tempfile
 import uuid
@@ -43,6 +44,8 @@ from bertflow.encoders.fingerprint import describe_encoder
 from bertflow.encoders.sentence_cache import SentenceCache, describe_vectors
 from bertflow.errors import InputError, ModelError
 from bertflow.strict_json import parse_json
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 
@@ -173,8 +176,10 @@ def encode_rows(
                 members = old[start : start + WRITTEN_ROWS]
                 where, which = spread.of(members)
                 sink.put(where, sink.get(seen[members])[which])
+            log.info("%d sentences, %d of them new", len(chunk), len(new))
             cut += count_cut_of(encoder, new)
             rows += len(chunk)
+    log.info("%d sentences encoded in %s", rows, kind)
     return Encoded(rows=rows, distinct=len(known), cut=cut, width=width, first=known.first(FIRST))
 
 
@@ -443,12 +448,15 @@ class _PartialFile:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         with self._held:
-            for file in (self._noted, None if self._rows is None else self._rows.file):
-                if file is not None:
-                    file.close()
+            self._close()
             # What the corpus or encoder is to blame for would end the same way again.
             if self._ours and (kind is None or issubclass(kind, InputError)):
                 clear_part(self.folder)
+
+    def _close(self) -> None:
+        for file in (self._noted, None if self._rows is None else self._rows.file):
+            if file is not None:
+                file.close()
 
     def extend(self, count: int) -> None:
         """Room is made by writing."""
@@ -500,7 +508,7 @@ class _PartialFile:
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             found = parse_json((self.folder / "about.json").read_text(encoding="utf-8"))
             width = int(found.pop("width"))
-            if found == json.loads(json.dumps({**self.about, "group": self.group})):
+            if width > 0 and found == json.loads(json.dumps({**self.about, "group": self.group})):
                 noted = (self.folder / "groups").read_bytes()
                 file = (self.folder / "rows.npy").open("r+b", buffering=0)
                 self._rows = _RowFile(file, width, HEADER)
@@ -514,7 +522,7 @@ class _PartialFile:
         if self._rows is None and not self._ours:
             self._open()
         if self._rows is not None and self._rows.width != width:
-            self._rows.file.close()
+            self._close()
             self._rows = None  # What was noted is of no such rows.
         if self._rows is None:
             about = {**self.about, "group": self.group, "width": width}

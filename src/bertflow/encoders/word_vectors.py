@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from sentence_transformers.sentence_transformer.modules.tokenizer import Whitesp
 
 from bertflow.calibrators.base import Array
 from bertflow.errors import InputError, shown
+
+log = logging.getLogger(__name__)
 
 # Of no word vector the line is longer; whatever a packed file unpacks to, no more is read at once.
 LONGEST_LINE = 2**22
@@ -60,6 +63,7 @@ def load_word_vectors(path: str | Path) -> SentenceTransformer:
     if not vectors:
         raise InputError(f"{path} holds no word vectors")
     table = np.stack([np.zeros_like(vector), *vectors.values()])
+    log.info("%s: %d words of %d dimensions", path, len(vectors), table.shape[1])
     # Words are padded with row 0.
     words = WordEmbeddings(WhitespaceTokenizer(["PADDING_TOKEN", *vectors]), table)
     pooling = Pooling(words.get_embedding_dimension(), pooling_mode="mean")

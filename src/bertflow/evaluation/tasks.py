@@ -373,7 +373,11 @@ def score_all(
             *(pairs.task, pairs.split, sum(found.scored.values()), scores[-1].pairs),
             *(scores[-1].cut, scores[-1].texts),
         )
-    log.info("%d tasks scored in %.1f s", len(scores), time.perf_counter() - began)
+    log.info(
+        "%d tasks scored in %.1f s, in %s (asked: %s) on %s",
+        *(len(scores), time.perf_counter() - began),
+        *(description["precision"], precision, model.device),
+    )
     return scores
 
 

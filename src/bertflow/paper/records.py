@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -19,6 +20,8 @@ from bertflow.calibrators.vectors import read_archive
 from bertflow.encoders import library_versions
 from bertflow.errors import InputError, ModelError
 from bertflow.strict_json import read_json
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 
@@ -115,6 +118,7 @@ class Records:
         text = json.dumps(asdict(record), indent=2, allow_nan=False)
         write_text(self.folder / f"{record.key}.json", text + "\n")
         self._found[record.key] = record
+        log.info("%s %s finished in %.1f s", record.kind, record.key, record.seconds)
 
     def __iter__(self) -> Iterator[Record]:
         for path in sorted(self.folder.glob("*.json")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 
@@ -14,6 +15,8 @@ from bertflow.paper.records import Record, Records
 from bertflow.paper.scoring import score_group
 from bertflow.paper.workplace import Progress, Steps, Workplace, about_subject
 from bertflow.strict_json import read_json
+
+log = logging.getLogger(__name__)
 
 
 def run_jobs(
@@ -37,6 +40,7 @@ def run_jobs(
     report = progress or (lambda stage, done, total: None)
     records = place.records
     missing = {job.key: job for job in jobs if records.get(job.key) is None}
+    log.info("%d jobs to run", len(missing))
     scores = [job for job in missing.values() if isinstance(job, Score)]
     tunings = {t.key: t for job in scores if (t := job.encoding.tuning) is not None}
     tunings |= {key: job for key, job in missing.items() if isinstance(job, Tuning)}
