@@ -48,10 +48,11 @@ class Side:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """What was done, both sides, and the difference in Spearman."""
+    """What was done, both sides, and the difference in Spearman; how many sentences were cut."""
 
     calibrator: str
     sentences: int
+    cut: int
     before: Side
     after: Side
     difference: Difference
@@ -120,6 +121,7 @@ def run_demo(
     return Demonstration(
         calibrator=type(model.calibrator).__name__,
         sentences=len(corpus),
+        cut=model.calibrator.provenance_["cut_to_max_length"],
         before=before,
         after=after,
         difference=difference(before.score, after.score),

@@ -27,6 +27,8 @@ def show_demo(result: Demonstration) -> None:
     out.print(
         f"\n{result.calibrator} fitted on {result.sentences:,} unlabelled sentences\n", style="bold"
     )
+    if result.cut:
+        out.print(f"{result.cut:,} distinct sentences are longer than the encoder takes\n")
     table = Table(box=None, pad_edge=False)
     for name in ["", "before", "after"]:
         table.add_column(name, justify="left" if not name else "right")

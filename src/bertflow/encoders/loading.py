@@ -110,7 +110,7 @@ def load_encoder(
         keywords["local_files_only"] = True
     if revision is not None:
         keywords["revision"] = revision
-    if source.local:
+    if source.local and source.gguf is None:
         check_files(Path(source.name))
     with readable(lambda said: _explanation(name, said, source)):
         if source.modules:
