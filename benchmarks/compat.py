@@ -168,7 +168,7 @@ def run(row: Row) -> dict[str, Any]:
         target = home / "demo-model"
         shutil.rmtree(target, ignore_errors=True)
         ran = subprocess.run(
-            [python, "-m", "bertflow.cli.main", "demo", "--output", target],
+            [python.with_name("bertflow"), "demo", "--output", target],
             cwd=home,
             env=site,
             capture_output=True,
