@@ -420,7 +420,7 @@ def _left_behind() -> list[Reader]:
 
     def write_part(folder: Path) -> None:
         folder.mkdir()
-        with _PartialFile(folder / "out.npy", about, 32) as part:
+        with _PartialFile(folder / "out.npy", about, 32, 16) as part:
             part.extend(2)
             part.put(np.arange(2), np.ones((2, 3), dtype=np.float32))
             part.finish(0, sentences, np.ones((2, 3), dtype=np.float32))
@@ -429,7 +429,7 @@ def _left_behind() -> list[Reader]:
 
     def read_part(folder: Path) -> None:
         vectors = np.ones((2, 3), dtype=np.float32)
-        with _PartialFile(folder / "out.npy", about, 32) as part:
+        with _PartialFile(folder / "out.npy", about, 32, 16) as part:
             part.extend(2)
             found = part.finished(0, sentences, np.arange(2))
             assert found is None or (found == vectors).all()

@@ -530,7 +530,12 @@ def test_a_corpus_of_ones_own_is_fitted_on(done, tiny_bert, encoder):
         jobs=1,
     )
     got = read("c.json")
-    assert got["fitted_on"] == {"fit": "corpus", "sets": [], "sentences": {"corpus": 80}}
+    assert got["fitted_on"] == {
+        "fit": "corpus",
+        "sets": [],
+        "sentences": {"corpus": 80},
+        "skipped": {},
+    }
     value = got["entries"]["whitening"]["overall"]["all"]["value"]
     assert value == pytest.approx(expected.entries["whitening"].overall("all").value, abs=1e-6)
     assert "the given corpus (80 sentences)" in said
@@ -554,6 +559,7 @@ def test_nli_is_fitted_on(done, tiny_bert):
         "fit": "nli",
         "sets": ["snli"],
         "sentences": {"corpus": 144},
+        "skipped": {},
     }
     assert "snli, all splits that are there (144 sentences)" in said
 
@@ -673,7 +679,7 @@ def test_compare_refuses_what_is_calibrated_already(work, done, refused, tiny_be
 def test_a_release_without_scores_is_absent_among_all_and_an_error_by_name(
     done, refused, tiny_bert, tmp_path
 ):
-    data = write_tasks(tmp_path / "data", "sick-r")
+    data = write_tasks(tmp_path / "others", "sick-r")
     (data / "glue/STS-B").mkdir(parents=True)
     (data / "glue/STS-B/test.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n")
     why = "test.tsv: none of its 1 pairs has a gold score; there are releases without labels"

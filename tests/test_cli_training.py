@@ -59,19 +59,20 @@ def test_it_says_what_was_trained_on_how_well_it_went_and_what_is_next(done, wor
         "mnli: 24 pairs to train on, 18 held out (dev-matched) of "
         "data/nli/mnli_train.jsonl, data/nli/mnli_dev_matched.jsonl"
     )
-    assert re.fullmatch(r"trained steps 1 to 17 in float32 on cpu in \d+ s", said[4])
+    assert re.fullmatch(r"trained steps 1 to 17 in float32 on cpu in \d+ s", said[5])
     facts = json.loads(Path("out/finetuning.json").read_text())
     accuracy = facts["accuracy"]
-    assert said[5] == (
+    assert said[4] == "0 distinct sentences are longer than 32 tokens"
+    assert said[6] == (
         f"accuracy on 30 held-out pairs: {accuracy['value']:.1%} (95 % interval "
         f"{accuracy['low']:.1%} to {accuracy['high']:.1%}); always saying "
         f"{accuracy['majority_label']}: {accuracy['majority']:.1%}"
     )
-    assert said[6] == "saved to out: SentenceTransformer('out') loads it anywhere"
-    assert said[7] == (
+    assert said[7] == "saved to out: SentenceTransformer('out') loads it anywhere"
+    assert said[8] == (
         "next: bertflow fit --encoder out --pooling last2avg --corpus FILE --output out-flow"
     )
-    assert len(said) == 8
+    assert len(said) == 9
     assert {path.name for path in work.iterdir()} == {"tiny", "data", "out"}
     assert SentenceTransformer("out", device="cpu").encode("a man").shape == (16,)
 

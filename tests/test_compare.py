@@ -390,6 +390,7 @@ def test_one_corpus_serves_all_tasks(encoder, folder, given):
         "fit": kind,
         "sets": sets,
         "sentences": {"corpus": len(corpus)},
+        "skipped": {},
     }
     rows = vectors(corpus)
     flow = Flow(random_state=0).fit(rows)

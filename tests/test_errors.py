@@ -259,7 +259,7 @@ def prints(tree: ast.Module) -> list[int]:
                 found.append(node.lineno)
             if node.value.id == "warnings" and node.attr == "warn":
                 found.append(node.lineno)
-    return found
+    return sorted(found)
 
 
 def test_printing_is_found():

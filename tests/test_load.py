@@ -135,7 +135,6 @@ def test_threads_that_embed_and_that_encode_do_not_disturb_each_other(saved, tin
         np.testing.assert_allclose(got, vectors, atol=1e-5)
 
 
-@pytest.mark.xfail(strict=True, reason="count_cut_of sets the tokenizer that threads share")
 def test_counting_what_is_cut_leaves_the_tokenizer_as_other_threads_use_it(tiny_bert):
     """A fast tokenizer keeps how it cuts and pads; changed between two lines of another thread,
     that gets uncut sentences, or rows of several lengths."""

@@ -46,7 +46,10 @@ def run(arguments: list[str]) -> int:
         return _fail("interrupted", 130)
     except Interrupted as error:
         return _fail(f"interrupted; {error}", 130)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as error:
+        # Parser and terminal make of a reader that has gone an end of their own.
+        if not isinstance(error.__context__ or error, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:

@@ -46,6 +46,11 @@ def give(
     """Show pages, and write them and the content where it is asked for."""
     from bertflow.calibrators.storage import write_text
 
+    # Files first: whoever reads what is shown may have gone.
+    if json_ is not None:
+        write_text(json_, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    if markdown is not None:
+        write_text(markdown, "\n".join(page.markdown() for page in pages))
     for place, page in enumerate(pages):
         if place:
             show("")
@@ -58,10 +63,6 @@ def give(
             show("")
         for note in page.notes:
             show(f"- {note}")
-    if json_ is not None:
-        write_text(json_, json.dumps(content, indent=2, allow_nan=False) + "\n")
-    if markdown is not None:
-        write_text(markdown, "\n".join(page.markdown() for page in pages))
 
 
 def scores_page(model: str, scores: Scores) -> Page:

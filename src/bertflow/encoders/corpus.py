@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -258,6 +259,8 @@ def count_cut_of(encoder: SentenceTransformer, distinct: Sequence[str]) -> int:
     long = [sentence for sentence in distinct if len(sentence) > limit - 2]
     if not long:
         return 0
+    # A tokenizer keeps how it cuts and pads, and other threads may be using this one.
+    tokenizer = copy.deepcopy(tokenizer)
     cut = 0
     for start in range(0, len(long), CHUNK_SENTENCES):
         chunk = long[start : start + CHUNK_SENTENCES]

@@ -51,7 +51,8 @@ class ResultCache:
         """What is kept under a key of 32 hexadecimal digits: for JSON, and arrays."""
         path = self.folder / f"{key}.npz"
         try:
-            with np.load(path, allow_pickle=False) as file:
+            # Opened here: numpy leaves a file open that is no archive.
+            with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             facts = json.loads(arrays.pop(FACTS).tobytes())
             os.utime(path)

@@ -25,6 +25,8 @@ from bertflow.errors import ModelError, shown
 NUMBERS_A_BYTE = 4
 # So many blocks are built in seconds; above it there must be a tensor for each.
 BLOCKS = 256
+# A pickled tensor takes more bytes than this by its name and description.
+PICKLED_TENSOR = 100
 LARGEST_HEADER = 10**8
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "embedding_size")
 GGUF_MAGIC = b"GGUF"
@@ -73,7 +75,7 @@ def check_transformer(folder: Path, *, trust_remote_code: bool = False) -> None:
         return
     capacity = NUMBERS_A_BYTE * size
     numbers = dict(_integers(config))
-    tensors = len(shapes) or capacity
+    tensors = len(shapes) or size // PICKLED_TENSOR
     for name, number in numbers.items():
         if "layer" in name.rpartition(".")[2] and number > max(BLOCKS, tensors):
             raise ModelError(
