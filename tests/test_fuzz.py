@@ -103,7 +103,10 @@ def test_what_must_not_be_is_found(tmp_path, monkeypatch):
 
     assert seen(tmp_path, hangs) == ["OverdueError in overdue"]
     monkeypatch.setattr(fuzz, "MEMORY", 2**28)
-    assert seen(tmp_path, lambda folder: np.ones(2**30)) == ["_ArrayMemoryError in ones"]
+    assert seen(tmp_path, lambda folder: np.ones(2**30)) in (
+        ["_ArrayMemoryError in ones"],
+        ["MemoryError in ones"],
+    )
 
 
 def test_what_fails_is_kept_with_its_traceback(tmp_path):
