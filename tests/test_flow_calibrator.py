@@ -14,7 +14,7 @@ from sklearn.exceptions import NotFittedError
 from bertflow.calibrators import Flow
 from bertflow.calibrators.training import Schedule, train
 from bertflow.errors import InputError, TrainingError
-from bertflow.flows import ActNorm, Glow
+from bertflow.flows import ActNorm, Glow, InvertibleLinear
 
 VARIANTS = {
     "paper": Flow,
@@ -302,6 +302,18 @@ def test_long_training_keeps_scales_near_their_start_where_the_density_is_unboun
     norms = [[m for m in g.modules() if isinstance(m, ActNorm)] for g in (start, glow)]
     drift = [(b.scale() / a.scale()).log().abs().max() for a, b in zip(*norms, strict=True)]
     assert sum(float(d.detach()) for d in drift) <= np.log(1000) + 1e-6
+
+
+def test_long_training_keeps_the_diagonals_of_learned_matrices_near_their_start(rng):
+    # What is multiplied with the last dimension is always 0: nothing else would hold it back.
+    x = torch.from_numpy(rng.normal(size=(100, 4)) * np.array([1.0, 1, 1, 0]))
+    glow = glow_of(4, levels=1, depth=2, permutation="linear")
+    start = copy.deepcopy(glow)
+    trained(glow, x, epochs=200, learning_rate=0.05)
+    mixing = [[m for m in g.modules() if isinstance(m, InvertibleLinear)] for g in (start, glow)]
+    drift = [(b.log_diagonal - a.log_diagonal).abs().max() for a, b in zip(*mixing, strict=True)]
+    assert float(sum(drift)) <= np.log(1000) + 1e-6
+    assert float(max(drift)) > 0.9 * np.log(1000) / 2  # It would have gone on.
 
 
 @pytest.mark.parametrize(("rows", "batch_size"), [(100, 10), (9000, 1000)])

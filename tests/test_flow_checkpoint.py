@@ -461,6 +461,44 @@ def test_a_step_too_long_keeps_what_was_before_it(x, design):
     assert np.isfinite(caught.value.kept.transform(x)).all()
 
 
+PRESETS = {
+    "paper": Flow,
+    "released": Flow.released,
+    "tempered": Flow.tempered,
+    "affine": lambda **changes: Flow(coupling="affine", **changes),
+    "linear": lambda **changes: Flow(permutation="linear", **changes),
+    "principal": lambda **changes: Flow(axes="principal", **changes),
+    "unclipped": lambda **changes: Flow(max_grad_norm=None, schedule="constant", **changes),
+}
+
+
+@pytest.mark.parametrize("why", ["weights", "rate"])
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_names_the_step_and_keeps_what_maps_and_can_be_saved(
+    name, why, x, tmp_path, monkeypatch
+):
+    if why == "weights":
+        spoiled(monkeypatch, 66)
+    rate = {"learning_rate": 1e30} if why == "rate" else {}
+    flow = PRESETS[name](depth=1, width=8, batch_size=10, **rate)
+    with pytest.raises(TrainingError, match=r"^step (\d+) of 70 .*lower learning_rate") as caught:
+        flow.fit(x)
+    if why == "weights":
+        assert str(caught.value).startswith("step 67 of 70 is not finite")
+    with pytest.raises(NotFittedError):
+        flow.transform(x)
+    kept = caught.value.kept
+    assert len(kept.loss_curve_) == (64 if why == "weights" else 0)
+    z = kept.transform(x)
+    assert np.isfinite(z).all()
+    assert np.isfinite(kept.inverse_transform(z)).all()
+    save_calibrator(kept, tmp_path / "kept")
+    np.testing.assert_array_equal(load_calibrator(tmp_path / "kept").transform(x), z)
+    # The flow itself can be fitted again.
+    monkeypatch.undo()
+    assert np.isfinite(flow.set_params(learning_rate=1e-3).fit_transform(x)).all()
+
+
 def test_where_the_first_loss_is_not_finite_nothing_is_kept(x, monkeypatch):
     monkeypatch.setattr(
         training.LikelihoodGradient, "__call__", lambda self, batch: torch.tensor(float("nan"))

@@ -69,6 +69,13 @@ def test_standardization_takes_float32_far_from_zero(rng):
 # Whitening
 
 
+def test_whitening_takes_float32_far_from_zero(rng):
+    x = rng.normal(10_000, 1, size=(5000, 3)).astype(np.float32)
+    whitening = Whitening().fit(x)
+    np.testing.assert_allclose(whitening.scale_**2, 1, atol=0.06)
+    np.testing.assert_allclose(np.cov(whitening.transform(x).T, ddof=0), np.eye(3), atol=1e-3)
+
+
 def test_whitened_rows_have_mean_zero_and_identity_covariance(x):
     z = Whitening().fit_transform(x)
     np.testing.assert_allclose(z.mean(axis=0), 0, atol=1e-6)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 
+from bertflow import calibrate, load_encoder
 from bertflow.calibrators import AllButTheTop, Flow, Standardization, Whitening
+from bertflow.calibrators.storage import CALIBRATORS as REGISTERED
 from bertflow.encoders import to_modules
 from bertflow.errors import ModelError
 
@@ -27,6 +35,22 @@ CALIBRATORS = {
     "part of the mean left": Flow(centring=0.9),
     "tempered flow": Flow.tempered(),
 }
+
+
+FOREIGN = """
+import sys, json
+sys.modules["bertflow"] = None  # as where it is not installed
+import numpy as np, sentence_transformers, torch
+folders, sentences, out, dtype = json.load(sys.stdin)
+kind = getattr(torch, dtype)
+for folder in folders:
+    model = sentence_transformers.SentenceTransformer(
+        folder, device="cpu", model_kwargs={"dtype": kind}
+    )
+    assert {p.dtype for p in model.parameters()} == {kind}
+    np.save(out + "/" + folder.split("/")[-1], model.encode(sentences).astype("float32"))
+print(sentence_transformers.__version__)
+"""
 
 
 def applied(modules, rows):
@@ -109,3 +133,71 @@ def test_affine_coupling_is_refused_with_the_reason(rng):
     flow = Flow(coupling="affine").fit(rng.normal(size=(50, 8)))
     with pytest.raises(ModelError, match="multiplies one half by a function of the other"):
         to_modules(flow, 8)
+
+
+# Where there is no bertflow
+
+
+@pytest.fixture(scope="module")
+def saved(tiny_bert, tiny_sentences, tmp_path_factory):
+    """Models of every calibrator, moved after they were saved, and the vectors they gave."""
+    home = tmp_path_factory.mktemp("saved")
+    encoder = load_encoder(tiny_bert, device="cpu")
+    vectors = {}
+    for number, (name, calibrator) in enumerate(CALIBRATORS.items()):
+        if name == "whitening to 20":
+            name, calibrator = "whitening to 5", Whitening(5)
+        model = calibrate(encoder, tiny_sentences, calibrator)
+        folder = home / f"{number} {name}"
+        model.save_pretrained(str(home / "first"))
+        (home / "first").rename(folder)
+        vectors[folder] = model.encode(tiny_sentences[:50])
+    return vectors
+
+
+def others() -> list[str]:
+    """The version that is installed, and those that .ci/run has put aside."""
+    aside = os.environ.get("BERTFLOW_OTHER_VERSIONS")
+    return ["", *(sorted(map(str, Path(aside).iterdir())) if aside else [])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("path", others(), ids=lambda path: Path(path).name or "installed")
+def test_every_calibrator_gives_the_same_where_there_is_no_bertflow(
+    path, dtype, saved, tiny_sentences, tmp_path
+):
+    asked = [[str(folder) for folder in saved], tiny_sentences[:50], str(tmp_path), dtype]
+    ran = subprocess.run(
+        [sys.executable, "-c", FOREIGN],
+        input=json.dumps(asked),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    if path:
+        assert ran.stdout.split()[-1] == Path(path).name
+    for folder, expected in saved.items():
+        found = np.load(tmp_path / f"{folder.name}.npy")
+        if dtype == "float32":
+            tolerance = 1e-4 if "linear" in folder.name else 1e-5
+            assert relative(found, expected) < tolerance, folder.name
+        else:
+            rounded, exact = (
+                (unit := rows / np.linalg.norm(rows, axis=1, keepdims=True)) @ unit.T
+                for rows in (found, expected)
+            )
+            np.testing.assert_allclose(rounded, exact, rtol=0, atol=1e-2, err_msg=folder.name)
+
+
+def test_every_registered_calibrator_is_looked_at():
+    assert {type(calibrator) for calibrator in CALIBRATORS.values()} >= set(REGISTERED.values())
+
+
+def test_numbers_that_float32_cannot_hold_are_refused(rng):
+    for calibrator in (Whitening(), Standardization(), Flow(epochs=0.1)):
+        calibrator.fit(1e-40 * rng.normal(size=(50, 8)))
+        with pytest.raises(ModelError, match=r"too far from 1 for float32.*portable=False"):
+            to_modules(calibrator, 8)

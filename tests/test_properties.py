@@ -326,7 +326,8 @@ def _maps_rows_alone(name, case):
     signs = np.random.default_rng(1).choice([-1.0, 1.0], size=(8, *exact.shape))
     moved = [numbers(calibrator.transform(exact * (1 + arithmetic * sign))) for sign in signs]
     shifted = np.abs(np.array(moved) - numbers(calibrator.transform(exact))).max(axis=(0, 2))
-    size = np.abs(together).max(axis=1)
+    usual = np.abs(numbers(calibrator.transform(numbers(x)))).max()
+    size = np.maximum(np.abs(together).max(axis=1), usual)
     tolerance = (20 * shifted + 20 * max(epsilon, arithmetic) * size)[:, None]
     assert (np.abs(alone - together) <= tolerance).all()
     assert (np.abs(permuted - together[order]) <= tolerance[order]).all()

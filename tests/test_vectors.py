@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -307,3 +308,19 @@ def test_a_target_that_cannot_be_written_is_named(tmp_path, source, rows, target
             transform_file(Standardization().fit(rows), source, tmp_path / target)
     assert names(tmp_path) == before
     assert (tmp_path / "file").read_text() == "a file"
+
+
+def test_a_row_too_far_off_is_named_by_where_it_is_in_the_file(tmp_path, small_chunks):
+    rows = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float16)
+    whitening = Standardization().fit(1e-3 * rows.astype(np.float32))
+    long = np.tile(1e-3 * rows, (20, 1)).astype(np.float16)
+    long[1003] = 6e4
+    np.save(tmp_path / "in.npy", long)
+    with pytest.raises(InputError) as caught:
+        transform_file(whitening, tmp_path / "in.npy", tmp_path / "out.npy")
+    start, row = map(
+        int, re.findall(r"with row (\d+) counted as 0: .* in row (\d+) ", str(caught.value))[0]
+    )
+    assert start + row == 1003
+    assert "give X as float32" in str(caught.value)
+    assert not (tmp_path / "out.npy").exists()

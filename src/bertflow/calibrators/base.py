@@ -286,7 +286,8 @@ def chunks(rows: Array | Tensor, size: int = CHUNK_ROWS) -> Iterator[Tensor]:
 def as_tensor(rows: Array | Tensor) -> Tensor:
     """A tensor of float64 if the rows are, of float32 otherwise."""
     if isinstance(rows, Tensor):
-        return rows if rows.dtype == torch.float64 else rows.float()
+        # As products of arrays laid out otherwise are summed in another order.
+        return (rows if rows.dtype == torch.float64 else rows.float()).contiguous()
     dtype = np.float64 if rows.dtype == np.float64 else np.float32
     # Read-only arrays (memory-mapped files, views) are copied: torch has no read-only tensors.
     return torch.from_numpy(np.require(rows, dtype=dtype, requirements=["C", "W"]))
