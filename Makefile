@@ -23,10 +23,12 @@ test: $(VENV)/.installed
 quick: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses auto
 
-# Commands ended at random moments, at every kind of step and in the midst of writes, some ten minutes.
+# Commands ended at random moments, at every kind of step and in the midst of writes, and 100,000
+# damaged files for the readers, some twenty minutes.
 torture: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.torture
 	$(BIN)/python -m benchmarks.torture --no-cache --only "fit text" --only encode --kills 10
+	$(BIN)/python -m benchmarks.fuzz --failures runs/fuzz
 
 # Oldest and newest of what bertflow stands on, an environment each below .cache/compat; the table
 # goes to docs/compatibility.md.
