@@ -51,11 +51,12 @@ class ResultCache:
         """What is kept under a key of 32 hexadecimal digits: for JSON, and arrays."""
         path = self.folder / f"{key}.npz"
         try:
-            with np.load(path, allow_pickle=False) as file:
+            # Opened here: numpy would leave a damaged one open.
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             facts = json.loads(arrays.pop(FACTS).tobytes())
             os.utime(path)
-        except (OSError, ValueError, EOFError, KeyError, zlib.error, BadZipFile):
+        except (OSError, ValueError, EOFError, KeyError, TypeError, zlib.error, BadZipFile):
             return None
         return (facts, arrays) if isinstance(facts, dict) else None
 

@@ -97,9 +97,18 @@ class Records:
         """
         path = self.folder / f"{key}.npz"
         try:
-            with np.load(path, allow_pickle=False) as file:
+            # Opened here: numpy would leave a damaged one open.
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 return {name: file[name] for name in file.files}
-        except (OSError, ValueError, EOFError, KeyError, zlib.error, BadZipFile) as error:
+        except (
+            OSError,
+            ValueError,
+            EOFError,
+            KeyError,
+            TypeError,
+            zlib.error,
+            BadZipFile,
+        ) as error:
             raise ModelError(f"{path} cannot be read ({error}); remove it and run again") from None
 
     def put(self, record: Record, arrays: Mapping[str, Array] | None = None) -> None:
