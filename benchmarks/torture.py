@@ -161,6 +161,8 @@ class Child:
                 os._exit(code)
         os.close(writer)
         os.close(said)
+        while os.getpgid(self.pid) != self.pid:  # Whoever ends its group must find it.
+            time.sleep(0.001)
 
     def wait(self, seconds: float) -> bool:
         """Read what it does for so long; whether it is still running then."""
@@ -202,9 +204,9 @@ def _in_child(
     arguments: list[str], folder: Path, pipes: tuple[int, int], step: int, size: int, die: bool
 ) -> int:
     """Run the command line, telling each change of a file, and be gone where that is asked for."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Until the command line has begun.
     os.setsid()
     os.chdir(folder)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Until the command line has begun.
     writer, error = pipes
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)

@@ -53,6 +53,15 @@ def fill(disk: Path, room: int) -> Path:
     return filler
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    """What is in an output, but for what is kept to go on from."""
+    return {
+        name: content
+        for name, content in tree(folder).items()
+        if content and not name.startswith(".z.npy.part")
+    }
+
+
 def timeless(files: dict[str, bytes]) -> dict[str, object]:
     """Without what tells the time."""
     found: dict[str, object] = {}
@@ -115,9 +124,7 @@ def test_without_room_it_is_one_line_the_old_one_stays_and_with_room_it_goes_on(
             assert "out" in last
             assert last.endswith(": No space left on device")
             assert all("No space left on device" in line for line in warnings), err
-            assert {k: v for k, v in tree(disk / "out").items() if v} == {
-                k: v for k, v in old.items() if v
-            }
+            assert files(disk / "out") == {k: v for k, v in old.items() if v}
         done(*command)
         assert timeless(tree(disk / "out")) == new
         beside = {path.name for path in disk.iterdir()}
