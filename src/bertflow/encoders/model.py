@@ -98,6 +98,12 @@ class CalibratedSentenceTransformer(SentenceTransformer):
             self._fill(staging, *args, **kwargs)
 
     def _fill(self, folder: Path, *args: Any, **kwargs: Any) -> None:
+        # What a tokenizer was last set to is not the model's: the same model is the same bytes.
+        for module in self:
+            backend: Any = getattr(getattr(module, "tokenizer", None), "backend_tokenizer", None)
+            if backend is not None:
+                backend.no_truncation()
+                backend.no_padding()
         with quietly():
             super().save(str(folder), *args, **kwargs)
         name_modules_for_every_version(folder / "modules.json")
