@@ -29,6 +29,7 @@ torture: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.torture
 	$(BIN)/python -m benchmarks.torture --no-cache --only "fit text" --only encode --kills 10
 	$(BIN)/python -m benchmarks.fuzz --failures runs/fuzz
+	$(BIN)/python -m pytest -m torture
 
 # Oldest and newest of what bertflow stands on, an environment each below .cache/compat; the table
 # goes to docs/compatibility.md.

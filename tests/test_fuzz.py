@@ -38,6 +38,7 @@ def test_no_reader_stumbles_over_some_damaged_files(everyone, tmp_path):
     assert sum(one.refused for one in found.values()) > 100
 
 
+@pytest.mark.torture
 @pytest.mark.slow
 def test_no_reader_stumbles_over_many_damaged_files(everyone, tmp_path):
     found = short(everyone, 300, 2, tmp_path)

@@ -367,7 +367,7 @@ LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only 
 
 @LINUX
 @pytest.mark.slow
-@pytest.mark.parametrize("calls", [500, 10_000])
+@pytest.mark.parametrize("calls", [500, pytest.param(10_000, marks=pytest.mark.torture)])
 def test_thousands_of_calls_leave_nothing(calls, tiny_bert):
     found = load_figures(tiny_bert, calls)
     assert len(found) == 5

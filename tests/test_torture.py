@@ -42,6 +42,7 @@ def test_killed_at_some_steps_the_old_or_the_new_is_there_and_it_goes_on(tmp_pat
     assert any(end["kept"] for end in ends)
 
 
+@pytest.mark.torture
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fit vectors", "fit text", "encode", "finetune", "reproduce"])
 def test_ended_in_every_way_it_goes_on_to_the_same_bits(tmp_path, name):
@@ -50,12 +51,14 @@ def test_ended_in_every_way_it_goes_on_to_the_same_bits(tmp_path, name):
     assert {"moment", "step", "write", "full"} <= inside
 
 
+@pytest.mark.torture
 @pytest.mark.slow
 def test_a_comparison_goes_on_too(tmp_path):
     ends = tortured(tmp_path, "--only", "compare", "--kills", 20, "--way", "moment")
     assert sum(end["kept"] for end in ends) > 1
 
 
+@pytest.mark.torture
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fit text", "encode"])
 def test_without_the_cache_it_ends_with_the_same_bits(tmp_path, name):
@@ -66,6 +69,7 @@ def test_without_the_cache_it_ends_with_the_same_bits(tmp_path, name):
 # The harness itself.
 
 
+@pytest.mark.torture
 @pytest.mark.slow
 def test_the_harness_sees_half_an_output_and_what_is_left_over(tmp_path):
     script = """

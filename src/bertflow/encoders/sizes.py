@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel
 
+from bertflow.encoders.checkpoints import quietly
 from bertflow.errors import ModelError, shown
 
 # Numbers that a byte of weights may stand for: two in four-bit formats, and as many again for what
@@ -85,7 +86,7 @@ def check_transformer(folder: Path, *, trust_remote_code: bool = False) -> None:
     if not _may_be_too_large(numbers, capacity):
         return
     asked: dict[str, Shape] = {}
-    with suppress(Exception), torch.device("meta"):  # What fails here fails there, too.
+    with suppress(Exception), quietly(), torch.device("meta"):  # What fails here fails there, too.
         kind: Any = AutoModel
         model = kind.from_config(
             AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False),
@@ -203,7 +204,9 @@ def _weights(folder: Path) -> tuple[dict[str, Shape], int]:
     except OSError:  # A name too long.
         return {}, 0
     for path in paths:
-        with suppress(OSError, ValueError, RecursionError, struct.error, TypeError, KeyError):
+        with suppress(
+            OSError, ValueError, RecursionError, struct.error, TypeError, KeyError, OverflowError
+        ):
             size += path.stat().st_size
             with path.open("rb") as file:
                 (length,) = struct.unpack("<Q", file.read(8))
