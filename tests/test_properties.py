@@ -200,6 +200,7 @@ def of_any_matrix(test):
     def quick(name):
         on(name, 2 if name.startswith("flow") else 10)
 
+    @pytest.mark.torture
     @pytest.mark.slow
     @every_variant
     def slow(name):
