@@ -1,7 +1,7 @@
 """What every calibrator keeps on any matrix: hypothesis over shapes, types, layouts, degeneracies.
 
 Without more said the examples are few and always the same. The slow tests look at more of them,
-and with BERTFLOW_EXAMPLES=N at N other ones each time (`make torture`).
+and with BERTFLOW_EXAMPLES=N at N other ones each time.
 """
 
 from __future__ import annotations
@@ -200,13 +200,12 @@ def of_any_matrix(test):
     def quick(name):
         on(name, 2 if name.startswith("flow") else 10)
 
-    @pytest.mark.torture
     @pytest.mark.slow
     @every_variant
-    def slow(name):
+    def wide(name):
         on(name, int(asked or 60))
 
-    return quick, slow
+    return quick, wide
 
 
 # What is asked of them
@@ -252,6 +251,21 @@ def accepted(function, x, kinds: list[str] | None = None):
     return None, []
 
 
+def shift(function, x, epsilon, more=0.0):
+    """How far each row of a function moves with the last digits of what goes in.
+
+    Args:
+        function: Of float64 rows.
+        x: The rows.
+        epsilon: Of the arithmetic.
+        more: What rows are added to inside, whose last digits count, too.
+    """
+    signs = np.random.default_rng(1).choice([-1.0, 1.0], size=(8, *x.shape))
+    size = epsilon * (np.abs(x) + more)
+    moved = [numbers(function(x + size * sign)) for sign in signs]
+    return np.abs(np.array(moved) - numbers(function(x))).max(axis=(0, 2))
+
+
 def finite(z) -> bool:
     return bool(np.isfinite(numbers(z)).all())
 
@@ -267,7 +281,9 @@ def _gives_finite_rows(name, case):
         before = numbers(rows).copy()
         z, kept = accepted(calibrator.transform, rows)
         np.testing.assert_array_equal(numbers(rows), before)
-        if case.dtype not in ("float16", "bfloat16") and rows is x:
+        # Less its mean, a row near the end of its type may be beyond it.
+        ends = {"float16": 0.0, "bfloat16": 0.0, "float32": 1e38}
+        if rows is x and np.abs(before).max() < ends.get(case.dtype, math.inf):
             assert len(kept) == len(x)
         if z is None:
             continue
@@ -298,11 +314,13 @@ def _brings_back(name, case):
     epsilon = max(EPSILON.get(case.dtype, EPSILON["float64"]), EPSILON["float64"])
     z, rows = numbers(z)[again], numbers(x)[kept][again]
     if name not in LOSSY:
+        # A flow on two rows may have learned to stretch them by any factor that is allowed.
+        stretched = shift(calibrator.inverse_transform, z, epsilon)[:, None]
         if name == "flow-tempered":
             length = np.linalg.norm(rows / np.abs(rows).max(), axis=1, keepdims=True)
             rows = rows / np.abs(rows).max() / np.where(length > 0, length, 1)
         scale = np.abs(rows).max()
-        np.testing.assert_allclose(numbers(back), rows, rtol=0, atol=1e3 * epsilon * scale)
+        assert (np.abs(numbers(back) - rows) <= 1e3 * epsilon * scale + 20 * stretched).all()
 
 
 def _maps_rows_alone(name, case):
@@ -321,12 +339,8 @@ def _maps_rows_alone(name, case):
         [numbers(calibrator.transform(asked[n : n + 1])) for n in range(len(kept))]
     )
     epsilon = EPSILON.get(case.dtype, EPSILON["float64"])
-    # What a change in the last digit of the input, as the arithmetic has it, does to a row.
     arithmetic = min(epsilon, EPSILON["float32"])
-    exact = numbers(asked)
-    signs = np.random.default_rng(1).choice([-1.0, 1.0], size=(8, *exact.shape))
-    moved = [numbers(calibrator.transform(exact * (1 + arithmetic * sign))) for sign in signs]
-    shifted = np.abs(np.array(moved) - numbers(calibrator.transform(exact))).max(axis=(0, 2))
+    shifted = shift(calibrator.transform, numbers(asked), arithmetic, np.abs(calibrator.mean_))
     usual = np.abs(numbers(calibrator.transform(numbers(x)))).max()
     size = np.maximum(np.abs(together).max(axis=1), usual)
     tolerance = (20 * shifted + 20 * max(epsilon, arithmetic) * size)[:, None]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from joblib import Parallel, delayed
@@ -39,6 +39,7 @@ from bertflow.evaluation.trials import Judge, Outcome, Trial, cpus
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
 NLI = ("snli", "mnli")
 
@@ -201,21 +202,16 @@ def _outcomes(
     cache: SentenceCache | None,
     report: Progress,
 ) -> list[Outcome]:
-    """What comes of each trial: kept from before, or run and kept as soon as it is finished."""
+    """What comes of each trial."""
     kept = None if cache is None else cache.results
     keys = [""] * len(trials) if kept is None else trial_keys(vectors, trials)
-    before = {number: kept_outcome(kept, key) for number, key in enumerate(keys)}
-    found = {number: outcome for number, outcome in before.items() if outcome is not None}
-    if found:
-        report("fit", len(found), len(trials))
-    lacking = [number for number in before if number not in found]
-    for number, outcome, error in workers(
-        delayed(run_kept)(number, vectors, trials[number], kept, keys[number]) for number in lacking
-    ):
-        found[number] = outcome
-        _warn(cache, error)
-        report("fit", len(found), len(trials))
-    return [found[number] for number in range(len(trials))]
+    return _each(
+        [kept_outcome(kept, key) for key in keys],
+        lambda number: delayed(run_kept)(number, vectors, trials[number], kept, keys[number]),
+        workers,
+        cache,
+        lambda done: report("fit", done, len(trials)),
+    )
 
 
 def _scored(
@@ -225,30 +221,42 @@ def _scored(
     cache: SentenceCache | None,
     report: Progress,
 ) -> dict[str, list[Figures]]:
-    """The figures of each task's cosines, likewise."""
+    """The figures of each task's cosines."""
     kept = None if cache is None else cache.results
     keys = [
         "" if kept is None else figures_key(pairs, stack)
         for pairs, stack in zip(tests, stacks, strict=True)
     ]
-    before = {number: kept_figures(kept, key) for number, key in enumerate(keys)}
-    found = {number: judged for number, judged in before.items() if judged is not None}
+    judged = _each(
+        [kept_figures(kept, key) for key in keys],
+        lambda number: delayed(score_kept)(
+            number, tests[number], stacks[number], kept, keys[number]
+        ),
+        workers,
+        cache,
+        lambda done: report("score", done, len(tests)),
+    )
+    return {pairs.task: one for pairs, one in zip(tests, judged, strict=True)}
+
+
+def _each(
+    before: Sequence[T | None],
+    job: Callable[[int], Any],
+    workers: Parallel,
+    cache: SentenceCache | None,
+    report: Callable[[int], None],
+) -> list[T]:
+    """What is there from before, and what jobs give; those keep it as soon as they have it."""
+    found = {number: one for number, one in enumerate(before) if one is not None}
     if found:
-        report("score", len(found), len(tests))
-    lacking = [number for number in before if number not in found]
-    for number, judged, error in workers(
-        delayed(score_kept)(number, tests[number], stacks[number], kept, keys[number])
-        for number in lacking
-    ):
-        found[number] = judged
-        _warn(cache, error)
-        report("score", len(found), len(tests))
-    return {pairs.task: found[number] for number, pairs in enumerate(tests)}
-
-
-def _warn(cache: SentenceCache | None, error: str | None) -> None:
-    if cache is not None and error is not None:
-        cache.warn(ModelError(error))
+        report(len(found))
+    lacking = [number for number in range(len(before)) if number not in found]
+    for number, one, error in workers(job(number) for number in lacking):
+        found[number] = one
+        if cache is not None and error is not None:
+            cache.warn(ModelError(error))
+        report(len(found))
+    return [found[number] for number in range(len(before))]
 
 
 def _gather(
