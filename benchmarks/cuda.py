@@ -1,6 +1,6 @@
-"""What a GPU gives: fit and encode there against the same code on the processor, in one run.
+"""What a GPU gives: fit, encode and transform there against what people have, in one run.
 
-    python -m benchmarks.cuda [--device cuda] [--repeats 5]
+    python -m benchmarks.cuda [--device cuda] [--repeats 5] [--rows 1000000]
 
 Prints a Markdown table under the card's name; where there is no such device it says so and ends
 with status 2.
@@ -9,34 +9,47 @@ with status 2.
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
+from sentence_transformers import SentenceTransformer
 
 from benchmarks.measuring import HEADER, Row, in_turn, machine, medians, seconds
 from benchmarks.speed import VECTORS, minilm, sentences_of_stsb
-from bertflow import Flow
+from bertflow import Flow, Whitening
+from bertflow.calibrators import training
+from bertflow.calibrators.base import Calibrator
 from bertflow.encoders import load_encoder
 from bertflow.encoders.encoding import Precision, encode_distinct
 
 
-def fit(device: str, repeats: int) -> Row:
-    """Steps a second of one epoch, once it runs."""
+def steps(device: str, repeats: int, recorded: bool) -> Row:
+    """Steps a second once they run, with each step launched or recorded."""
     rows = np.load(VECTORS)
 
     def rate(where: str) -> float:
         times: list[float] = []
-        Flow.released(batch_size=32, device=where).fit(
+        Flow.released(batch_size=32, epochs=4, device=where).fit(
             rows, progress=lambda done, of, loss: times.append(time.perf_counter())
         )
-        # Steps are reported in groups on a GPU: the first of them is left out.
-        return (len(times) - 65) / (times[-1] - times[64])
+        # Steps are reported in groups on a GPU; the first are not recorded yet.
+        return (len(times) - 193) / (times[-1] - times[192])
 
-    pairs = in_turn(lambda: rate("cpu"), lambda: rate(device), repeats)
+    recording = training.recorded
+    if not recorded:
+        training.recorded = lambda compute, device: compute
+    try:
+        pairs = in_turn(lambda: rate("cpu"), lambda: rate(device), repeats)
+    finally:
+        training.recorded = recording
     theirs, mine = medians(pairs)
+    how = "recorded as CUDA graphs" if recorded else "each operation launched"
     return Row(
-        f"flow fit on {device}, steps a second, 576 dimensions, batches of 32, 3 levels x 3",
+        f"flow fit, steps a second, 576 dimensions, batches of 32, 3 levels x 3, {how}",
         "the same on the processor",
         "none",
         [b / a for a, b in pairs],
@@ -45,27 +58,91 @@ def fit(device: str, repeats: int) -> Row:
     )
 
 
-def encode(device: str, precision: Precision, repeats: int) -> Row:
-    """Sentences a second of all-MiniLM-L6-v2, batches of 256."""
+def fit(device: str, repeats: int) -> Row:
+    """Everything that fit does in an epoch, vectors in memory."""
+    rows = np.load(VECTORS)
+
+    def whole(where: str) -> float:
+        return seconds(lambda: Flow.released(batch_size=32, device=where).fit(rows))
+
+    whole(device)
+    pairs = in_turn(lambda: whole("cpu"), lambda: whole(device), repeats)
+    theirs, mine = medians(pairs)
+    return Row(
+        f"one epoch of {len(rows)} x {rows.shape[1]}, all that fit does",
+        "the same on the processor",
+        "none",
+        [a / b for a, b in pairs],
+        f"{mine:.2f} s",
+        f"{theirs:.2f} s",
+    )
+
+
+def encode(name: str, folder: str, device: str, precision: Precision, repeats: int) -> Row:
+    """Sentences a second, the arguments those that commands have."""
     sentences = sentences_of_stsb()
-    encoder = load_encoder(minilm(), max_length=64, device=device)
-    encode_distinct(encoder, sentences[:512], precision=precision)  # Warm.
+    encoder = load_encoder(folder, max_length=64, device=device)
+    plain = SentenceTransformer(folder, device=device)
+    plain.max_seq_length = 64
+    encode_distinct(encoder, sentences, precision=precision)  # Warm.
+    plain.encode(sentences[:2048], show_progress_bar=False)
+    found: list[np.ndarray] = []
     pairs = in_turn(
-        lambda: seconds(lambda: encoder.encode(sentences, show_progress_bar=False)),
+        lambda: seconds(lambda: found.append(plain.encode(sentences, show_progress_bar=False))),
         lambda: seconds(
-            lambda: encode_distinct(encoder, sentences, precision=precision, batch_size=256)
+            lambda: found.append(encode_distinct(encoder, sentences, precision=precision))
         ),
         repeats,
     )
     theirs, mine = medians(pairs)
+    a, b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in found[:2])
     return Row(
-        f"encode on {device}, all-MiniLM-L6-v2, STS-B: {precision}, batches of 256",
+        f"encode, {name}, STS-B: {precision}",
         "SentenceTransformer.encode there, its defaults",
         "none",
         [a / b for a, b in pairs],
         f"{len(sentences) / mine:.0f} sentences/s",
         f"{len(sentences) / theirs:.0f} sentences/s",
+        {"smallest cosine": f"{(a * b).sum(axis=1).min():.4f}"},
     )
+
+
+def transform(calibrator: Calibrator, rows: torch.Tensor, repeats: int) -> Row:
+    """Rows that are there already."""
+
+    def timed(x: torch.Tensor) -> Callable[[], float]:
+        def call() -> None:
+            calibrator.transform(x)
+            if x.is_cuda:
+                torch.cuda.synchronize()
+
+        call()
+        return lambda: seconds(call)
+
+    pairs = in_turn(timed(rows.cpu()), timed(rows), repeats)
+    theirs, mine = medians(pairs)
+    return Row(
+        f"transform of {len(rows):,} x {rows.shape[1]}, {type(calibrator).__name__}",
+        "the same on the processor",
+        "none",
+        [a / b for a, b in pairs],
+        f"{mine:.3f} s",
+        f"{theirs:.2f} s",
+    )
+
+
+def bert_base(place: Path) -> str:
+    """An encoder of BERT-base's size, with random weights: what it costs is the same."""
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    torch.manual_seed(0)
+    BertModel(BertConfig()).save_pretrained(place / "bert")
+    AutoTokenizer.from_pretrained(minilm()).save_pretrained(place / "bert")
+    transformer = Transformer(str(place / "bert"))
+    pooling = Pooling(transformer.get_embedding_dimension(), "mean")
+    SentenceTransformer(modules=[transformer, pooling]).save_pretrained(str(place / "model"))
+    return str(place / "model")
 
 
 def main() -> None:
@@ -73,15 +150,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=1_000_000)
     given = parser.parse_args()
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("there is no CUDA device on this machine")
     card = torch.cuda.get_device_name() if given.device.startswith("cuda") else given.device
     about = {"device": card, **machine()}
     print(", ".join(f"{name} {value}" for name, value in about.items()), HEADER, sep="\n\n")
+    for recorded in (False, True):
+        print(steps(given.device, given.repeats, recorded).markdown(), flush=True)
     print(fit(given.device, given.repeats).markdown(), flush=True)
-    for precision in ("float32", "mixed", "fast"):
-        print(encode(given.device, precision, given.repeats).markdown(), flush=True)
+    precisions: tuple[Precision, ...] = ("float32", "mixed", "fast")
+    with tempfile.TemporaryDirectory() as place:
+        base = bert_base(Path(place))
+        for name, folder in (("all-MiniLM-L6-v2", minilm()), ("BERT-base, random weights", base)):
+            for precision in precisions:
+                row = encode(name, folder, given.device, precision, given.repeats)
+                print(row.markdown(), flush=True)
+    x = torch.randn(given.rows, 768, device=given.device)
+    for calibrator in (Flow(device=given.device), Whitening()):
+        calibrator.fit(x[:20_000])
+        print(transform(calibrator, x, given.repeats).markdown(), flush=True)
 
 
 if __name__ == "__main__":

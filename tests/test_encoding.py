@@ -318,3 +318,75 @@ def test_encoders_that_are_no_transformer_go_their_own_way(tmp_path):
     texts = ["cat dog", "dog", "cat"]
     np.testing.assert_array_equal(encode_distinct(encoder, texts), reference(encoder, texts))
     assert resolved_precision("auto", encoder) == "float32"
+
+
+# What a GPU is given: batches of several lengths, padded. Its arithmetic is in test_cuda.py.
+
+
+def long_and_short(sentences: list[str]) -> list[str]:
+    return [" ".join(sentences[n : n + 1 + n % 9]) for n in range(len(sentences))]
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("padding", [0, 5, 40, 10_000])
+def test_batches_hold_each_row_once_and_little_padding(left, padding, rng):
+    lengths = torch.from_numpy(rng.integers(1, 30, size=200))
+    place = torch.arange(32)
+    mask = ((place >= 32 - lengths[:, None]) if left else (place < lengths[:, None])).long()
+    features = {"attention_mask": mask, "input_ids": mask * torch.arange(200)[:, None], "task": "x"}
+    batches = list(encoding._batches(features, 300, padding))
+    assert sorted(torch.cat([rows for rows, _ in batches]).tolist()) == list(range(200))
+    for rows, batch in batches:
+        found = batch["attention_mask"]
+        assert batch["task"] == "x"
+        assert found.numel() <= 300
+        assert int((found == 0).sum()) <= (0 if left else padding)
+        assert torch.equal(found.sum(dim=1), lengths[rows])
+        assert torch.equal(batch["input_ids"], found * rows[:, None])
+        assert bool((found[:, -1] if left else found[:, 0]).all())
+
+
+def test_a_row_without_a_token_is_in_a_batch_too():
+    mask = torch.tensor([[1, 1], [0, 0], [0, 0]])
+    batches = list(encoding._batches({"attention_mask": mask}, 1))
+    assert [rows.tolist() for rows, _ in batches] == [[0], [1], [2]]
+
+
+def launched(model: SentenceTransformer, texts: list[str]) -> np.ndarray:
+    """What the path of a GPU gives on the processor."""
+    features = encoding._tokenized(model, texts, None)
+    assert features is not None
+    return encoding.Encoding(model)._launch(model, features, 64)()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_launched_batches_are_sentences_on_their_own(folder, side, tiny_sentences):
+    model = load_encoder(folder)
+    texts = long_and_short(tiny_sentences)
+    expected = reference(model, texts)
+    model.tokenizer.padding_side = side  # BERT, padded on the left, counts positions from there.
+    assert smallest_cosine(launched(model, texts), expected) > 0.99999
+
+
+def test_a_batch_too_large_for_the_memory_is_halved_until_it_fits(
+    tiny_bert, tiny_sentences, monkeypatch
+):
+    model = load_encoder(tiny_bert)
+    texts = long_and_short(tiny_sentences)
+    expected = launched(model, texts)
+    forward, rows = encoding._forward, []
+
+    def small(model, batch, kind):
+        rows.append(len(batch["attention_mask"]))
+        if rows[-1] > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(model, batch, kind)
+
+    monkeypatch.setattr(encoding, "_forward", small)
+    np.testing.assert_allclose(launched(model, texts), expected, rtol=0, atol=1e-5)
+    assert max(rows) > 3
+    monkeypatch.setattr(
+        encoding, "_forward", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none left"))
+    )
+    with pytest.raises(torch.OutOfMemoryError, match="none left"):
+        launched(model, texts)

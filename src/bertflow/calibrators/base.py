@@ -36,6 +36,8 @@ WIDER = {torch.float16: "float32", torch.bfloat16: "float64", torch.float32: "fl
 # What is mapped at a time: small enough to stay in a processor's cache, large enough to be worth
 # a call.
 CHUNK_BYTES = 2**22
+# On a GPU, which waits for each call: as much as does not count beside the rows themselves.
+GPU_CHUNK_BYTES = 2**26
 
 
 class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, ABC):
@@ -376,7 +378,8 @@ def mapped(
     else:
         result = np.empty((len(rows), width), dtype=rows.dtype)
         into = torch.from_numpy(result)
-    size = max(1, CHUNK_BYTES // (4 * max(width, rows.shape[1])))
+    most = GPU_CHUNK_BYTES if into.is_cuda else CHUNK_BYTES
+    size = max(1, most // (4 * max(width, rows.shape[1])))
     start = 0
     with torch.no_grad():
         for chunk in chunks(rows, size):

@@ -316,9 +316,11 @@ class Flow(Calibrator):
         generator = torch.Generator().manual_seed(int(checkpoint.run["seed"]))
 
         wide = beyond_float32(frame.mean, frame.scale)
+        # Other devices may lack float64.
+        place = device if device.type == "cuda" else None
 
         def fetch(index: Tensor) -> Tensor:
-            x = taken(rows, index)
+            x = taken(rows, index).to(place)
             return frame.enter(x.double() if wide else x)[0].float()
 
         self.flow_ = self._build(frame.count, generator)

@@ -52,11 +52,11 @@ class Moments:
         if len(rows) == 0:
             return
         chunk = Moments.__new__(Moments)
-        wide = rows.to(device="cpu", dtype=torch.float64)
+        wide = _wide(rows)
         chunk.count = len(wide)
-        chunk.mean = wide.mean(dim=0)
-        centred = wide - chunk.mean
-        chunk._second = self._product(centred)
+        mean = wide.mean(dim=0)
+        chunk.mean = mean.cpu()
+        chunk._second = self._product(wide - mean).cpu()
         self.merge(chunk)
 
     def merge(self, other: Moments) -> None:
@@ -104,7 +104,7 @@ def moments_of(
     """
     moments = Moments(rows.shape[1], covariance=covariance)
     for chunk in chunks(rows):
-        wide = chunk.to(device="cpu", dtype=torch.float64)
+        wide = _wide(chunk)
         moments.update(unit_length(wide) if normalize else wide)
     deviation = moments.deviation()
     if not bool(deviation.isfinite().all()):
@@ -121,6 +121,11 @@ def moments_of(
     if float(deviation.max()) < LEAST_DEVIATION:
         raise _too_small()
     return moments
+
+
+def _wide(rows: Tensor) -> Tensor:
+    """Rows in float64: where they are, if that has the type for certain."""
+    return rows.to(device=None if rows.is_cuda else "cpu", dtype=torch.float64)
 
 
 def _too_small() -> InputError:

@@ -7,7 +7,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from bertflow.calibrators.base import Array, check_device, check_number
 from bertflow.calibrators.checkpoint import KEPT_STEPS, Checkpoint, State
+from bertflow.calibrators.recorded import on_a_stream, recorded
 from bertflow.calibrators.threads import one_thread
 from bertflow.errors import InputError, TrainingError
 from bertflow.flows import ActNorm, FlatParameters, Glow, InvertibleLinear, LikelihoodGradient
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int, float], None]
 Fetch = Callable[[Tensor], Tensor]
+Factors = tuple[float, float, float] | Tensor
 
 BETA1, BETA2 = 0.9, 0.999
 WINDOW_ROWS = 8192
@@ -87,7 +88,8 @@ def train(
 
     Args:
         glow: Built, not initialised; it ends on the CPU, frozen.
-        fetch: Gives the rows of an index as float32, shape (n,) to (n, D).
+        fetch: Gives the rows of an index as float32, shape (n,) to (n, D), on the device or the
+            CPU.
         rows: How many rows there are.
         schedule: How long and how fast.
         device: Where to train.
@@ -104,10 +106,12 @@ def train(
     """
     total = schedule.steps(rows)
     order = torch.randperm(rows, generator=generator)
-    glow.initialize(fetch(order[:WINDOW_ROWS]).cpu())
+    first_rows = fetch(order[:WINDOW_ROWS])
+    # In float64, which not every device has.
+    glow.to(first_rows.device).initialize(first_rows)
     glow.to(device)
     objective = _objective(glow)
-    optimizer = _Adam(glow, objective.parameters, schedule)
+    optimizer = _Adam(glow, objective.parameters, schedule, total)
     curve = torch.empty(total, dtype=torch.float64)
     start = 0
     if checkpoint is not None and (state := checkpoint.state_of(len(optimizer.flat), total)):
@@ -115,18 +119,20 @@ def train(
         curve[:start] = state.curve
         log.info("going on after step %d of %d", start, total)
     log.info("%d rows of %d dimensions, %d steps on %s", rows, glow.features, total, device)
-    ahead = ahead and device.type == "cpu"
     batches = _batches(fetch, rows, order, schedule.batch_size, device, generator, start, ahead)
     losses, norms = torch.empty(2, total, device=device)
     fetched = steps_fetched(device)
     # A step is hundreds of operations of microseconds: a second thread gains nothing when the
     # machine is idle, costs a factor when it is not, and would make the bits depend on its number.
-    with one_thread() if device.type == "cpu" else nullcontext():
+    # On a GPU what counts is how long it takes to say what is to be done, so that is recorded.
+    with one_thread() if device.type == "cpu" else on_a_stream(device):
+        loss_of: Callable[[Tensor], Tensor] = recorded(objective, device)
+        update = recorded(optimizer.update, device)
         for step in range(start, total):
-            losses[step] = objective(next(batches))
+            losses[step] = loss_of(next(batches))
             if checkpoint is not None and step % KEPT_STEPS == 0:
                 checkpoint.keep(optimizer.state(curve[:step]), losses[step], optimizer.gradient)
-            norms[step] = optimizer.step(schedule.rate(step, total))
+            norms[step] = update(optimizer.factors(step))
             if (done := step + 1) % fetched and done < total:
                 continue
             first = step // fetched * fetched
@@ -203,11 +209,12 @@ def _batches(
 
 
 def _fetched(fetch: Fetch, windows: Sequence[Tensor], ahead: bool) -> Iterator[Tensor]:
-    """The rows of windows; ahead of time in a thread, as training computes in one."""
+    """The rows of windows; ahead of time in a thread, by as many of torch's as training has."""
     if not ahead:
         yield from map(fetch, windows)
         return
-    with ThreadPoolExecutor(1, "fetch", torch.set_num_threads, (1,)) as pool:
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(1, "fetch", torch.set_num_threads, (threads,)) as pool:
         coming: deque[Future[Tensor]] = deque()
         for index in windows:
             coming.append(pool.submit(fetch, index))
@@ -245,12 +252,15 @@ class _Adam:
     limit, for their density is unbounded. So are those of `InvertibleLinear`, wherever they are.
     """
 
-    def __init__(self, glow: Glow, parameters: FlatParameters, schedule: Schedule) -> None:
+    def __init__(
+        self, glow: Glow, parameters: FlatParameters, schedule: Schedule, total: int
+    ) -> None:
         self.schedule = schedule
         self.flat, self.gradient = parameters.values, parameters.gradient
         self.first, self.second = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         self.root = torch.empty_like(self.flat)
-        self.count = 0
+        self.total = total
+        self._table: Tensor | None = None
         norms = [m for m in glow.modules() if isinstance(m, ActNorm)]
         reach = torch.cat([torch.full_like(m.bias, 1 / m.scale_rate) for m in norms])
         reach *= math.log(SCALE_DRIFT) / len(norms)
@@ -271,26 +281,50 @@ class _Adam:
         self.flat.copy_(state.values)
         self.first.copy_(state.first)
         self.second.copy_(state.second)
-        self.count = state.step
         return state.step
 
-    @torch.no_grad()
-    def step(self, rate: float) -> Tensor:
-        """Apply the gradient at a learning rate, and return its norm before clipping."""
+    def factors(self, step: int) -> Factors:
+        """What differs between steps, of one counted from 0: the argument of `update`.
+
+        Its learning rate, by what the root of the second moment is divided, and what weight decay
+        leaves of the parameters. On a GPU a row of a table there, so that no step waits for it.
+        """
+        if self.flat.device.type != "cuda":
+            return self._factors(step)
+        if self._table is None:
+            rows = [self._factors(n) for n in range(self.total)]
+            self._table = torch.tensor(rows, device=self.flat.device)
+        return self._table[step]
+
+    def _factors(self, step: int) -> tuple[float, float, float]:
         how = self.schedule
-        self.count += 1
+        rate = how.rate(step, self.total)
+        left = 1 - rate * how.weight_decay
+        if not how.bias_correction:
+            return rate, 1.0, left
+        return rate / (1 - BETA1 ** (step + 1)), math.sqrt(1 - BETA2 ** (step + 1)), left
+
+    @torch.no_grad()
+    def update(self, factors: Factors) -> Tensor:
+        """Apply the gradient with a step's factors, and return its norm before clipping."""
+        how = self.schedule
+        rate, divisor, left = factors
         norm: Tensor = torch.linalg.vector_norm(self.gradient)
         if how.max_grad_norm is not None:
             self.gradient.mul_((how.max_grad_norm / norm).clamp_(max=1))
         self.first.lerp_(self.gradient, 1 - BETA1)
         self.second.mul_(BETA2).addcmul_(self.gradient, self.gradient, value=1 - BETA2)
         if how.weight_decay:
-            self.flat.mul_(1 - rate * how.weight_decay)
+            self.flat.mul_(left)
         torch.sqrt(self.second, out=self.root)
         if how.bias_correction:
-            rate /= 1 - BETA1**self.count
-            self.root /= math.sqrt(1 - BETA2**self.count)
-        self.flat.addcdiv_(self.first, self.root.add_(how.adam_epsilon), value=-rate)
+            self.root /= divisor
+        self.root.add_(how.adam_epsilon)
+        if isinstance(rate, Tensor):
+            torch.div(self.first, self.root, out=self.root)
+            self.flat.addcmul_(self.root, rate, value=-1)
+        else:
+            self.flat.addcdiv_(self.first, self.root, value=-rate)
         for bounded, lower, upper in self.bounds:
             torch.clamp(bounded, lower, upper, out=bounded)
         return norm

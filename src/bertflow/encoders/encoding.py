@@ -28,6 +28,10 @@ POOL = 8192
 TOKENIZED = 512
 # More tokens in a batch gain nothing on a processor, and leave its caches.
 CPU_TOKENS = 2048
+# Fewer leave a GPU waiting for what it is told.
+GPU_TOKENS = 32768
+# A batch more costs a GPU about as much as so many tokens of padding.
+GPU_PADDING = 16384
 # At most so many batches at a time; beyond that Python is what they wait for.
 WORKERS = 8
 # Below this width a product is too small for its type to matter.
@@ -52,7 +56,8 @@ def encode_distinct(
         encoder: Any SentenceTransformer.
         sentences: Text.
         batch_size: At most so many sentences of the encoder's maximum length; of shorter ones as
-            many more as have the same number of tokens.
+            many more as have the same number of tokens. On a GPU batches are larger, and halved
+            where memory runs out.
         precision: What the transformer computes in, see `resolved_precision`. What comes after it
             (pooling, calibrator) is not touched.
 
@@ -146,26 +151,34 @@ class Encoding:
         if features is None:
             return lambda: _plain(model, sentences, self.batch_size), False
         tokens = self.batch_size * _limit(model, features)
+        if model.device.type == "cuda":
+            return self._launch(model, features, max(tokens, GPU_TOKENS)), True
         if model.device.type == "cpu":
             tokens = min(tokens, CPU_TOKENS)
         batches = list(_batches(features, tokens))
         results = workers.submit(lambda batch: _forward(model, batch[1], self.kind), batches)
 
         def vectors() -> Array:
-            found: Array | None = None
             if results is None:
                 workers.stop()
                 computed = (_forward(model, batch, self.kind) for _, batch in batches)
             else:
                 computed = (result.result() for result in results)
-            for (rows, _), part in zip(batches, computed, strict=True):
-                if found is None:
-                    found = np.empty((len(sentences), part.shape[1]), dtype=np.float32)
-                found[rows.numpy()] = part.numpy()
-            assert found is not None
-            return found
+            return _in_order([rows for rows, _ in batches], computed)
 
         return vectors, results is not None
+
+    def _launch(
+        self, model: SentenceTransformer, features: dict[str, Any], tokens: int
+    ) -> Callable[[], Array]:
+        """Have a GPU compute rows of tokens, without waiting for it."""
+        moved = {
+            name: value.to(model.device) if isinstance(value, Tensor) else value
+            for name, value in features.items()
+        }
+        batches = list(_batches(moved, tokens, GPU_PADDING))
+        results = [_within_memory(model, batch, self.kind) for _, batch in batches]
+        return lambda: _in_order([rows for rows, _ in batches], [torch.cat(results).cpu()])
 
 
 class _Workers:
@@ -334,7 +347,7 @@ def _tokenized(
         features = model.preprocess([sentences[n] for n in rows], prompt=prompt)
         if not _is_padded_text(features, len(rows)):
             return None
-        parts.append((torch.tensor(rows), features))
+        parts.append((np.array(rows), features))
     mask = "attention_mask"
     width = max(1, *(part[mask].shape[1] for _, part in parts))
     # The tokenizer pads on the left, or no row is padded.
@@ -342,11 +355,13 @@ def _tokenized(
     together: dict[str, Any] = dict(parts[0][1])
     for name, first in parts[0][1].items():
         if isinstance(first, Tensor):
-            together[name] = first.new_zeros(len(order), width)
+            # By numpy: torch would wake its threads for each of these small copies.
+            values = np.zeros((len(order), width), dtype=first.numpy().dtype)
             for places, part in parts:
                 own = part[name].shape[1]
                 span = slice(width - own, None) if left else slice(own)
-                together[name][places, span] = part[name]
+                values[places, span] = part[name].numpy()
+            together[name] = torch.from_numpy(values)
     return together
 
 
@@ -363,27 +378,68 @@ def _limit(model: SentenceTransformer, features: dict[str, Any]) -> int:
     return int(model.max_seq_length or features["attention_mask"].shape[1])
 
 
-def _batches(features: dict[str, Any], tokens: int) -> Iterator[Batch]:
-    """Rows of one length, the longest first, as many as make so many tokens."""
+def _batches(features: dict[str, Any], tokens: int, padding: int = 0) -> Iterator[Batch]:
+    """Rows of like length, the longest first, as many as make so many tokens.
+
+    Of these at most `padding` belong to no sentence; with 0 all rows have one length. The tensors
+    are views of the features, put in this order.
+    """
     mask = features["attention_mask"]
-    lengths = mask.sum(dim=1)
-    order = lengths.argsort(descending=True, stable=True)
+    order = mask.sum(dim=1).argsort(descending=True, stable=True)
     left = bool((mask[:, -1] == 1).all())  # Padded on the left, or not at all.
-    counted = lengths[order]
-    for group in order.split(torch.unique_consecutive(counted, return_counts=True)[1].tolist()):
-        length = max(1, int(lengths[group[0]]))
-        for rows in group.split(max(1, tokens // length)):
-            span = slice(mask.shape[1] - length, None) if left else slice(length)
-            yield (
-                rows,
-                {
-                    name: value[rows][:, span] if isinstance(value, Tensor) else value
-                    for name, value in features.items()
-                },
+    placed = {n: v[order] if isinstance(v, Tensor) else v for n, v in features.items()}
+    lengths = [max(1, n) for n in placed["attention_mask"].sum(dim=1).tolist()]
+    order = order.cpu()
+    start = 0
+    while start < len(lengths):
+        length = lengths[start]
+        # Padding on the left moves what has absolute positions.
+        end, spare = min(len(lengths), start + max(1, tokens // length)), 0 if left else padding
+        stop = start
+        while stop < end and (spare := spare - length + lengths[stop]) >= 0:
+            stop += 1
+        rows, span = slice(start, stop), slice(-length, None) if left else slice(length)
+        yield (
+            order[rows],
+            {n: v[rows, span] if isinstance(v, Tensor) else v for n, v in placed.items()},
+        )
+        start = stop
+
+
+def _in_order(rows: Sequence[Tensor], computed: Iterable[Tensor]) -> Array:
+    """Vectors of all batches, or of several at a time, where their sentences were."""
+    order, found, start = torch.cat(list(rows)).numpy(), NONE, 0
+    for part in computed:
+        if not start:
+            found = np.empty((len(order), part.shape[1]), dtype=np.float32)
+        found[order[start : start + len(part)]] = part.numpy()
+        start += len(part)
+    return found
+
+
+def _within_memory(model: SentenceTransformer, batch: dict[str, Any], kind: str) -> Tensor:
+    """Vectors of a batch, in halves where a GPU has too little memory for the whole."""
+    try:
+        return _forward(model, batch, kind)
+    except torch.OutOfMemoryError:
+        half = len(batch["attention_mask"]) // 2
+        if not half:
+            raise
+    # Out of the handler, which holds what had been computed until then.
+    return torch.cat(
+        [
+            _within_memory(
+                model,
+                {n: v[part] if isinstance(v, Tensor) else v for n, v in batch.items()},
+                kind,
             )
+            for part in (slice(half), slice(half, None))
+        ]
+    )
 
 
 def _forward(model: SentenceTransformer, batch: dict[str, Any], kind: str) -> Tensor:
+    """Vectors of a batch, on the model's device."""
     device = model.device
     moved = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in batch.items()}
     transformer, *others = model
@@ -398,7 +454,7 @@ def _forward(model: SentenceTransformer, batch: dict[str, Any], kind: str) -> Te
     vectors: Tensor = moved["sentence_embedding"]
     if model.truncate_dim is not None:
         vectors = vectors[:, : model.truncate_dim]
-    return vectors.float().cpu()
+    return vectors.float() if device.type == "cuda" else vectors.float().cpu()
 
 
 def _float32(value: Any) -> Any:
