@@ -392,14 +392,6 @@ def test_a_missing_file_is_named(tmp_path, read, ending):
 
 
 @pytest.mark.parametrize("read", [read_corpus, check_corpus], ids=["read", "check"])
-@pytest.mark.parametrize("name", ["folder", "folder.txt"])
-def test_a_folder_is_refused(tmp_path, read, name):
-    (tmp_path / name).mkdir()
-    with pytest.raises(InputError, match=rf"{name} is a folder"):
-        read([tmp_path / name])
-
-
-@pytest.mark.parametrize("read", [read_corpus, check_corpus], ids=["read", "check"])
 @pytest.mark.parametrize("name", ["corpus.doc", "corpus", "corpus.gz", "corpus.txt.zip"])
 def test_an_unknown_ending_is_refused_and_the_known_are_listed(tmp_path, read, name):
     (tmp_path / name).write_text("A cat\n")

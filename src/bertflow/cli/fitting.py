@@ -41,9 +41,10 @@ def fit(
     corpus: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FILE",
+            metavar="SOURCE",
             help="Unlabelled sentences: .txt (one a line), .csv, .tsv, .jsonl, .parquet, each "
-            "also with .gz, or - for standard input. May be repeated.",
+            "also packed; folders and patterns of these; URLs such as s3://...; "
+            "hub:OWNER/NAME:SPLIT; or - for standard input. May be repeated.",
         ),
     ] = None,
     vectors: Annotated[
@@ -71,6 +72,14 @@ def fit(
     limit: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Take only the first N sentences.")
     ] = None,
+    sample: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Of a larger corpus, fit on N distinct sentences drawn at random; 0 takes all.",
+        ),
+    ] = 200_000,
     random_state: Annotated[int, typer.Option(metavar="N", help="Seed.")] = 0,
     portable: Annotated[
         bool,
@@ -118,6 +127,7 @@ def fit(
                 sentences,
                 built,
                 portable=portable,
+                sample=sample or None,
                 batch_size=batch_size,
                 cache=cache,
                 precision=kind,
@@ -127,8 +137,9 @@ def fit(
             )
         save_model(model, output)
     facts = model.calibrator.provenance_
+    drawn = f"drawn from {facts['drawn_from']:,}, " if "drawn_from" in facts else ""
     show(
-        f"{calibrator} fitted on {facts['sentences']:,} sentences ({facts['distinct']:,} "
+        f"{calibrator} fitted on {facts['sentences']:,} sentences ({drawn}{facts['distinct']:,} "
         f"distinct, {found_in(cache)}{facts['cut_to_max_length']:,} cut to "
         f"{loaded.max_seq_length} tokens) in {time.perf_counter() - began:.0f} s"
     )

@@ -1,4 +1,4 @@
-"""Reading sentences: text, csv, tsv, jsonl and parquet, any of them gzipped, or standard input."""
+"""Reading sentences, one by one, from wherever they lie."""
 
 from __future__ import annotations
 
@@ -9,11 +9,21 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+from bertflow.data.sources import (
+    STANDARD_INPUT,
+    HubTable,
+    SavedTable,
+    Source,
+    is_remote,
+    located,
+    remote_errors,
+    table_rows,
+)
 from bertflow.data.tables import (
-    TABLES,
+    KINDS,
     Columns,
     bounded_lines,
-    file_kind,
+    kind_of,
     listed,
     open_text,
     read_rows,
@@ -22,8 +32,6 @@ from bertflow.data.tables import (
 from bertflow.errors import InputError
 
 log = logging.getLogger(__name__)
-
-KINDS = (".txt", *TABLES)
 
 
 def read_corpus(
@@ -37,8 +45,10 @@ def read_corpus(
 
     Args:
         sources: Files by their ending: .txt (one sentence a line), .csv, .tsv, .jsonl, .parquet,
-            each also with .gz; or "-" for standard input, one sentence a line. In .tsv quotes
-            are plain characters.
+            each also packed (.gz, .bz2, .xz, .zst); folders and patterns of such files; what
+            `datasets` has saved to disk; URLs of any of these (s3://, gs://, https:// and whatever
+            else fsspec knows); "hub:OWNER/NAME[@REVISION][:CONFIG]:SPLIT", streamed; or "-" for
+            standard input, one sentence a line. In .tsv quotes are plain characters.
         column: The text column of a table: its name, or for a .csv or .tsv without a header its
             number from 1. Not needed where there is only one.
         limit: Stop after so many sentences, at least 1.
@@ -50,7 +60,8 @@ def read_corpus(
     Raises:
         InputError: A file is missing, of unknown kind, not UTF-8, lacks the column, has a row too
             short (named by line), all of them hold no sentence, or one is blank and is refused.
-        MissingDependencyError: A .parquet without its package; the message is the pip line.
+        MissingDependencyError: A .parquet, .zst, URL or table of `datasets` without its package;
+            the message is the pip line.
     """
     return list(stream_corpus(sources, column=column, limit=limit, blank=blank))
 
@@ -79,7 +90,9 @@ def stream_corpus(
     """
     if limit is not None and limit < 1:
         raise InputError(f"limit must be at least 1, got {limit}")
-    texts = (text.strip() for source in sources for text in _read(source, column))
+    # One after the other: with a limit the last of them may not be needed.
+    found = (one for source in sources for one in located([source]))
+    texts = (text.strip() for one in found for text in _read(one, column))
     if blank == "skip":
         texts = (text for text in texts if text)
     number = 0
@@ -97,11 +110,10 @@ def check_corpus(sources: Sequence[str | Path]) -> None:
     """Refuse what `read_corpus` could not read, without reading it.
 
     Raises:
-        InputError: A file is missing or of unknown kind.
+        InputError: A file is missing or of unknown kind, or a folder or pattern has none.
+        MissingDependencyError: As in `read_corpus`.
     """
-    for source in sources:
-        if str(source) != "-":
-            file_kind(Path(source), KINDS)
+    located(sources)
 
 
 def checked_corpus(
@@ -113,7 +125,8 @@ def checked_corpus(
 ) -> Iterator[str]:
     """Read files through once, to refuse what is wrong with them before any work, and stream them.
 
-    Standard input comes only once, so with it among the sources what is wrong is found on the way.
+    Standard input comes only once, and what comes over a network takes its time: with one of these
+    among the sources what is wrong is found on the way.
 
     Args:
         sources: As in `read_corpus`.
@@ -128,8 +141,8 @@ def checked_corpus(
         InputError: As in `read_corpus`.
         MissingDependencyError: As in `read_corpus`.
     """
-    check_corpus(sources)
-    if all(str(source) != "-" for source in sources):
+    found = located(sources)
+    if not any(source == STANDARD_INPUT or is_remote(source) for source in found):
         for _ in stream_corpus(sources, column=column, limit=limit, blank=blank):
             pass
     return stream_corpus(sources, column=column, limit=limit, blank=blank)
@@ -139,22 +152,25 @@ def _called(source: str | Path) -> str:
     return "standard input" if str(source) == "-" else str(source)
 
 
-def _read(source: str | Path, column: str | None) -> Iterator[str]:
-    with reading(_called(source)):
-        if str(source) == "-":
+def _read(source: Source, column: str | None) -> Iterator[str]:
+    columns = None if column is None else [column]
+    if isinstance(source, SavedTable | HubTable):
+        for _, cells in table_rows(source, columns, _only):
+            yield cells[0] or ""
+        return
+    with remote_errors(source), reading(_called(source)):
+        if isinstance(source, str):
             lines = bounded_lines(sys.stdin, _called(source))
             yield next(lines, "").removeprefix("\ufeff")
             yield from lines
             return
-        path = Path(source)
-        kind = file_kind(path, KINDS)
+        kind = kind_of(source, KINDS)
         if kind == ".txt":
-            with open_text(path) as file:
-                yield from bounded_lines(file, path)
+            with open_text(source) as file:
+                yield from bounded_lines(file, source)
             return
-        columns = None if column is None else [column]
-        for _, cells in read_rows(path, kind, columns, _only, texts=1):
-            yield "" if cells is None else cells[0] or ""
+        for _, row in read_rows(source, kind, columns, _only, texts=1):
+            yield "" if row is None else row[0] or ""
 
 
 def _only(table: Columns) -> Sequence[str]:

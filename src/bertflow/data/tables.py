@@ -1,13 +1,17 @@
-"""Reading lines and rows: text, csv, tsv, jsonl and parquet, any of them gzipped."""
+"""Reading lines and rows: text, csv, tsv, jsonl and parquet, any of them packed."""
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
+import io
+import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -17,6 +21,8 @@ from bertflow.errors import InputError, MissingDependencyError, shown
 from bertflow.strict_json import parse_json
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+KINDS = (".txt", *TABLES)
+PACKED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 # So much is read at a time, whatever a file says or a packed one unpacks to: characters of a line
 # or cell, bytes of a packed .parquet, rows of a .parquet.
 LONGEST_LINE = 2**24
@@ -45,23 +51,32 @@ Choose = Callable[[Columns], Sequence[str]]
 
 
 def file_kind(path: Path, kinds: Sequence[str]) -> str:
-    """The ending that says how a file is read, lower case and without .gz.
+    """The ending that says how a file is read, lower case and without that of its packing.
 
     Raises:
         InputError: The file is missing, a folder, or of none of these kinds.
     """
-    if not path.exists():
-        raise InputError(f"{path} does not exist")
     if path.is_dir():
         raise InputError(f"{path} is a folder; give its files")
+    return kind_of(path, kinds)
+
+
+def kind_of(path: Path, kinds: Sequence[str]) -> str:
+    """The same, of what is known to be no folder.
+
+    Raises:
+        InputError: The file is missing or of none of these kinds.
+    """
+    if not path.exists():
+        raise InputError(f"{path} does not exist")
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] == ".gz":
+    if suffixes and suffixes[-1] in PACKED:
         suffixes.pop()
     kind = suffixes[-1] if suffixes else ""
     if kind not in kinds:
         raise InputError(
             f"{path} is of unknown kind {kind or 'without an ending'!r}; expected one of "
-            f"{', '.join(kinds)}, each also with .gz"
+            f"{', '.join(kinds)}, each also with {', '.join(PACKED)}"
         )
     return kind
 
@@ -73,10 +88,15 @@ def reading(name: str | Path) -> Iterator[None]:
         yield
     except UnicodeDecodeError:
         raise InputError(f"{name} is not UTF-8 text; convert it to UTF-8") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{name} is not a whole gzip file: {error}") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, _DamagedError) as error:
+        packing = PACKED.get(Path(str(name)).suffix.lower(), "packed")
+        raise InputError(f"{name} is not a whole {packing} file: {error}") from None
     except OSError as error:
         raise InputError(f"{name} cannot be read: {error.strerror or error}") from None
+
+
+class _DamagedError(Exception):
+    """What a packed file is, in the words of a library without an error of its own for it."""
 
 
 def bounded_lines(file: IO[str], name: str | Path) -> Iterator[str]:
@@ -104,15 +124,59 @@ def too_long(place: str) -> InputError:
 @contextmanager
 def open_text(path: Path) -> Iterator[IO[str]]:
     """Open a text file, packed or not, as lines that keep their ends."""
-    compressed = path.suffix.lower() == ".gz"
     # utf-8-sig: spreadsheets put a byte-order mark in front of the first column's name.
     # A line ends with a line feed; a lone carriage return is part of a sentence.
     with (
-        gzip.open(path, "rt", encoding="utf-8-sig", newline="\n")
-        if compressed
-        else path.open(encoding="utf-8-sig", newline="\n")
-    ) as file:
+        open_bytes(path) as stream,
+        io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n") as file,
+    ):
         yield file
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[Any]:
+    """Open a file, packed or not, for its bytes.
+
+    Raises:
+        MissingDependencyError: A .zst without its package; the message is the pip line.
+    """
+    packing = path.suffix.lower()
+    with path.open("rb") as file:
+        if packing == ".gz":
+            with gzip.open(file, "rb") as stream:
+                yield stream
+        elif packing == ".xz":
+            with lzma.open(file, "rb") as stream:
+                yield stream
+        elif packing == ".bz2":
+            with bz2.open(file, "rb") as stream, _damage(OSError):
+                yield stream
+        elif packing == ".zst":
+            zstd = _zstd(path)
+            with zstd.open(file, "rb") as stream, _damage(zstd.ZstdError):
+                yield stream
+        else:
+            yield file
+
+
+def _zstd(path: Path) -> Any:
+    # Not zstandard, to which a file that breaks off is one that ends.
+    for name in ("compression.zstd", "backports.zstd"):
+        try:
+            return import_module(name)
+        except ImportError:
+            continue
+    raise MissingDependencyError(
+        f"reading {path.name} needs backports.zstd: pip install 'bertflow[remote]'"
+    )
+
+
+@contextmanager
+def _damage(kind: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except kind as error:
+        raise _DamagedError(str(error)) from None
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -269,20 +333,28 @@ def _parquet(
         raise MissingDependencyError(
             f"reading {path.name} needs pyarrow: pip install 'bertflow[parquet]'"
         )
-    import pyarrow
-    import pyarrow.parquet
-
-    source: Any = path
-    number = 0
-    try:
-        if path.suffix.lower() == ".gz":
-            with gzip.open(path, "rb") as stream:
-                content = stream.read(LARGEST_PACKED + 1)
+    with ExitStack() as opened:
+        source: Any = path
+        if path.suffix.lower() in PACKED:
+            content = opened.enter_context(open_bytes(path)).read(LARGEST_PACKED + 1)
             if len(content) > LARGEST_PACKED:
                 raise InputError(
                     f"{path} unpacks to more than {LARGEST_PACKED:,} bytes; unpack it first"
                 )
-            source = pyarrow.BufferReader(content)
+            source = io.BytesIO(content)
+        elif not isinstance(path, Path):  # In an object store.
+            source = opened.enter_context(path.open("rb"))
+        yield from _parquet_rows(source, path, columns, choose, texts)
+
+
+def _parquet_rows(
+    source: Any, path: Path, columns: Sequence[str] | None, choose: Choose, texts: int
+) -> Iterator[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
         table = pyarrow.parquet.ParquetFile(source)
         schema = table.schema_arrow
         if columns is None:
@@ -299,8 +371,6 @@ def _parquet(
                 if any(isinstance(cell, str) and len(cell) > LONGEST_LINE for cell in cells):
                     raise too_long(f"{path}, row {number}")
                 yield number, list(cells)
-    except gzip.BadGzipFile:
-        raise
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"{path} is not a whole parquet file: {error}") from None
 

@@ -17,6 +17,7 @@ from bertflow.encoders.model import (
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.poolings import load_layers, load_poolings
 from bertflow.encoders.portable import to_modules
+from bertflow.encoders.sampling import SAMPLE, Sampled, sample_corpus
 from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.encoders.streaming import Encoded, Rows, encode_file, encode_rows
 from bertflow.encoders.word_vectors import load_word_vectors
@@ -26,8 +27,10 @@ __all__ = [
     "CalibratorModule",
     "Embedded",
     "Encoded",
-    "Rows",
     "Precision",
+    "Rows",
+    "SAMPLE",
+    "Sampled",
     "SentenceCache",
     "VectorCache",
     "attach",
@@ -47,7 +50,8 @@ __all__ = [
     "load_poolings",
     "load_word_vectors",
     "open_model",
-    "save_model",
     "resolved_precision",
+    "sample_corpus",
+    "save_model",
     "to_modules",
 ]

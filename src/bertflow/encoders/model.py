@@ -7,6 +7,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
@@ -43,6 +44,7 @@ from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.pickling import keep_picklable
 from bertflow.encoders.portable import to_modules
+from bertflow.encoders.sampling import SAMPLE, sample_corpus
 from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.encoders.sizes import check_sizes
 from bertflow.encoders.streaming import FIRST, Rows, encode_rows
@@ -146,6 +148,7 @@ def calibrate(
     calibrator: Calibrator | None = None,
     *,
     portable: bool = True,
+    sample: int | None = SAMPLE,
     batch_size: int = 32,
     cache: SentenceCache | None = None,
     precision: Precision = "auto",
@@ -155,9 +158,10 @@ def calibrate(
 ) -> CalibratedSentenceTransformer:
     """Fit a calibrator on an encoder's vectors of unlabelled sentences, and append it.
 
-    Each distinct sentence is encoded once; repeats count as often as they occur. Sentences are read
-    a chunk at a time, and vectors that would fill the memory lie in a temporary file. Neither the
-    encoder nor the calibrator that is passed is changed.
+    Each distinct sentence is encoded once; repeats count as often as they occur. Of a corpus larger
+    than the sample, distinct sentences are drawn in one pass (see `sample_corpus`); vectors that
+    would fill the memory lie in a temporary file. Neither the encoder nor the calibrator that is
+    passed is changed.
 
     Args:
         encoder: Any SentenceTransformer, such as `load_encoder` gives.
@@ -166,6 +170,8 @@ def calibrate(
         calibrator: Not fitted, or fitted before (it is fitted anew); None takes `Flow()`.
         portable: Write the calibrator as built-in modules, so that the saved model loads without
             bertflow. False uses bertflow's own module.
+        sample: How many sentences are enough; drawn by the calibrator's seed, if it has a number
+            for one. None takes all there are, a chunk at a time.
         batch_size: Sentences a forward pass.
         cache: Where vectors are taken from and kept, such as `SentenceCache()`; None encodes all.
         precision: What the encoder computes in while the corpus is encoded: "float32", "mixed"
@@ -194,6 +200,15 @@ def calibrate(
     if portable:
         _refuse_what_cannot_be_portable(calibrator)
     description = describe_encoder(encoder)
+    drawn: dict[str, Any] = {}
+    if sample is not None:
+        if isinstance(sentences, str):
+            raise InputError("expected sentences, got one text; put it in a list")
+        seed = getattr(calibrator, "random_state", None)
+        found = sample_corpus(
+            sentences, sample, seed=int(seed) if isinstance(seed, Integral) else 0
+        )
+        sentences, drawn = found.sentences, {} if found.whole else {"drawn_from": found.rows}
     with Rows() as store:
         encoded = encode_rows(
             encoder,
@@ -215,6 +230,7 @@ def calibrate(
             "sentences": encoded.rows,
             "distinct": encoded.distinct,
             "cut_to_max_length": encoded.cut,
+            **drawn,
             "precision": resolved_precision(precision, encoder),
             "versions": library_versions(),
             **(provenance or {}),
@@ -235,8 +251,8 @@ def calibrate(
         else:
             calibrator.fit(rows)
         log.info("%r fitted in %.1f s", calibrator, time.perf_counter() - began)
-        sample = np.array(rows[encoded.first])
-    return _appended(encoder, calibrator, portable, sample)
+        looked_at = np.array(rows[encoded.first])
+    return _appended(encoder, calibrator, portable, looked_at)
 
 
 def attach(

@@ -1,0 +1,288 @@
+"""Where sentences come from: files, folders, patterns, object stores, tables of `datasets`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bertflow.data.tables import KINDS, Choose, Columns, kind_of, listed, too_long
+from bertflow.data.tables import LONGEST_LINE as LONGEST
+from bertflow.errors import InputError, MissingDependencyError
+from bertflow.network import hub_answers
+
+log = logging.getLogger(__name__)
+
+STANDARD_INPUT = "-"
+HUB = "hub:"
+MAGIC = frozenset("*?[")
+BATCH_ROWS = 1000
+
+
+@dataclass(frozen=True)
+class SavedTable:
+    """A folder that `datasets` has saved, read without loading it.
+
+    Attributes:
+        folder: What `Dataset.save_to_disk` wrote.
+    """
+
+    folder: Path
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def open(self) -> Any:
+        """The table.
+
+        Raises:
+            MissingDependencyError: `datasets` is not installed.
+            InputError: The folder is damaged.
+        """
+        datasets = _datasets(self)
+        with _named(self):
+            return datasets.load_from_disk(str(self.folder))
+
+
+@dataclass(frozen=True)
+class HubTable:
+    """A split of a data set on the hub, streamed: nothing of it is kept on disk.
+
+    Attributes:
+        name: Such as "owner/name".
+        config: Which of its configurations; None where it has one.
+        split: Such as "train".
+        revision: Branch, tag or commit; None takes the newest.
+    """
+
+    name: str
+    config: str | None
+    split: str
+    revision: str | None
+
+    def __str__(self) -> str:
+        parts = [self.name if self.revision is None else f"{self.name}@{self.revision}"]
+        return HUB + ":".join([*parts, *([self.config] if self.config else []), self.split])
+
+    @classmethod
+    def parsed(cls, text: str) -> HubTable:
+        """Parse "hub:OWNER/NAME[@REVISION][:CONFIG]:SPLIT".
+
+        Raises:
+            InputError: It is none.
+
+        Example:
+            >>> HubTable.parsed("hub:owner/name@v1:plain:train")
+            HubTable(name='owner/name', config='plain', split='train', revision='v1')
+        """
+        parts = text.removeprefix(HUB).split(":")
+        name, _, revision = parts[0].partition("@")
+        if not (name and len(parts) in (2, 3) and all(parts)):
+            raise InputError(
+                f"{text} names no split; write {HUB}OWNER/NAME:SPLIT "
+                f"or {HUB}OWNER/NAME:CONFIG:SPLIT"
+            )
+        return cls(name, parts[1] if len(parts) == 3 else None, parts[-1], revision or None)
+
+    def open(self) -> Any:
+        """The rows as they come.
+
+        Raises:
+            MissingDependencyError: `datasets` is not installed.
+            InputError: The hub does not answer, or has no such data.
+        """
+        datasets = _datasets(self)
+        if not hub_answers():
+            raise InputError(f"{self} cannot be read: the hub does not answer")
+        with _named(self):
+            return datasets.load_dataset(
+                self.name, self.config, split=self.split, revision=self.revision, streaming=True
+            )
+
+
+# A path may be one of universal_pathlib, which has the interface of Path.
+Source = str | Path | SavedTable | HubTable
+
+
+def located(sources: Sequence[str | Path]) -> list[Source]:
+    """Every file, table and standard input that sources stand for, in order.
+
+    Args:
+        sources: "-"; files; folders, for all files below them of a known kind, by name (those that
+            begin with a dot or an underscore are left out), or that `datasets` has saved; patterns
+            with `*`, `?`, `[...]` and `**`; any of these as a URL that fsspec knows, such as
+            s3://bucket/folder; or "hub:OWNER/NAME[@REVISION][:CONFIG]:SPLIT".
+
+    Raises:
+        InputError: A file is missing or of unknown kind, a folder or pattern has no file.
+        MissingDependencyError: A URL or table without its package; the message is the pip line.
+    """
+    return [found for source in sources for found in _located(source)]
+
+
+def is_remote(source: Source) -> bool:
+    """Whether reading it takes the network."""
+    return isinstance(source, HubTable) or "://" in str(source)
+
+
+def table_rows(
+    source: SavedTable | HubTable, columns: Sequence[str] | None, choose: Choose
+) -> Iterator[tuple[int, list[Any]]]:
+    """The cells of text columns of a table, row by row from 1.
+
+    Raises:
+        InputError: A column is missing or holds something that is not text, or reading fails.
+    """
+    table = source.open()
+    number = 0
+    chosen: Sequence[str] | None = columns
+    with _named(source):
+        for batch in table.iter(batch_size=BATCH_ROWS):
+            if not number:
+                texts = [name for name, cells in batch.items() if _holds_text(cells)]
+                if chosen is None:
+                    chosen = choose(Columns(Path(str(source)), list(batch), texts))
+                for column in chosen:
+                    if column not in batch:
+                        raise InputError(
+                            f"{source} has no column {column!r}; it has {listed(batch)}"
+                        )
+            assert chosen is not None
+            for cells in zip(*(batch[name] for name in chosen), strict=True):
+                number += 1
+                for name, cell in zip(chosen, cells, strict=True):
+                    if not isinstance(cell, str | None):
+                        raise InputError(f"{source}, row {number}: {name!r} is not text")
+                    if cell is not None and len(cell) > LONGEST:
+                        raise too_long(f"{source}, row {number}")
+                yield number, list(cells)
+
+
+@contextmanager
+def remote_errors(source: Source) -> Iterator[None]:
+    """Say in one line what the client of a remote store raises; it has errors of its own."""
+    if not is_remote(source) or isinstance(source, HubTable):
+        yield
+        return
+    with _named(source):
+        yield
+
+
+def _located(source: str | Path) -> list[Source]:
+    name = str(source)
+    if name == STANDARD_INPUT:
+        return [name]
+    if isinstance(source, str) and name.startswith(HUB):
+        return [HubTable.parsed(name)]
+    path = _remote(name) if isinstance(source, str) and "://" in name else Path(source)
+    with remote_errors(path):
+        if path.is_dir():
+            return _inside(path)
+        if not path.exists() and MAGIC & set(name) and not name.startswith(("http:", "https:")):
+            return _matching(name)
+    kind_of(path, KINDS)
+    return [path]
+
+
+def _remote(name: str) -> Any:
+    if find_spec("upath") is None:
+        raise MissingDependencyError(
+            f"reading {name} needs universal_pathlib: pip install 'bertflow[remote]'"
+        )
+    from upath import UPath
+
+    try:
+        return UPath(name)
+    except (ImportError, ValueError) as error:
+        raise InputError(f"{name} cannot be read: {_line(error)}") from None
+
+
+def _inside(folder: Any) -> list[Source]:
+    if (folder / "dataset_dict.json").exists():
+        raise InputError(f"{folder} holds several splits; give one of them, such as {folder}/train")
+    if (folder / "dataset_info.json").exists() and (folder / "state.json").exists():
+        return [SavedTable(folder)]
+    depth = len(folder.parts)
+    found = [
+        path
+        for path in folder.rglob("*")
+        if not any(part.startswith((".", "_")) for part in path.parts[depth:]) and path.is_file()
+    ]
+    known = sorted((path for path in found if _known(path)), key=str)
+    if not known:
+        raise InputError(f"{folder} holds no file of a kind that can be read: {', '.join(KINDS)}")
+    if others := len(found) - len(known):
+        log.info("%s: %d files of other kinds are left out", folder, others)
+    return list(known)
+
+
+def _matching(pattern: str) -> list[Source]:
+    first = min(place for place, letter in enumerate(pattern) if letter in MAGIC)
+    base, slash, rest = pattern[:first].rpartition("/")
+    relative = rest + pattern[first:]
+    folder: Any = _remote(f"{base}/") if "://" in pattern else Path(base + slash or os.curdir)
+    # As in a shell, a star is not the dot that hides a file.
+    hidden = any(part.startswith(".") for part in relative.split("/"))
+    depth = len(folder.parts)
+    try:
+        found = sorted(
+            (
+                path
+                for path in folder.glob(relative)
+                if (hidden or not any(part.startswith(".") for part in path.parts[depth:]))
+                and path.is_file()
+            ),
+            key=str,
+        )
+    except ValueError as error:
+        raise InputError(f"{pattern} is no pattern: {error}") from None
+    if not found:
+        raise InputError(f"{pattern} matches no file")
+    for path in found:
+        kind_of(path, KINDS)
+    return list(found)
+
+
+def _known(path: Any) -> bool:
+    try:
+        kind_of(path, KINDS)
+    except InputError:
+        return False
+    return True
+
+
+def _holds_text(cells: Sequence[Any]) -> bool:
+    values = [cell for cell in cells if cell is not None]
+    return bool(values) and all(isinstance(cell, str) for cell in values)
+
+
+def _datasets(source: SavedTable | HubTable) -> Any:
+    if find_spec("datasets") is None:
+        raise MissingDependencyError(
+            f"reading {source} needs datasets: pip install 'bertflow[hub]'"
+        )
+    import datasets
+
+    return datasets
+
+
+@contextmanager
+def _named(source: Source) -> Iterator[None]:
+    """Any failure of a library that reads for us, in one line with the source's name."""
+    try:
+        yield
+    except (InputError, MissingDependencyError):
+        raise
+    except ImportError as error:  # fsspec says which package a protocol needs.
+        raise MissingDependencyError(f"{source} cannot be read: {_line(error)}") from None
+    except Exception as error:
+        raise InputError(f"{source} cannot be read: {_line(error)}") from None
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__

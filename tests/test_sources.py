@@ -1,0 +1,304 @@
+"""Where sentences may lie: packed files, folders, patterns, object stores, tables of `datasets`."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import sys
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from bertflow.data import check_corpus, checked_corpus, read_corpus, stream_corpus
+from bertflow.data import sources as module
+from bertflow.data.sources import HubTable, located
+from bertflow.errors import InputError, MissingDependencyError
+from test_corpus import SENTENCES, TABLES, TEXT_KINDS, content
+
+zstd = pytest.importorskip("backports.zstd", reason="backports.zstd is not installed")
+datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+
+PACKING: dict[str, Any] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstd.compress,
+}
+both = pytest.mark.parametrize("read", [read_corpus, check_corpus], ids=["read", "check"])
+
+
+@pytest.fixture
+def store() -> str:
+    """A folder of an object store, empty."""
+    files = fsspec.filesystem("memory")
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
+    return "memory://bucket/corpus"
+
+
+def put(store: str, name: str, data: bytes) -> str:
+    with fsspec.open(f"{store}/{name}", "wb") as file:
+        file.write(data)
+    return f"{store}/{name}"
+
+
+# Packed.
+
+
+@pytest.mark.parametrize("packing", PACKING)
+@pytest.mark.parametrize("kind", [*TEXT_KINDS, ".parquet"])
+def test_every_packing_of_every_kind_gives_the_same_sentences(tmp_path, kind, packing):
+    path = tmp_path / f"corpus{kind}{packing}"
+    path.write_bytes(PACKING[packing](content(kind, {"text": SENTENCES})))
+    assert read_corpus([path]) == SENTENCES
+
+
+@pytest.mark.parametrize("packing", PACKING)
+@pytest.mark.parametrize("kind", [".txt", ".parquet"])
+@pytest.mark.parametrize("damage", ["breaks off", "is none"])
+def test_a_packed_file_that_is_damaged_is_refused_by_name(tmp_path, kind, packing, damage):
+    path = tmp_path / f"corpus{kind}{packing}"
+    whole = PACKING[packing](content(kind, {"text": [f"sentence {n * n}" for n in range(20_000)]}))
+    path.write_bytes(whole[: len(whole) // 2] if damage == "breaks off" else b"A cat sleeps.\n" * 9)
+    with pytest.raises(InputError, match=rf"^\S*corpus\{kind}\{packing} is not a whole \w+ file"):
+        read_corpus([path])
+
+
+def test_a_package_for_zst_that_is_missing_is_named(tmp_path, monkeypatch):
+    for name in ("compression.zstd", "backports.zstd"):
+        monkeypatch.setitem(sys.modules, name, None)
+    path = tmp_path / "corpus.txt.zst"
+    path.write_bytes(zstd.compress(b"A cat\n"))
+    with pytest.raises(MissingDependencyError, match=r"corpus\.txt\.zst needs .*'bertflow\[rem"):
+        read_corpus([path])
+
+
+# Folders and patterns.
+
+
+def tree(folder: Path) -> Path:
+    for name, text in {
+        "b.txt": "second",
+        "a/1.txt": "first",
+        "a/2.txt.gz": "one more",
+        "c.csv": "text\nthird",
+        "README.md": "no",
+        "_SUCCESS": "",
+        ".hidden.txt": "no",
+        "_temporary/d.txt": "no",
+        ".git/e.txt": "no",
+    }.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = f"{text}\n".encode()
+        path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return folder
+
+
+def test_a_folder_is_all_its_files_by_name(tmp_path):
+    folder = tree(tmp_path / "corpus")
+    assert read_corpus([folder]) == ["first", "one more", "second", "third"]
+    assert read_corpus([str(folder)]) == read_corpus([folder])
+    assert list(checked_corpus([folder])) == read_corpus([folder])
+
+
+def test_a_folder_below_a_hidden_one_is_read(tmp_path):
+    assert len(read_corpus([tree(tmp_path / ".cache" / "corpus")])) == 4
+
+
+@both
+def test_a_folder_without_such_a_file_is_refused(tmp_path, read):
+    (tmp_path / "folder.txt").mkdir()
+    (tmp_path / "folder.txt" / "a.doc").write_text("A cat\n")
+    with pytest.raises(InputError, match=r"folder\.txt holds no file of a kind that can be read"):
+        read([tmp_path / "folder.txt"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("*.txt", ["second"]),
+        ("a/*", ["first", "one more"]),
+        ("**/*.txt*", ["first", "one more", "no", "second"]),
+        (".*.txt", ["no"]),
+        ("a/[1].txt", ["first"]),
+        ("a/?.txt", ["first"]),
+    ],
+)
+def test_a_pattern_is_the_files_that_match(tmp_path, monkeypatch, pattern, expected):
+    tree(tmp_path)
+    assert sorted(read_corpus([str(tmp_path / pattern)])) == sorted(expected)
+    monkeypatch.chdir(tmp_path)
+    assert sorted(read_corpus([pattern])) == sorted(expected)
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path):
+    (tmp_path / "what[1].txt").write_text("A cat\n")
+    (tmp_path / "what1.txt").write_text("A dog\n")
+    assert read_corpus([tmp_path / "what[1].txt"]) == ["A cat"]
+
+
+@both
+def test_a_pattern_that_matches_nothing_is_refused(tmp_path, read):
+    with pytest.raises(InputError, match=r"none\*\.txt matches no file"):
+        read([str(tmp_path / "none*.txt")])
+
+
+@both
+def test_a_pattern_that_matches_a_file_of_another_kind_is_refused(tmp_path, read):
+    tree(tmp_path)
+    with pytest.raises(InputError, match=r"README\.md is of unknown kind"):
+        read([str(tmp_path / "*.md")])
+
+
+# Object stores.
+
+
+@pytest.mark.parametrize("packing", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("kind", [*TEXT_KINDS, ".parquet"])
+def test_a_file_of_a_store_is_read_like_any(store, kind, packing):
+    data = content(kind, {"text": SENTENCES})
+    name = put(store, f"part{kind}{packing}", PACKING[packing](data) if packing else data)
+    assert read_corpus([name]) == SENTENCES
+    assert list(checked_corpus([name])) == SENTENCES
+
+
+def test_a_folder_and_a_pattern_of_a_store(store):
+    for name, text in {"b.txt": "second", "a/1.txt": "first", "_x/c.txt": "no"}.items():
+        put(store, name, f"{text}\n".encode())
+    put(store, "README.md", b"no\n")
+    assert read_corpus([store]) == ["first", "second"]
+    assert read_corpus([f"{store}/*.txt"]) == ["second"]
+    assert read_corpus([f"{store}/a/1.txt", f"{store}/b.txt"]) == ["first", "second"]
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_what_is_wrong_in_a_store_is_said_by_its_name(store, kind):
+    name = put(store, f"part{kind}", content(kind, {"a": ["x"], "b": ["y"]}))
+    with pytest.raises(InputError, match=rf"^memory://bucket/corpus/part\{kind}.*text columns"):
+        read_corpus([name])
+    with pytest.raises(InputError, match=r"^memory://bucket/corpus/none\.txt does not exist"):
+        check_corpus([f"{store}/none.txt"])
+
+
+def test_a_store_that_nobody_knows_is_refused():
+    with pytest.raises(InputError, match=r"^nosuch://bucket/a\.txt cannot be read: .*nosuch"):
+        check_corpus(["nosuch://bucket/a.txt"])
+
+
+def test_a_store_that_does_not_answer_is_one_line(store, monkeypatch):
+    name = put(store, "part.txt", b"A cat\n")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("access denied\nand a page of details")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "_open", refuse)
+    with pytest.raises(InputError, match=r"^memory://bucket/corpus/part\.txt cannot .* denied$"):
+        read_corpus([name])
+
+
+def test_a_store_without_the_package_gives_the_line_that_installs_it(monkeypatch):
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match=r"'bertflow\[remote\]'"):
+        check_corpus(["memory://bucket/a.txt"])
+
+
+# Tables of `datasets`.
+
+
+@pytest.fixture
+def table() -> Any:
+    ident = list(range(len(SENTENCES)))
+    return datasets.Dataset.from_dict({"id": ident, "text": SENTENCES, "other": SENTENCES[::-1]})
+
+
+def test_a_saved_table_is_read(tmp_path, table):
+    table.save_to_disk(tmp_path / "saved")
+    assert read_corpus([tmp_path / "saved"], column="text") == SENTENCES
+    assert read_corpus([tmp_path / "saved"], column="other", limit=2) == SENTENCES[:-3:-1]
+    table.remove_columns("other").save_to_disk(tmp_path / "single")
+    assert read_corpus([tmp_path / "single"]) == SENTENCES
+
+
+def test_what_is_wrong_with_a_saved_table_is_said(tmp_path, table):
+    table.save_to_disk(tmp_path / "saved")
+    with pytest.raises(InputError, match=r"saved has 2 text columns \('text', 'other'\)"):
+        read_corpus([tmp_path / "saved"])
+    with pytest.raises(
+        InputError, match=r"saved has no column 'none'; it has 'id', 'text', 'other'"
+    ):
+        read_corpus([tmp_path / "saved"], column="none")
+    with pytest.raises(InputError, match=r"saved, row 1: 'id' is not text"):
+        read_corpus([tmp_path / "saved"], column="id")
+    next((tmp_path / "saved").glob("*.arrow")).write_bytes(b"no")
+    with pytest.raises(InputError, match=r"^\S*saved cannot be read: "):
+        read_corpus([tmp_path / "saved"], column="text")
+    datasets.DatasetDict(train=table).save_to_disk(tmp_path / "both")
+    with pytest.raises(InputError, match=r"both holds several splits; give .*both/train"):
+        read_corpus([tmp_path / "both"])
+    assert read_corpus([tmp_path / "both" / "train"], column="text") == SENTENCES
+
+
+def test_blank_and_missing_rows_of_a_table_are_skipped(tmp_path):
+    rows = ["A cat", None, "  ", "A dog"]
+    datasets.Dataset.from_dict({"text": rows}).save_to_disk(tmp_path / "saved")
+    assert read_corpus([tmp_path / "saved"]) == ["A cat", "A dog"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("hub:owner/name:train", HubTable("owner/name", None, "train", None)),
+        ("hub:name@v1:plain:test", HubTable("name", "plain", "test", "v1")),
+    ],
+)
+def test_names_of_the_hub(text, expected):
+    assert located([text]) == [expected]
+    assert str(expected) == text
+
+
+@pytest.mark.parametrize("text", ["hub:", "hub:name", "hub::train", "hub:a:b:c:d", "hub:name:"])
+def test_a_name_without_a_split_is_refused(text):
+    with pytest.raises(InputError, match="names no split; write hub:OWNER/NAME:SPLIT or"):
+        check_corpus([text])
+
+
+def test_a_data_set_of_the_hub_is_streamed(table, monkeypatch):
+    asked: list[Any] = []
+
+    def load(*arguments: Any, **named: Any) -> Any:
+        asked.append((arguments, named))
+        return table.to_iterable_dataset()
+
+    monkeypatch.setattr(module, "hub_answers", lambda: True)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    stream = stream_corpus(["hub:owner/name@v1:plain:train"], column="text")
+    assert next(stream) == SENTENCES[0]
+    expected = {"split": "train", "revision": "v1", "streaming": True}
+    assert asked == [(("owner/name", "plain"), expected)]
+    assert list(checked_corpus(["hub:owner/name:train"], column="text")) == SENTENCES
+    assert len(asked) == 2  # It is not read twice.
+
+
+def test_a_hub_that_does_not_answer_or_has_no_such_data_is_one_line(monkeypatch):
+    monkeypatch.setattr(module, "hub_answers", lambda: False)
+    with pytest.raises(InputError, match=r"^hub:owner/name:train cannot be read: the hub does not"):
+        read_corpus(["hub:owner/name:train"])
+
+    def load(*_: Any, **__: Any) -> Any:
+        raise FileNotFoundError("no data set\nof that name")
+
+    monkeypatch.setattr(module, "hub_answers", lambda: True)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(InputError, match=r"^hub:owner/name:train cannot be read: no data set$"):
+        read_corpus(["hub:owner/name:train"])
+
+
+def test_datasets_that_is_missing_is_named(tmp_path, table, monkeypatch):
+    table.save_to_disk(tmp_path / "saved")
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match=r"'bertflow\[hub\]'"):
+        read_corpus([tmp_path / "saved"])
