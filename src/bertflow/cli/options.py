@@ -45,6 +45,13 @@ EncodingPrecision = Annotated[
         "bfloat16), fast (all of it), or auto: mixed where the device has units for it.",
     ),
 ]
+Devices = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|all|NAMES",
+        help="Encode in several processes: so many, on all GPUs, or on cuda:0,cuda:1.",
+    ),
+]
 NoCache = Annotated[
     bool,
     typer.Option(

@@ -17,6 +17,7 @@ from bertflow.encoders.model import (
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.poolings import load_layers, load_poolings
 from bertflow.encoders.portable import to_modules
+from bertflow.encoders.processes import DevicesEncoding, parse_devices
 from bertflow.encoders.sampling import SAMPLE, Sampled, sample_corpus
 from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.encoders.streaming import Encoded, Rows, encode_file, encode_rows
@@ -25,6 +26,7 @@ from bertflow.encoders.word_vectors import load_word_vectors
 __all__ = [
     "CalibratedSentenceTransformer",
     "CalibratorModule",
+    "DevicesEncoding",
     "Embedded",
     "Encoded",
     "Precision",
@@ -50,6 +52,7 @@ __all__ = [
     "load_poolings",
     "load_word_vectors",
     "open_model",
+    "parse_devices",
     "resolved_precision",
     "sample_corpus",
     "save_model",

@@ -20,6 +20,7 @@ from bertflow.encoders.encoding import (
     is_usual,
     resolved_precision,
 )
+from bertflow.encoders.processes import GroupEncoder
 from bertflow.errors import InputError
 
 if TYPE_CHECKING:
@@ -202,13 +203,13 @@ def opened(
 
 
 def taken_or_encoded(
-    encode: Encoding, groups: Iterable[Sequence[str]], kept: EncoderVectors | None
+    encode: GroupEncoder, groups: Iterable[Sequence[str]], kept: EncoderVectors | None
 ) -> Iterator[tuple[Sequence[str], Array, Array]]:
     """Vectors of groups of distinct sentences, from a cache as far as it has them.
 
     Args:
         encode: What encodes the others.
-        groups: Taken one ahead of what is given: while one is dealt with, the next is encoded.
+        groups: Taken ahead of what is given: while one is dealt with, the next is encoded.
         kept: The encoder's vectors in the cache; None where there is none.
 
     Returns:

@@ -152,6 +152,7 @@ def calibrate(
     batch_size: int = 32,
     cache: SentenceCache | None = None,
     precision: Precision = "auto",
+    devices: Sequence[str] | None = None,
     provenance: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     checkpoint: str | Path | None = None,
@@ -177,6 +178,8 @@ def calibrate(
         precision: What the encoder computes in while the corpus is encoded: "float32", "mixed"
             (products and attention in bfloat16), "fast" (all of it), or "auto": "mixed" where the
             device has units for it. The model that is returned computes in the encoder's own type.
+        devices: Of the processes that encode, such as ["cuda:0", "cuda:1"], see `DevicesEncoding`;
+            None encodes in this one.
         provenance: More to be kept with the model, such as the names of files.
         progress: Called with the name of the stage ("encode" or "fit"), the steps done and
             their total.
@@ -217,6 +220,7 @@ def calibrate(
             batch_size=batch_size,
             cache=cache,
             precision=precision,
+            devices=devices,
             description=description,
             progress=None if progress is None else lambda done, of: progress("encode", done, of),
         )

@@ -39,8 +39,9 @@ from bertflow.encoders.corpus import (
     taken_or_encoded,
 )
 from bertflow.encoders.digests import SentenceIndex, digests_of
-from bertflow.encoders.encoding import Encoding, Precision, resolved_precision
+from bertflow.encoders.encoding import Precision, resolved_precision
 from bertflow.encoders.fingerprint import describe_encoder
+from bertflow.encoders.processes import group_encoder
 from bertflow.encoders.sentence_cache import SentenceCache, describe_vectors
 from bertflow.errors import InputError, ModelError
 from bertflow.strict_json import parse_json
@@ -108,6 +109,7 @@ def encode_rows(
     batch_size: int = 32,
     cache: SentenceCache | None = None,
     precision: Precision = "auto",
+    devices: Sequence[str] | None = None,
     description: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Encoded:
@@ -120,12 +122,14 @@ def encode_rows(
         batch_size: Sentences a forward pass.
         cache: Where vectors are taken from and kept; None encodes all of them.
         precision: What the encoder computes in, see `resolved_precision`.
+        devices: Of the processes that encode, see `DevicesEncoding`; None encodes in this one.
         description: What `describe_encoder` gives, if that is known already.
         progress: Called with the distinct sentences done, and how many are known so far.
 
     Raises:
         InputError: Something that is not text, or a vector that is not finite; the message names
             the sentence.
+        ModelError: A process that encodes has ended before its work; the message names it.
     """
     if isinstance(sentences, str):
         raise InputError("expected sentences, got one text; put it in a list")
@@ -134,7 +138,7 @@ def encode_rows(
     kind = resolved_precision(precision, encoder)
     bare, calibrated = halves(encoder)
     size = group_size(bare)
-    encode = Encoding(bare, batch_size=batch_size, precision=kind)
+    encode = group_encoder(bare, devices, batch_size=batch_size, precision=kind)
     with opened(cache, bare, kind, description if bare is encoder else None) as kept:
         for chunk in _chunks(sentences):
             check_text(chunk, rows)
@@ -374,6 +378,7 @@ def encode_file(
     batch_size: int = 32,
     cache: SentenceCache | None = None,
     precision: Precision = "auto",
+    devices: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Encoded:
     """Encode sentences to a .npy file, row i for sentence i, in memory that does not grow with it.
@@ -389,6 +394,7 @@ def encode_file(
         batch_size: Sentences a forward pass.
         cache: Where vectors are taken from and kept; None encodes all of them.
         precision: What the encoder computes in, see `resolved_precision`.
+        devices: Of the processes that encode, see `DevicesEncoding`; None encodes in this one.
         progress: Called with the distinct sentences done, and how many are known so far.
 
     Returns:
@@ -397,7 +403,8 @@ def encode_file(
     Raises:
         InputError: No sentence, something that is not text, or a vector that is not finite; the
             message names the sentence.
-        ModelError: The file cannot be written, or another process is writing it.
+        ModelError: The file cannot be written, another process is writing it, or one of those that
+            encode has ended before its work.
     """
     output = Path(output)
     check_writable(output)
@@ -412,6 +419,7 @@ def encode_file(
                 batch_size=batch_size,
                 cache=cache,
                 precision=precision,
+                devices=devices,
                 description=description,
                 progress=progress,
             )

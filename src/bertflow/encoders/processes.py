@@ -1,0 +1,281 @@
+"""Encoding on several devices at once, each by a process of its own."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, Protocol
+
+import torch
+from sentence_transformers import SentenceTransformer
+
+from bertflow.calibrators.base import Array, check_device
+from bertflow.encoders.encoding import NONE, Encoding, Precision
+from bertflow.errors import BertflowError, InputError, ModelError
+
+# How many groups a process has: one that it encodes, and one for when that is done.
+AHEAD = 2
+# How long a process may take to end once it has nothing to do.
+PATIENCE = 5.0
+
+
+class GroupEncoder(Protocol):
+    """What gives the vectors of groups of sentences: `Encoding`, `DevicesEncoding`."""
+
+    def each(self, groups: Iterable[Sequence[str]]) -> Iterator[Array]:
+        """The vectors of each group in order; of one without a sentence, shape (0, 0)."""
+
+
+def parse_devices(text: str) -> list[str]:
+    """The devices that an option names.
+
+    Args:
+        text: "all" for every GPU; a number for so many GPUs or, on a machine without, processes on
+            the processor; or names with commas between them, such as "cuda:0,cuda:1".
+
+    Raises:
+        InputError: There are none of these.
+
+    Example:
+        >>> parse_devices("cpu,cpu")
+        ['cpu', 'cpu']
+    """
+    text = text.strip()
+    there = torch.cuda.device_count()
+    if text == "all":
+        if not there:
+            raise InputError("there is no GPU for devices 'all'; give a number of processes")
+        return [f"cuda:{number}" for number in range(there)]
+    if text.isdecimal():
+        if not (count := int(text)):
+            raise InputError("devices must be at least 1, got 0")
+        if there and count > there:
+            raise InputError(f"there are {there} GPUs, but devices is {count}")
+        return [f"cuda:{number}" for number in range(count)] if there else ["cpu"] * count
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if not name:
+            raise InputError(f"devices takes all, a number, or names with commas, got {text!r}")
+        check_device(name)
+    return names
+
+
+def group_encoder(
+    encoder: SentenceTransformer,
+    devices: Sequence[str] | None,
+    *,
+    batch_size: int,
+    precision: Precision,
+) -> GroupEncoder:
+    """What encodes on these devices; None and a single one are the encoder's own."""
+    if devices is None or len(devices) < 2:
+        return Encoding(encoder, batch_size=batch_size, precision=precision)
+    return DevicesEncoding(encoder, devices, batch_size=batch_size, precision=precision)
+
+
+class DevicesEncoding:
+    """`Encoding` by several processes: groups go to whoever is free, and come back in order.
+
+    Processes are spawned, so a script that uses this needs `if __name__ == "__main__":`. On the
+    processor they share its threads and the encoder's memory.
+
+    Args:
+        encoder: As in `Encoding`.
+        devices: The device of each process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"].
+        batch_size: As in `Encoding`.
+        precision: As in `Encoding`.
+    """
+
+    def __init__(
+        self,
+        encoder: SentenceTransformer,
+        devices: Sequence[str],
+        *,
+        batch_size: int = 32,
+        precision: Precision = "float32",
+    ) -> None:
+        self.encoder, self.devices = encoder, list(devices)
+        self.batch_size, self.precision = batch_size, precision
+
+    def each(self, groups: Iterable[Sequence[str]]) -> Iterator[Array]:
+        """Encode groups of sentences, several at a time.
+
+        Args:
+            groups: Taken some ahead of what is given.
+
+        Returns:
+            The vectors of each group in order, shape (N, D); of one without a sentence, (0, 0).
+
+        Raises:
+            ModelError: A process has ended before its work; the message names it. Groups that were
+                given are not lost.
+        """
+        workers: list[_Worker] = []
+        try:
+            for number, device in enumerate(self.devices):
+                workers.append(self._started(number, device))
+            yield from _in_order(iter(groups), workers)
+        finally:
+            _end(workers)
+
+    def _started(self, number: int, device: str) -> _Worker:
+        encoder = self.encoder
+        if encoder.device.type != "cpu":  # Memory of a GPU is not shared.
+            encoder = copy.deepcopy(encoder).to("cpu")
+        threads = max(1, torch.get_num_threads() // len(self.devices))
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=_work,
+            args=(theirs, encoder, device, self.batch_size, self.precision, threads),
+            name=f"encode-{number}",
+            daemon=True,
+        )
+        process.start()
+        theirs.close()
+        return _Worker(number, device, process, ours)
+
+
+@dataclass
+class _Worker:
+    """A process, and the numbers of the groups it has."""
+
+    number: int
+    device: str
+    process: BaseProcess
+    connection: Connection
+    groups: deque[int] = field(default_factory=deque)
+
+    def has_died(self) -> ModelError:
+        self.process.join(PATIENCE)
+        code = self.process.exitcode
+        why = "did not say why" if code is None else f"ended with status {code}"
+        if code is not None and code < 0:
+            why = f"was ended by {signal.Signals(-code).name}"
+        return ModelError(
+            f"worker {self.number} on {self.device} (process {self.process.pid}) {why}; "
+            "what was finished is kept, and the same command goes on from there"
+        )
+
+
+def _in_order(groups: Iterator[Sequence[str]], workers: Sequence[_Worker]) -> Iterator[Array]:
+    found: dict[int, Array] = {}
+    taken = given = 0
+    more = True
+    while more or given < taken:
+        while more and taken - given < AHEAD * len(workers):
+            group = next(groups, None)
+            if group is None:
+                more = False
+            elif not group:
+                found[taken] = NONE
+                taken += 1
+            else:
+                worker = min(workers, key=lambda one: len(one.groups))
+                try:
+                    worker.connection.send((taken, list(group)))
+                except OSError:
+                    raise worker.has_died() from None
+                worker.groups.append(taken)
+                taken += 1
+        if given in found:
+            yield found.pop(given)
+            given += 1
+        elif given < taken:
+            _receive(workers, found)
+
+
+def _receive(workers: Sequence[_Worker], found: dict[int, Array]) -> None:
+    """Wait for whatever comes."""
+    ready = wait([worker.connection for worker in workers])
+    for worker in workers:
+        if worker.connection not in ready:
+            continue
+        try:
+            number, result = worker.connection.recv()
+        except (EOFError, OSError):
+            raise worker.has_died() from None
+        if isinstance(result, Exception):
+            raise result
+        worker.groups.remove(number)
+        found[number] = result
+
+
+def _end(workers: Sequence[_Worker]) -> None:
+    for worker in workers:
+        worker.connection.close()
+    for worker in workers:
+        if worker.groups:  # Nobody waits for these any more.
+            worker.process.terminate()
+        worker.process.join(PATIENCE)
+        if worker.process.exitcode is None:
+            worker.process.kill()
+            worker.process.join()
+        worker.process.close()
+
+
+def _work(
+    connection: Connection,
+    encoder: SentenceTransformer,
+    device: str,
+    batch_size: int,
+    precision: Precision,
+    threads: int,
+) -> None:
+    """What a process does: encode the groups that come, until none do."""
+    # Ctrl-C reaches all processes of a terminal; the first of them decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    coming: SimpleQueue[tuple[int, list[str]] | None] = SimpleQueue()
+    Thread(target=_listen, args=(connection, coming), daemon=True).start()
+    numbers: deque[int] = deque()
+
+    def groups() -> Iterator[list[str]]:
+        while True:
+            try:
+                item = coming.get_nowait()
+            except Empty:
+                # A group without a sentence has those before it given, which may be waited for.
+                numbers.append(-1)
+                yield []
+                item = coming.get()
+            if item is None:
+                return
+            number, sentences = item
+            numbers.append(number)
+            yield sentences
+
+    try:
+        torch.set_num_threads(threads)
+        encode = Encoding(encoder.to(device), batch_size=batch_size, precision=precision)
+        for vectors in encode.each(groups()):
+            if (number := numbers.popleft()) >= 0:
+                connection.send((number, vectors))
+    except (BrokenPipeError, ConnectionResetError):
+        return
+    except BertflowError as error:
+        _say(connection, error)
+    except Exception as error:
+        _say(connection, ModelError(f"encoding on {device} failed: {error}"))
+
+
+def _say(connection: Connection, error: Exception) -> None:
+    try:
+        connection.send((-1, error))
+    except OSError:
+        return
+
+
+def _listen(connection: Connection, coming: SimpleQueue[Any]) -> None:
+    try:
+        while True:
+            coming.put(connection.recv())
+    except (EOFError, OSError):
+        coming.put(None)

@@ -1,0 +1,179 @@
+"""Encoding by several processes: the same vectors in the same order, and a death is said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bertflow import SentenceCache, Whitening, calibrate, load_encoder
+from bertflow.encoders import DevicesEncoding, encode_distinct, encode_file, parse_devices
+from bertflow.encoders import processes as module
+from bertflow.encoders.encoding import NONE
+from bertflow.errors import InputError, ModelError
+
+TWO = ["cpu", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "expected"),
+    [
+        ("2", 0, ["cpu", "cpu"]),
+        ("2", 4, ["cuda:0", "cuda:1"]),
+        ("all", 3, ["cuda:0", "cuda:1", "cuda:2"]),
+        (" cpu , cpu", 0, ["cpu", "cpu"]),
+    ],
+)
+def test_devices_are_named(monkeypatch, text, gpus, expected):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    assert parse_devices(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "said"),
+    [
+        ("all", 0, "there is no GPU for devices 'all'; give a number of processes"),
+        ("3", 2, "there are 2 GPUs, but devices is 3"),
+        ("0", 0, "devices must be at least 1, got 0"),
+        ("cpu,", 0, "devices takes all, a number, or names with commas, got 'cpu,'"),
+        ("cpu,nonsense", 0, "nonsense"),
+    ],
+)
+def test_devices_that_there_are_not_are_refused(monkeypatch, text, gpus, said):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    with pytest.raises(InputError, match=said):
+        parse_devices(text)
+
+
+class Stub:
+    """A process that is none: it gives what it was told when that is waited for."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.groups, self.sent = number, module.deque(), []
+        self.connection = self
+
+    def send(self, item: Any) -> None:
+        self.sent.append(item)
+
+    def recv(self) -> Any:
+        number, group = self.sent.pop(0)
+        return number, np.full((len(group), 2), number)
+
+
+def test_groups_come_back_in_order_whoever_is_done_first(monkeypatch):
+    workers = [Stub(0), Stub(1), Stub(2)]
+    # The one that was given work last is done first.
+    monkeypatch.setattr(module, "wait", lambda all_: [[w for w in all_ if w.sent][-1]])
+    taken: list[int] = []
+
+    def groups() -> Iterator[Sequence[str]]:
+        for number in range(20):
+            taken.append(number)
+            yield ["x"] * (number % 4)
+
+    found = []
+    for number, vectors in enumerate(module._in_order(groups(), workers)):
+        assert len(taken) <= number + 1 + module.AHEAD * len(workers)
+        found.append(vectors)
+    assert [len(vectors) for vectors in found] == [number % 4 for number in range(20)]
+    assert all((vectors == n).all() for n, vectors in enumerate(found))
+    assert not any(worker.groups for worker in workers)
+
+
+@pytest.mark.slow
+def test_processes_give_what_one_gives(tiny_bert, tiny_sentences):
+    encoder = load_encoder(tiny_bert, pooling="first-last-avg")
+    groups = [tiny_sentences[n : n + n % 40] for n in range(0, 280, 7)]
+    found = list(DevicesEncoding(encoder, TWO).each(groups))
+    for group, vectors in zip(groups, found, strict=True):
+        if group:
+            np.testing.assert_allclose(vectors, encode_distinct(encoder, group), rtol=0, atol=2e-6)
+        else:
+            assert vectors is NONE
+
+
+@pytest.mark.slow
+def test_everything_that_streams_takes_devices(tiny_bert, tiny_sentences, tmp_path, cli):
+    encoder = load_encoder(tiny_bert)
+    for name, devices in (("one.npy", None), ("two.npy", TWO)):
+        encode_file(encoder, tiny_sentences * 2, tmp_path / name, devices=devices)
+    one, two = (np.load(tmp_path / name) for name in ("one.npy", "two.npy"))
+    np.testing.assert_allclose(two, one, rtol=0, atol=2e-6)
+    cache = SentenceCache(tmp_path / "cache")
+    model = calibrate(encoder, tiny_sentences, Whitening(), devices=TWO, cache=cache)
+    alone = calibrate(encoder, tiny_sentences, Whitening(), cache=cache)
+    np.testing.assert_array_equal(model.calibrator.mean_, alone.calibrator.mean_)
+    (tmp_path / "c.txt").write_text("\n".join(tiny_sentences) + "\n")
+    command = ["encode", str(tiny_bert), "--corpus", tmp_path / "c.txt", "--no-cache", "--output"]
+    assert cli(*command, tmp_path / "three.npy", "--devices", "2")[0] == 0
+    three = np.load(tmp_path / "three.npy")
+    np.testing.assert_allclose(three, two[: len(three)], rtol=0, atol=2e-6)
+    code, _, err = cli(*command, tmp_path / "three.npy", "--devices", "cpu,")
+    assert (code, err.startswith("error: devices takes all, a number")) == (1, True)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_named_and_what_was_finished_is_kept(
+    tiny_bert, tiny_sentences, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("bertflow.encoders.streaming.group_size", lambda encoder: 20)
+    encoder = load_encoder(tiny_bert)
+    encode_file(encoder, tiny_sentences, tmp_path / "whole.npy", devices=TWO)
+    started, begin = [], DevicesEncoding._started
+
+    def watched(self: DevicesEncoding, number: int, device: str) -> Any:
+        started.append(begin(self, number, device))
+        return started[-1]
+
+    monkeypatch.setattr(DevicesEncoding, "_started", watched)
+
+    def kill(done: int, known: int) -> None:
+        if done >= 100:
+            os.kill(started[1].process.pid, signal.SIGKILL)
+            time.sleep(0.2)
+
+    output = tmp_path / "out.npy"
+    with pytest.raises(ModelError, match=r"^worker 1 on cpu \(process \d+\) was ended by SIGKILL;"):
+        encode_file(encoder, tiny_sentences, output, devices=TWO, progress=kill)
+    assert not output.exists()
+    encoded: list[int] = []
+    each = DevicesEncoding.each
+
+    def counted(self: DevicesEncoding, groups: Any) -> Any:
+        def noted() -> Iterator[Sequence[str]]:
+            for group in groups:
+                encoded.append(len(group))
+                yield group
+
+        return each(self, noted())
+
+    monkeypatch.setattr(DevicesEncoding, "each", counted)
+    encode_file(encoder, tiny_sentences, output, devices=TWO)
+    assert sum(encoded) <= len(set(tiny_sentences)) - 100
+    assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+
+
+@pytest.mark.slow
+def test_what_fails_in_a_process_is_said_here_and_all_of_them_end(tiny_bert, tiny_sentences):
+    encoder = load_encoder(tiny_bert)
+    encoder[0].model.embeddings = torch.nn.Identity()
+    with pytest.raises(ModelError, match=r"^encoding on cpu failed: "):
+        list(DevicesEncoding(encoder, TWO).each([tiny_sentences]))
+
+
+@pytest.mark.slow
+def test_who_stops_half_way_leaves_no_process(tiny_bert, tiny_sentences):
+    encoder = load_encoder(tiny_bert)
+    vectors = DevicesEncoding(encoder, TWO).each(iter([tiny_sentences[:9]] * 50))
+    next(vectors)
+    there = {Path(f"/proc/{p.pid}") for p in module.multiprocessing.active_children()}
+    assert len(there) == 2
+    vectors.close()
+    assert not any(place.exists() for place in there)
