@@ -1,6 +1,6 @@
 """Fine-tune an encoder on labelled pairs, then calibrate it: finetune.py [ENCODER] [DATA].
 
-Needs pip install 'bertflow[train]', and SNLI in the folder DATA or, with bertflow[hub], from the hub.
+Needs pip install 'bertflow[train]', and SNLI in the folder DATA, or bertflow[hub] to fetch it.
 """
 
 import sys

@@ -240,6 +240,32 @@ def test_blocks_are_told_apart(tmp_path):
         _ = six.kind
 
 
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (r"\tfrac12 x", ["<mn>1</mn>", "<mn>2</mn>", "<mi>x</mi>"]),
+        (r"\tfrac D2", ["<mi>D</mi>", "<mn>2</mn>"]),
+        (r"\tfrac1{a + b}", ["<mn>1</mn>", "<mi>a</mi>", "<mo>+</mo>", "<mi>b</mi>"]),
+        (r"x \dots y", ["<mi>x</mi>", "<mi>…</mi>", "<mi>y</mi>"]),
+    ],
+)
+def test_formulas_mean_what_tex_means_by_them(source, expected, monkeypatch):
+    pytest.importorskip("sphinx", reason="needs the extra docs")
+    monkeypatch.syspath_prepend(str(DOCS / "_extensions"))
+    from formulas import mathml
+
+    assert re.findall(r"<m[ino]>.*?</m[ino]>", mathml(source, block=False)) == expected
+
+
+def test_a_formula_that_cannot_be_shown_is_an_error(monkeypatch):
+    errors = pytest.importorskip("sphinx.errors", reason="needs the extra docs")
+    monkeypatch.syspath_prepend(str(DOCS / "_extensions"))
+    from formulas import mathml
+
+    with pytest.raises(errors.ExtensionError, match="no MathML of .*nosuchcommand"):
+        mathml(r"\nosuchcommand", block=True)
+
+
 # The site.
 
 

@@ -1,8 +1,4 @@
-"""The directive `command`: what a command of bertflow takes, from its own help.
-
-```{command} fit
-```
-"""
+"""The directive `command`: what a command of bertflow takes, from its own help."""
 
 from typing import Any
 
