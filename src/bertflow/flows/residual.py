@@ -64,7 +64,7 @@ class ResidualForm:
     Attributes:
         couplings: In their order, float64.
         matrix: A, shape (D, D); a row has one entry that is not zero, unless there are
-            `InvertibleLinear`s.
+            `InvertibleLinear` layers.
         constant: c, shape (D,).
 
     Example:

@@ -1,0 +1,342 @@
+"""Every block of code in the documentation runs as it stands, page by page, and the site is whole.
+
+Each page has a folder of its own in which the names that it uses are: a small encoder is called
+bert-base-uncased, sentences.txt holds sentences, DIR holds data sets. Nothing needs a network.
+"""
+
+from __future__ import annotations
+
+import doctest
+import functools
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import REPOSITORY
+from pages import OUTPUT, Block, blocks
+from task_files import graded_rows, write_tasks
+
+DOCS = REPOSITORY / "docs"
+PAGES = [
+    *(path for path in sorted(DOCS.rglob("*.md")) if "build" not in path.parts),
+    REPOSITORY / "README.md",
+    REPOSITORY / "CONTRIBUTING.md",
+]
+# What the README cannot say in its own text, because it is not read with comments.
+UNMARKED = {("README.md", 'model = SentenceTransformer("my-model")'): "MTEB asks the hub"}
+MOST_NOT_RUN = 8
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(REPOSITORY))
+
+
+@functools.cache
+def found(page: Path) -> list[Block]:
+    """The blocks that are run or looked at."""
+    kept = []
+    for block in blocks(page):
+        first = block.text.splitlines()[0] if block.text else ""
+        if (page.name, first) in UNMARKED:
+            block = Block(page, block.line, "python", block.text, UNMARKED[page.name, first])
+        if block.kind not in ("directive", OUTPUT):
+            kept.append(block)
+    return kept
+
+
+def is_slow(page: Path) -> bool:
+    """Whether a page does more than a few encodings and fits."""
+    text = " ".join(block.text for block in found(page) if block.not_run is None)
+    return bool(re.search(r"reproduce|finetune|compare|faiss", text))
+
+
+WITH_CODE = [
+    pytest.param(page, id=name(page), marks=[pytest.mark.slow] if is_slow(page) else [])
+    for page in PAGES
+    if any(block.not_run is None for block in found(page))
+]
+
+
+@pytest.fixture
+def place(tiny_bert, tiny_sentences, tmp_path, monkeypatch) -> Path:
+    """A folder in which everything that the pages name is there."""
+    from bertflow.encoders import load_encoder
+
+    for encoder in ("bert-base-uncased", "bert-large-uncased", "my-encoder"):
+        (tmp_path / encoder).symlink_to(tiny_bert)
+    home = tmp_path / "sentence-transformers"
+    home.mkdir()
+    load_encoder(tiny_bert, pooling="mean").save_pretrained(str(home / "all-MiniLM-L6-v2"))
+    (tmp_path / "sentences.txt").write_text("\n".join(tiny_sentences), encoding="utf-8")
+    (tmp_path / "new.txt").write_text("\n".join(tiny_sentences[:20]), encoding="utf-8")
+    rows = ["sentence1,sentence2,score"] + [
+        ",".join(f'"{cell}"' for cell in row) for row in graded_rows(60, 7)
+    ]
+    (tmp_path / "mine.csv").write_text("\n".join(rows), encoding="utf-8")
+    random = np.random.default_rng(0)
+    for file, count in [("vectors.npy", 600), ("new.npy", 50)]:
+        np.save(tmp_path / file, random.normal(size=(count, 32)).astype(np.float32) + 2)
+    tasks = [*(f"sts{year}" for year in range(12, 17)), "stsb", "sick-r", "qnli", "snli"]
+    write_tasks(tmp_path / "DIR", *tasks)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def command_line(as_in_a_process_of_its_own, place, monkeypatch):
+    """Run a command as the pages have it; data lie where a user would have said."""
+    from bertflow.cli.main import run
+
+    monkeypatch.setenv("BERTFLOW_DATA", str(place / "DIR"))
+
+    def call(block: Block, words: list[str]) -> None:
+        assert run(words[1:]) == 0, f"{block.where}: {' '.join(words)}"
+
+    return call
+
+
+def parsed(words: list[str]) -> None:
+    """Refuse a command of bertflow with an option that it has not, without running it."""
+    import typer
+
+    from bertflow.cli.app import app
+
+    command: Any = typer.main.get_command(app)
+    assert words[1] in command.commands, words
+    context = command.make_context("bertflow", [], resilient_parsing=True)
+    rest = words[1:]
+    while rest and rest[0] in getattr(command, "commands", {}):
+        command, rest = command.commands[rest[0]], rest[1:]
+    context = type(context)(command, info_name=words[1])
+    command.make_parser(context).parse_args(args=list(rest))
+
+
+def looked_at(words: list[str]) -> None:
+    """What is not run must at least be there: an extra, a target, a module."""
+    if words[0] == "pip":
+        project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+        for extras in re.findall(r"\[(.*?)\]", " ".join(words)):
+            for extra in extras.split(","):
+                assert extra.strip() in project["optional-dependencies"], words
+    elif words[0] == "make":
+        targets = re.findall(r"^(\w+):", (REPOSITORY / "Makefile").read_text("utf-8"), re.MULTILINE)
+        assert words[1] in targets, words
+    elif words[:2] == ["python", "-m"]:
+        path = REPOSITORY.joinpath(*words[2].split("."))
+        assert path.with_suffix(".py").is_file() or importlib.util.find_spec(words[2]), words
+    else:
+        assert words[0] == "bertflow", words
+        parsed(words)
+
+
+@pytest.mark.filterwarnings("ignore:builtin type .* has no __module__ attribute:DeprecationWarning")
+@pytest.mark.parametrize("page", WITH_CODE)
+def test_every_block_of_a_page_runs_in_its_order(page, place, command_line, tiny_sentences):
+    names: dict[str, Any] = {"__name__": "__main__"}
+    if page.name == "README.md":
+        names["sentences"] = tiny_sentences  # "An encoder and sentences, in Python."
+    for block in found(page):
+        if block.not_run is not None:
+            continue
+        if block.kind == "commands":
+            for words in block.commands():
+                if words[0] == "bertflow":
+                    command_line(block, words)
+                else:
+                    looked_at(words)
+        elif block.kind == "python":
+            # As many lines before it as the page has, so that a traceback shows the right one.
+            source = "\n" * (block.line - 1) + block.text
+            exec(compile(source, str(page), "exec"), names)
+        else:
+            test = doctest.DocTestParser().get_doctest(
+                block.text, names, name(page), str(page), block.line - 1
+            )
+            said: list[str] = []
+            runner = doctest.DocTestRunner(optionflags=FLAGS)
+            runner.run(test, out=said.append, clear_globs=False)
+            assert runner.summarize(verbose=False).failed == 0, "".join(said)
+            names.update(test.globs)
+
+
+def skipped_blocks() -> list[Block]:
+    return [block for page in PAGES for block in found(page) if block.not_run is not None]
+
+
+def test_what_is_not_run_is_little_and_has_a_reason():
+    assert len(skipped_blocks()) <= MOST_NOT_RUN, [block.where for block in skipped_blocks()]
+    for block in skipped_blocks():
+        assert len(block.not_run or "") > 15, block.where
+
+
+def test_what_is_not_run_is_right_as_far_as_can_be_seen():
+    for block in skipped_blocks():
+        if block.kind == "commands":
+            for words in block.commands():
+                looked_at(words)
+        else:
+            compile(block.text, block.where, "exec")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "pip install bertflow[nope]",
+        "make nope",
+        "python -m benchmarks.nope",
+        "bertflow fit --nope",
+        "bertflow nope",
+        "rm -r /",
+    ],
+)
+def test_what_is_not_there_is_noticed(words):
+    with pytest.raises(BaseException, match="nope|rm"):
+        looked_at(words.split())
+
+
+def test_pages_are_found_and_none_is_empty():
+    assert len(WITH_CODE) > 10
+    for page in PAGES:
+        assert page.read_text("utf-8").startswith(("# ", "```{include}")), name(page)
+
+
+def test_blocks_are_told_apart(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "\n".join(
+            [
+                *[
+                    "# Page",
+                    "",
+                    "```python",
+                    "a = f(1)",
+                    "```",
+                    "",
+                    "    bertflow fit \\",
+                    "      -x",
+                ],
+                *["", "<!-- not run: it is a test of this -->", "```python", ">>> 1", "1", "```"],
+                *["", "```", "error: no", "```", "", "```{toctree}", "a", "```"],
+                *["", "<!-- not run: for what follows, which is a paragraph -->", "", "text", ""],
+                *["```", "import numpy", "```"],
+            ]
+        )
+    )
+    one, two, three, four, five, six = blocks(page)
+    assert (one.kind, one.line, one.not_run) == ("python", 4, None)
+    assert (two.kind, two.commands()) == ("commands", [["bertflow", "fit", "-x"]])
+    assert (three.kind, three.not_run) == ("doctest", "it is a test of this")
+    assert (four.kind, four.not_run, five.kind) == (OUTPUT, None, "directive")
+    assert six.not_run is None
+    with pytest.raises(AssertionError, match="page.md:26: Python without its language"):
+        _ = six.kind
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (r"\tfrac12 x", ["<mn>1</mn>", "<mn>2</mn>", "<mi>x</mi>"]),
+        (r"\tfrac D2", ["<mi>D</mi>", "<mn>2</mn>"]),
+        (r"\tfrac1{a + b}", ["<mn>1</mn>", "<mi>a</mi>", "<mo>+</mo>", "<mi>b</mi>"]),
+        (r"x \dots y", ["<mi>x</mi>", "<mi>…</mi>", "<mi>y</mi>"]),
+    ],
+)
+def test_formulas_mean_what_tex_means_by_them(source, expected, monkeypatch):
+    pytest.importorskip("sphinx", reason="needs the extra docs")
+    monkeypatch.syspath_prepend(str(DOCS / "_extensions"))
+    from formulas import mathml
+
+    assert re.findall(r"<m[ino]>.*?</m[ino]>", mathml(source, block=False)) == expected
+
+
+def test_a_formula_that_cannot_be_shown_is_an_error(monkeypatch):
+    errors = pytest.importorskip("sphinx.errors", reason="needs the extra docs")
+    monkeypatch.syspath_prepend(str(DOCS / "_extensions"))
+    from formulas import mathml
+
+    with pytest.raises(errors.ExtensionError, match="no MathML of .*nosuchcommand"):
+        mathml(r"\nosuchcommand", block=True)
+
+
+# The site.
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The site, built as `make docs` builds it: warnings are errors."""
+    pytest.importorskip("sphinx", reason="needs the extra docs")
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", folder / "cache"]
+        + [DOCS, folder / "html"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return folder / "html"
+
+
+@pytest.mark.slow
+def test_the_site_opens_from_disk_without_a_network(site):
+    """Scripts, styles, images and fonts are files beside the pages; links may go elsewhere."""
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > len([page for page in PAGES if page.is_relative_to(DOCS)])
+    for page in pages:
+        text = page.read_text("utf-8")
+        text = re.sub(r"<a\b[^>]*>|xmlns(:\w+)?=\"[^\"]*\"", "", text)
+        loaded = re.findall(r"""(?:src|href)=["']?((?:https?:)?//[^"'\s>]*)""", text)
+        assert loaded == [], page
+        assert "<math" not in text or "MathJax" not in text, page
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(https?:)?//|@import", style.read_text("utf-8")), style
+
+
+@pytest.mark.slow
+def test_every_link_within_the_site_leads_somewhere(site):
+    for page in sorted(site.rglob("*.html")):
+        for target in re.findall(r"<a\b[^>]*\bhref=\"([^\"#:]+)(?:#[^\"]*)?\"", page.read_text()):
+            assert (page.parent / target.split("?")[0]).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.slow
+def test_search_finds_from_disk(site):
+    """The index is a script, which a browser loads from a disk as well."""
+    index = (site / "searchindex.js").read_text("utf-8")
+    assert index.startswith("Search.setIndex(")
+    assert "whiten" in index
+
+
+@pytest.mark.slow
+def test_formulas_are_mathml_and_figures_part_of_the_page(site):
+    text = (site / "mathematics.html").read_text("utf-8")
+    assert text.count("<math") > 60
+    assert "$" not in re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+    figures = re.findall(r'<svg class="figure"[^>]*aria-label="([^"]{40,})"', text)
+    assert len(figures) == 5
+    assert "currentColor" in text
+
+
+@pytest.mark.slow
+def test_every_public_name_and_command_is_described(site):
+    import typer
+
+    import bertflow
+    from bertflow.cli.app import app
+
+    api = "".join(page.read_text("utf-8") for page in (site / "api").glob("*.html"))
+    for public in set(bertflow.__all__) - {"__version__"}:
+        assert re.search(rf'id="bertflow\.\w+\.{public}"', api), public
+    described = (DOCS / "command-line.md").read_text("utf-8")
+    top: Any = typer.main.get_command(app)
+    for command, one in top.commands.items():
+        for inner in getattr(one, "commands", {"": None}):
+            assert f"```{{command}} {command} {inner}".strip() in described, (command, inner)
