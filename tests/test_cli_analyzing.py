@@ -93,6 +93,13 @@ def test_lexical_sets_a_calibrated_model_beside_its_encoder(done, tiny_bert, tin
     assert lines.index(str(tiny_bert)) < lines.index("model")
 
 
+def test_lexical_names_its_aggregation_where_there_are_subsets(done, tiny_bert, written, work):
+    write_tasks(work / "data", "sts13")
+    out = done("analyze", "lexical", tiny_bert, "--task", "sts13", "--data", "data")
+    assert "- over all pairs together, of whichever subset (all)\n" in out
+    assert "together" not in done("analyze", "lexical", tiny_bert, "--data", written)
+
+
 def test_lexical_says_of_each_model_what_is_not_scored_and_why(done, tiny_bert, work):
     words = "".join(f"w{n} {n + 1} {n % 7} 1\n" for n in range(20))
     Path("words.txt").write_text(words)

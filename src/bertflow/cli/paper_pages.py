@@ -70,6 +70,8 @@ def lexical_page(
     notes = [
         f"edit distance: Levenshtein over {unit}; negative, since distant pairs are less alike",
     ]
+    if len(set(pairs.subset)) > 1:
+        notes.append("over all pairs together, of whichever subset (all)")
     for name in names[1:]:
         one = found.difference(name, "gold")
         if one.value is not None:
