@@ -4,7 +4,8 @@
 
 An input is a reader's whole files with one of them damaged, or replaced by what a grammar made up.
 Of each the reader must make a value or one of bertflow's errors: one line, naming a file. Nothing
-may be printed or warned of. Prints a table; what fails lies in DIR, and the exit code is 1.
+may be printed or warned of. Prints a table, a line as each reader is through; what fails lies in
+DIR, and the exit code is 1. The same seed gives the same inputs, whichever readers are asked for.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,7 +70,12 @@ class Tally:
 
 
 def fuzz(
-    readers: Sequence[Reader], inputs: int, seed: int = 0, failures: Path | None = None
+    readers: Sequence[Reader],
+    inputs: int,
+    seed: int = 0,
+    failures: Path | None = None,
+    *,
+    told: Callable[[str, Tally], None] = lambda name, tally: None,
 ) -> dict[str, Tally]:
     """Feed readers.
 
@@ -78,6 +84,7 @@ def fuzz(
         inputs: How many inputs they share by their `share`.
         seed: Of all choices.
         failures: Folder for the input and the traceback of what fails.
+        told: Called with each reader's name and tally once it is through.
 
     Returns:
         What came of it, by reader.
@@ -87,6 +94,7 @@ def fuzz(
     for reader in readers:
         count = max(1, round(inputs * reader.share / total))
         found[reader.name] = _fed(reader, count, Random(f"{seed} {reader.name}"), failures)
+        told(reader.name, found[reader.name])
     return found
 
 
@@ -253,12 +261,23 @@ def bounded() -> Iterator[None]:
             signal.signal(one, handler)
 
 
-def table(found: dict[str, Tally]) -> str:
-    """The tallies as a table, and their sum."""
-    lines = [
-        f"{'reader':<30}{'inputs':>8}{'accepted':>10}{'refused':>9}{'failed':>8}{'seconds':>9}"
-        f"{'slowest':>10}{'peak':>10}"
-    ]
+HEAD = (
+    f"{'reader':<30}{'inputs':>8}{'accepted':>10}{'refused':>9}{'failed':>8}{'seconds':>9}"
+    f"{'slowest':>10}{'peak':>10}"
+)
+
+
+def line(name: str, one: Tally) -> str:
+    """A tally as a line of the table."""
+    return (
+        f"{name[:29]:<30}{one.inputs:>8,}{one.accepted:>10,}{one.refused:>9,}"
+        f"{one.failures.total():>8,}{one.seconds:>9.1f}{1e3 * one.slowest:>7.0f} ms"
+        f"{one.peak / 1e6:>7.0f} MB"
+    )
+
+
+def summed(found: dict[str, Tally]) -> Tally:
+    """All tallies together."""
     sums = Tally(
         inputs=sum(one.inputs for one in found.values()),
         accepted=sum(one.accepted for one in found.values()),
@@ -269,13 +288,7 @@ def table(found: dict[str, Tally]) -> str:
     )
     for one in found.values():
         sums.failures += one.failures
-    for name, one in {**found, "all": sums}.items():
-        lines.append(
-            f"{name[:29]:<30}{one.inputs:>8,}{one.accepted:>10,}{one.refused:>9,}"
-            f"{one.failures.total():>8,}{one.seconds:>9.1f}{1e3 * one.slowest:>7.0f} ms"
-            f"{one.peak / 1e6:>7.0f} MB"
-        )
-    return "\n".join(lines)
+    return sums
 
 
 def main() -> None:
@@ -288,9 +301,16 @@ def main() -> None:
     given = parser.parse_args()
     chosen = [one for one in readers() if given.only is None or given.only in one.name]
     began = time.perf_counter()
+    print(HEAD)
     with bounded():
-        found = fuzz(chosen, given.inputs, given.seed, given.failures)
-    print(table(found))
+        found = fuzz(
+            chosen,
+            given.inputs,
+            given.seed,
+            given.failures,
+            told=lambda name, one: print(line(name, one), flush=True),
+        )
+    print(line("all", summed(found)))
     print(f"{time.perf_counter() - began:.0f} s in all, seed {given.seed}")
     failed = {name: one.failures for name, one in found.items() if one.failures}
     for name, causes in failed.items():

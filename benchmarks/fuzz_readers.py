@@ -452,21 +452,22 @@ def _left_behind() -> list[Reader]:
         if records.get("ab") is not None:
             records.arrays("ab")
 
+    # Of what is one process's at a time, the lock has no content.
+    locked: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any], str]] = {
+        "vectors of a run": (write_cache, read_cache, ".lock"),
+        "encode, stopped": (write_part, read_part, ".out.npy.part/lock"),
+    }
     return [
         Reader(name="checkpoint of a fit", files=_folder_of(write_state), read=read_state, share=2),
-        Reader(
-            name="vectors of a run",
-            files=_folder_of(write_cache),
-            read=read_cache,
-            kept=frozenset({".lock"}),
-            changes=True,
-        ),
-        Reader(
-            name="encode, stopped",
-            files=_folder_of(write_part),
-            read=read_part,
-            kept=frozenset({".out.npy.part/lock"}),
-            changes=True,
+        *(
+            Reader(
+                name=name,
+                files=_folder_of(write),
+                read=read,
+                kept=frozenset({lock}),
+                changes=True,
+            )
+            for name, (write, read, lock) in locked.items()
         ),
         Reader(
             name="finetune, stopped",

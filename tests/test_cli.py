@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
+import logging
 import os
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -727,6 +730,47 @@ def test_an_interruption_is_130(cli, work, tiny_bert, monkeypatch):
     code, _, err = cli("fit", "--encoder", tiny_bert, "--corpus", "corpus.txt", "--output", "out")
     assert (code, err) == (130, "error: interrupted\n")
     assert tree(work) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        (["--version"], "terminal.stop_logging"),
+        (["transform", "nope", "--vectors", "x.npy", "--output", "z"], "terminal.stop_logging"),
+        (["transform", "nope", "--vectors", "x.npy", "--output", "z"], "main._explain"),
+    ],
+)
+def test_an_interruption_once_the_command_is_through_is_130_too(cli, monkeypatch, arguments, place):
+    module, name = place.split(".")
+    module = importlib.import_module(f"bertflow.cli.{module}")
+    real, raised = getattr(module, name), []
+
+    def interrupted_once(*given):
+        if not raised:
+            raised.append(given)
+            raise KeyboardInterrupt
+        return real(*given)
+
+    monkeypatch.setattr(module, name, interrupted_once)
+    code, _, err = cli(*arguments)
+    assert raised
+    assert code == 130
+    assert err.splitlines()[-1] == "error: interrupted"
+    assert logging.getLogger("bertflow").level == logging.NOTSET
+
+
+def test_an_interruption_while_the_process_ends_shows_no_traceback():
+    script = """
+import atexit, os, signal
+from bertflow.cli.main import main
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, "--version"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+    assert done.stdout.strip()
 
 
 # Usage.

@@ -19,7 +19,14 @@ from bertflow.analysis import (
 )
 from bertflow.calibrators import Whitening
 from bertflow.data import read_task, sample_sentences
-from bertflow.encoders import calibrate, embed, load_encoder, load_layers, save_model
+from bertflow.encoders import (
+    calibrate,
+    embed,
+    load_encoder,
+    load_layers,
+    load_word_vectors,
+    save_model,
+)
 from bertflow.errors import InputError
 from bertflow.evaluation import score_pairs
 from task_files import graded_rows, write_tasks
@@ -84,6 +91,31 @@ def test_lexical_sets_a_calibrated_model_beside_its_encoder(done, tiny_bert, tin
     )
     lines = [line.split("  ")[0] for line in out.splitlines()]
     assert lines.index(str(tiny_bert)) < lines.index("model")
+
+
+def test_lexical_names_its_aggregation_where_there_are_subsets(done, tiny_bert, written, work):
+    write_tasks(work / "data", "sts13")
+    out = done("analyze", "lexical", tiny_bert, "--task", "sts13", "--data", "data")
+    assert "- over all pairs together, of whichever subset (all)\n" in out
+    assert "together" not in done("analyze", "lexical", tiny_bert, "--data", written)
+
+
+def test_lexical_says_of_each_model_what_is_not_scored_and_why(done, tiny_bert, work):
+    words = "".join(f"w{n} {n + 1} {n % 7} 1\n" for n in range(20))
+    Path("words.txt").write_text(words)
+    load_word_vectors("words.txt").save_pretrained("averaged")
+    rows = [(f"w{n} w{n + 1}", f"w{2 * n}", n % 4) for n in range(9)]
+    rows += [("nothing known", "w3", 1), ("w4", "w5", ""), ("w6", "w7", "")]
+    lines = "".join(f"{a}\t{b}\t{gold}\n" for a, b, gold in rows)
+    (work / "mine.tsv").write_text("text1\ttext2\tscore\n" + lines)
+    how = ["--pairs", "mine.tsv", "--against", tiny_bert]
+    out = done("analyze", "lexical", "averaged", *how, "--json", "l.json", "--markdown", "l.md")
+    for said in (out, Path("l.md").read_text()):
+        assert "- averaged: not scored: 2 no gold score, 1 zero vector\n" in said
+        assert f"- {tiny_bert}: not scored: 2 no gold score\n" in said
+    told = json.loads(Path("l.json").read_text())
+    assert told["skipped"] == 3
+    assert told["not_scored"]["averaged"]["zero vector"] == 1
 
 
 @pytest.mark.parametrize(

@@ -485,6 +485,16 @@ def test_every_method_task_and_aggregation_is_shown(done, tiny_bert, encoder):
         assert f"- {note}\n" in said
 
 
+def test_a_comparison_says_that_pairs_never_graded_are_fitted_on(done, tiny_bert, encoder):
+    options = ["--task", "sts15", "--data", "data", *methods("none"), "--jobs", 1]
+    said = done("compare", tiny_bert, *options, "--markdown", "c.md")
+    skipped = evaluate_all(encoder, ("sts15",), data="data").scores["sts15"].skipped
+    assert skipped["no gold score"]
+    for text in (said, Path("c.md").read_text()):
+        assert "all splits that are there, also pairs never graded" in text
+        assert f"- sts15: not scored: {skipped['no gold score']} no gold score\n" in text
+
+
 def test_tasks_without_subsets_have_one_table_without_an_aggregation(done, tiny_bert):
     options = ["--task", "stsb", "--data", "data", *methods("none", "whitening"), "--jobs", 1]
     said = done("compare", tiny_bert, *options, "--json", "c.json")

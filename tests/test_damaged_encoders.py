@@ -363,6 +363,65 @@ def test_an_error_without_a_message_is_told_by_its_kind(tiny_bert, monkeypatch):
     assert refusal("bert", tiny_bert).endswith("cannot be loaded: AssertionError")
 
 
+@pytest.mark.parametrize(
+    ("said", "plain"),
+    [
+        ("a (<class 'int'>, <class 'NoneType'>)", "a (int, NoneType)"),
+        ("got <tokenizers.AddedToken object at 0x7f00aa>", "got tokenizers.AddedToken"),
+        ("no PosixPath('/a/b') and WindowsPath(\"c\")", "no '/a/b' and \"c\""),
+    ],
+)
+def test_what_libraries_show_of_pythons_objects_is_put_plainly(tiny_bert, monkeypatch, said, plain):
+    def fail(*arguments: object, **keywords: object) -> None:
+        raise TypeError(said)
+
+    monkeypatch.setattr("bertflow.encoders.loading.Transformer", fail)
+    assert refusal("bert", tiny_bert).endswith(f"cannot be loaded: {plain}")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("tokenizer.json", lambda told: told["added_tokens"][0].update(odd=True)),
+        (
+            "tokenizer_config.json",
+            lambda told: told.update(added_tokens_decoder={"0": {"content": "[PAD]", "odd": 1}}),
+        ),
+        (
+            "tokenizer_config.json",
+            lambda told: told.update(unk_token={"__type": "AddedToken", "odd": "x"}),
+        ),
+        ("special_tokens_map.json", lambda told: told.update(a={"content": "[PAD]", "odd": 1})),
+    ],
+)
+@pytest.mark.parametrize("folder", ["bert"], indirect=True)
+def test_an_added_token_with_an_unknown_setting_is_refused_and_nothing_printed(
+    folder, name, change, capfd
+):
+    told = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+    change(told)
+    (folder / name).write_text(json.dumps(told))
+    line = refusal("bert", folder)
+    assert line.startswith(f"{folder / name} has an added token with 'odd', which is no setting")
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("folder", ["bert"], indirect=True)
+def test_every_setting_of_an_added_token_may_be_there(folder, capfd):
+    settings = dict.fromkeys(["lstrip", "normalized", "rstrip", "single_word"], False)
+    told = json.loads((folder / "tokenizer.json").read_text())
+    assert told["added_tokens"]
+    told["added_tokens"][0].update(settings)
+    (folder / "tokenizer.json").write_text(json.dumps(told, indent=2))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    whole = {"content": "[PAD]", "special": True, **settings}
+    config["added_tokens_decoder"] = {str(told["added_tokens"][0]["id"]): whole}
+    config["pad_token"] = {"__type": "AddedToken", **whole}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    load_encoder(folder, device="cpu")
+    assert capfd.readouterr() == ("", "")
+
+
 def write_gguf(folder: Path, lost: str | None = None) -> Path:
     """Write a causal model of 2 blocks, but for one tensor."""
     import gguf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -107,6 +108,14 @@ def test_what_is_shown_are_the_numbers_and_three_lines_that_run(result, capsys):
     names = {}
     exec("\n".join(lines), names)
     assert names["vectors"].shape == (1, 8)
+
+
+def test_what_is_not_scored_is_said(result, capsys):
+    score = replace(result.before.score, skipped={"no gold score": 0, "zero vector": 3})
+    show_demo(replace(result, before=replace(result.before, score=score)))
+    shown = capsys.readouterr().out
+    assert "\nbefore, not scored: 3 zero vector\n" in shown
+    assert "after, not scored" not in shown
 
 
 def test_the_command_gives_a_model_that_loads(tiny_bert, tmp_path, capsys):

@@ -144,6 +144,13 @@ def test_shrinkage_by_hand():
     np.testing.assert_allclose(z, [[2 / np.sqrt(3.7), 1 / np.sqrt(1.3)]])
 
 
+@pytest.mark.parametrize("power", [1e-300, 5e-324, 1e-3])
+def test_a_power_that_loses_the_deviations_maps_all_the_same(x, power):
+    found = Whitening().fit(x)
+    expected = found.transform(x)
+    np.testing.assert_allclose(found.set_params(power=power).transform(x), expected, atol=1e-9)
+
+
 def test_full_shrinkage_only_rotates_and_scales_by_one_number(x):
     z = Whitening(shrinkage=1.0).fit_transform(x)
     centred = x - x.mean(axis=0)

@@ -352,6 +352,26 @@ def test_doubts_go_with_their_numbers(make):
     assert any("68.66" in doubt for doubt in cell.doubts)
 
 
+def test_pairs_that_do_not_count_are_said_with_their_reason(make):
+    made = make("table2", usual)
+    assert not any("not scored" in note for note in made.result.notes)
+    lacking = {"incomplete line": 0, "no gold score": 1500}
+    for (row, column), cell in made.plans[0].cells.items():
+        for job in cell.jobs if column == "sts15" else []:
+            record = made.records.need(job.key)
+            skipped = {**lacking, "no cosine": 3 if row == "last2avg" else 0}
+            said = replace(record, result={**record.result, "skipped": skipped})
+            made.records.put(said, made.records.arrays(job.key))
+    notes = score_table(made.plans, made.records).notes
+    assert (
+        "pairs not scored: sts15 1,500 no gold score; what is fitted on the target takes the "
+        "sentences of ungraded ones, too" in notes
+    )
+    (lost,) = [note for note in notes if "without a cosine" in note]
+    label = made.row("last2avg").label
+    assert lost == f"{label}: pairs without a cosine, a vector being zero: sts15 3"
+
+
 def test_a_cell_says_how_many_pairs_are_scored(make):
     cells = make("table2", usual).row("flow target").cells
     assert [cells[column].pairs for column in SEVEN] == [24] * 7

@@ -436,11 +436,14 @@ def test_a_size_is_read_as_people_write_it(monkeypatch, text, size):
     assert SentenceCache().size == size
 
 
-@pytest.mark.parametrize("text", ["ten", "-1", "5 parsecs", "1iB", "1e9", "GB"])
+@pytest.mark.parametrize("text", ["ten", "-1", "5 parsecs", "1iB", "1e9", "GB", "9" * 400])
 def test_a_size_that_is_none_is_refused(monkeypatch, text):
     monkeypatch.setenv("BERTFLOW_CACHE_SIZE", text)
-    with pytest.raises(InputError, match="BERTFLOW_CACHE_SIZE takes a size such as 500MB"):
+    with pytest.raises(
+        InputError, match="BERTFLOW_CACHE_SIZE takes a size such as 500MB"
+    ) as caught:
         SentenceCache()
+    assert len(str(caught.value)) < 160
 
 
 def test_the_place_is_ours_else_that_of_caches_else_home(monkeypatch, tmp_path):

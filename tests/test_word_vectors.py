@@ -17,7 +17,7 @@ def mean(*rows: list[float]) -> np.ndarray:
     return np.mean(rows, axis=0)
 
 
-@pytest.mark.parametrize("name", ["words.txt", "words.txt.gz", "words.vec"])
+@pytest.mark.parametrize("name", ["words.txt", "words.txt.gz", "words.vec", "WORDS.TXT.GZ"])
 @pytest.mark.parametrize(
     "text",
     [
@@ -28,11 +28,19 @@ def mean(*rows: list[float]) -> np.ndarray:
         GOOD.rstrip(),
         "bird 5 5\n. . . 3 3\nat name@domain.com 4 4\n" + GOOD,
         "cat 9 9\n" + GOOD,
+        "\ufeff" + GOOD,
+        "\ufeff2 2\n" + GOOD,
+        "\" 7 7\n\"cat 8 8\n'' 6 6\n" + GOOD,
+        "one\u2028two 5 5\nx\x0cy 4 4\n" + GOOD,
+        GOOD + "a_b 1_0 3 3\n",
     ],
-    ids=["plain", "header", "trailing", "Windows", "no end", "spaces in words", "twice"],
+    ids=[
+        *("plain", "header", "trailing", "Windows", "no end", "spaces in words", "twice"),
+        *("byte-order mark", "mark and header", "quotes", "odd ends of lines", "underscore"),
+    ],
 )
 def test_forms_that_are_read(name, text, tmp_path, capfd):
-    write = gzip.compress if name.endswith(".gz") else bytes
+    write = gzip.compress if name.lower().endswith(".gz") else bytes
     (tmp_path / name).write_bytes(write(text.encode()))
     encoder = load_word_vectors(tmp_path / name)
     vectors = encoder.encode(["Cat, dog!", "dog", "unknown"], show_progress_bar=False)
@@ -54,6 +62,8 @@ def test_forms_that_are_read(name, text, tmp_path, capfd):
         (b"3 2\ncat 1 0\ndog 0 1\n", "holds 2 of the 3 words it promises"),
         (b"cat 1 0\nd\xffg 0 1\n", "line 2: it is not UTF-8"),
         (b"cat 1 0\ndog 0 x\n", "line 2: 'dog' has an entry that is no number"),
+        (b"cat 1 0\ndog 0 1_0\n", "line 2: 'dog' has an entry that is no number"),
+        (b"cat 1 0\n\xef\xbb\xbfdog 0 1 2\n", "line 2: expected a word and 2 numbers"),
         (b"cat 1 0\ndog 0 nan\n", "line 2: 'dog' has an entry that is not finite"),
         (b"cat 1 0\ndog 0 -inf\n", "line 2: 'dog' has an entry that is not finite"),
         (b"cat 1 0\ndog 0 1e39\n", "line 2: 'dog' has an entry that is not finite"),

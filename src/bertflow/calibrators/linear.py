@@ -243,8 +243,10 @@ class Whitening(LinearCalibrator):
         return self.n_features_in_ if self.dim is None else self.dim
 
     def _needs_float64(self) -> bool:
-        # The deviations, which a power below 1 has brought nearer to 1.
-        deviation = self.scale_ if self.power == 0 else self.scale_ ** (1 / self.power)
+        # The deviations, which a power below 1 has brought nearer to 1; of a tiny one they may be
+        # beyond all numbers.
+        with np.errstate(over="ignore", under="ignore"):
+            deviation = self.scale_ if self.power == 0 else self.scale_ ** (1 / self.power)
         return beyond_float32(self.mean_, deviation)
 
     def _linear_into(self, centred: Tensor, out: Tensor) -> None:

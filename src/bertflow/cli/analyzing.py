@@ -126,7 +126,7 @@ def lexical(
     distances = edit_distances(found.first, found.second, unit=unit)
     cache, kind = users_cache(no_cache), as_precision(precision)
     names = [model] if against is None else [against, model]
-    cosines, cut = {}, 0
+    cosines, skipped, cut = {}, {}, 0
     for name in names:
         own = is_calibrated(name) and not all(is_calibrated(other) for other in names)
         how = (None, None) if own else (pooling, max_length)
@@ -141,17 +141,19 @@ def lexical(
                 progress=lambda done, total, report=report: report("encode", done, total),  # type: ignore[misc]
             )
         cosines[name], cut = scored.cosines, max(cut, scored.cut)
+        skipped[name] = scored.skipped
     tell_found(cache)
     gold = gold_of(found)
     statistics = lexical_statistics(gold, cosines, distances, short=short)
     give(
-        [lexical_page(found, unit, statistics, cut)],
+        [lexical_page(found, unit, statistics, skipped, cut)],
         {
             "task": found.task,
             "split": found.split,
             "data": found.source,
             "unit": unit,
             "cut": cut,
+            "not_scored": skipped,
             **statistics.to_dict(),
         },
         json_,

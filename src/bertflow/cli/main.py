@@ -7,6 +7,7 @@ files, or one that nobody thought of; 2 wrong usage; 130 interrupted. Users read
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from bertflow.cli.interruption import Interrupted
@@ -14,7 +15,10 @@ from bertflow.cli.interruption import Interrupted
 
 def main() -> None:
     """Run the command line and exit."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    # All is done and said: Ctrl-C while libraries are unloaded ends the process without a word.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
@@ -26,6 +30,17 @@ def run(arguments: list[str]) -> int:
     Returns:
         The exit code.
     """
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            _stop_logging()
+    except KeyboardInterrupt:  # While an error was being said, or after all else.
+        _stop_logging()
+        return _fail("interrupted", 130)
+
+
+def _run(arguments: list[str]) -> int:
     # What other libraries print while they load is not ours to show; the user's own wish wins.
     for name, value in {
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -56,9 +71,11 @@ def run(arguments: list[str]) -> int:
         if "bertflow.cli.app" not in sys.modules or settings.debug:
             raise
         return _explain(error)
-    finally:
-        if "bertflow.cli.terminal" in sys.modules:
-            sys.modules["bertflow.cli.terminal"].stop_logging()
+
+
+def _stop_logging() -> None:
+    if "bertflow.cli.terminal" in sys.modules:
+        sys.modules["bertflow.cli.terminal"].stop_logging()
 
 
 def _explain(error: Exception) -> int:

@@ -40,8 +40,10 @@ def words_page(encoder: str, language: str, found: WordStatistics) -> Page:
     return Page(facts, [Grid("rank of the word", ["", *columns], rows)], notes)
 
 
-def lexical_page(pairs: Pairs, unit: str, found: Lexical, cut: int) -> Page:
-    """How similarities go with edit distance."""
+def lexical_page(
+    pairs: Pairs, unit: str, found: Lexical, skipped: Mapping[str, Mapping[str, int]], cut: int
+) -> Page:
+    """How similarities go with edit distance; `skipped` is by model and by reason."""
     names = list(found.edit)
     rows = [
         [
@@ -68,6 +70,8 @@ def lexical_page(pairs: Pairs, unit: str, found: Lexical, cut: int) -> Page:
     notes = [
         f"edit distance: Levenshtein over {unit}; negative, since distant pairs are less alike",
     ]
+    if len(set(pairs.subset)) > 1:
+        notes.append("over all pairs together, of whichever subset (all)")
     for name in names[1:]:
         one = found.difference(name, "gold")
         if one.value is not None:
@@ -84,6 +88,9 @@ def lexical_page(pairs: Pairs, unit: str, found: Lexical, cut: int) -> Page:
             )
     if found.skipped:
         notes.append(f"{found.skipped:,} pairs left out: without gold or without a cosine")
+    for name, counts in skipped.items():
+        if told := [f"{count:,} {reason}" for reason, count in counts.items() if count]:
+            notes.append(f"{name}: not scored: {', '.join(told)}")
     return Page(facts, [Grid("Spearman × 100, 95 % interval", columns, rows)], notes)
 
 

@@ -46,6 +46,9 @@ def show_demo(result: Demonstration) -> None:
         *[f"{side.spectrum[1]:.3f}" for side in (before, after)],
     )
     out.print(table)
+    for label, side in (("before", before), ("after", after)):
+        if left := [f"{count:,} {why}" for why, count in side.score.skipped.items() if count]:
+            out.print(f"{label}, not scored: {', '.join(left)}")
     one = result.difference
     if one.low is not None and one.high is not None:
         verdict = "more than chance" if one.real else "these few pairs cannot tell them apart"

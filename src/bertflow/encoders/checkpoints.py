@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,6 +26,17 @@ NAMED = 3
 CLASS_NAME, LONGEST_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII), 200
 # transformers' mark on a tensor that it has read.
 MARK = "_is_hf_initialized"
+# What an added token may say of itself; of anything else tokenizers prints that it is ignored.
+TOKEN_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+TOKEN_SETTINGS = {
+    *("__type", "content", "id", "lstrip", "normalized", "rstrip", "single_word", "special"),
+}
+# How Python shows its own objects.
+INSIDE = [
+    (re.compile(r"<class '([\w.]+)'>"), r"\1"),
+    (re.compile(r"<([\w.]+) object at 0x[0-9a-fA-F]+>"), r"\1"),
+    (re.compile(r"\b(?:Posix|Windows)Path\(('[^']*'|\"[^\"]*\")\)"), r"\1"),
+]
 TRUST = "if you trust it, pass trust_remote_code=True (--trust-remote-code)"
 
 
@@ -68,7 +80,10 @@ def one_line(error: Exception) -> str:
     """What an error says in one line, and its kind where that says too little."""
     if "trust_remote_code=True" in str(error):
         return f"it comes with code of its own; {TRUST}"
-    told = textwrap.shorten(str(error), 240, placeholder=" ...")
+    said = str(error)
+    for pattern, plain in INSIDE:
+        said = pattern.sub(plain, said)
+    told = textwrap.shorten(said, 240, placeholder=" ...")
     kind = type(error).__name__
     return f"{kind}: {told}" if told and isinstance(error, LookupError) else told or kind
 
@@ -165,7 +180,10 @@ def _some(names: list[str]) -> str:
 
 
 def check_files(folder: Path) -> None:
-    """Refuse a folder that holds what is neither file nor folder: to read a pipe would never end.
+    """Refuse a folder that holds what libraries stumble over without an error.
+
+    That is what is neither file nor folder, since to read a pipe would never end, and added tokens
+    with settings that there are not, whose names would be printed.
 
     Args:
         folder: An encoder's, here or in the hub's cache.
@@ -177,8 +195,36 @@ def check_files(folder: Path) -> None:
         for path in folder.rglob("*"):
             if path.exists() and not (path.is_file() or path.is_dir()):
                 raise ModelError(f"{path} is no file; get the files of {folder} again")
+            if path.name in TOKEN_FILES and path.is_file():
+                for token in _added_tokens(path):
+                    for name in token.keys() - TOKEN_SETTINGS:
+                        raise ModelError(
+                            f"{path} has an added token with {shown(name)}, which is no setting of "
+                            "one; get the file again"
+                        )
     except OSError as error:
         raise ModelError(f"{folder} cannot be read: {error.strerror or error}") from None
+
+
+def _added_tokens(path: Path) -> list[dict[str, Any]]:
+    """What a tokenizer's file says of tokens beside its vocabulary; no JSON says nothing."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    found: list[Any] = []
+    with suppress(ValueError, RecursionError):
+        if path.name == "tokenizer.json":
+            # Of some megabytes the most is vocabulary, and need not be parsed.
+            for match in re.finditer(r'"added_tokens"\s*:\s*(?=\[)', text):
+                found += json.JSONDecoder().raw_decode(text, match.end())[0]
+        else:
+            content = json.loads(text)
+            holders: list[Any] = [content] if isinstance(content, dict) else []
+            if holders and isinstance(more := content.get("added_tokens_decoder"), dict):
+                found += more.values()
+            for holder in holders:
+                inside = holder.values() if isinstance(holder, dict) else holder
+                holders += [part for part in inside if isinstance(part, dict | list)]
+            found += [one for one in holders if "content" in one or "__type" in one]
+    return [token for token in found if isinstance(token, dict)]
 
 
 def read_modules(

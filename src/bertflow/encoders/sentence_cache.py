@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import sys
@@ -25,7 +26,7 @@ from bertflow.encoders.digests import DIGEST
 from bertflow.encoders.fingerprint import describe_encoder
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.result_cache import ResultCache
-from bertflow.errors import InputError
+from bertflow.errors import InputError, shown
 
 FOLDER_VARIABLE, SIZE_VARIABLE = "BERTFLOW_CACHE", "BERTFLOW_CACHE_SIZE"
 DEFAULT_SIZE = 10 * 10**9
@@ -363,8 +364,11 @@ def parse_size(text: str) -> int:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", text.strip().lower())
     if match is None or (match[3] and not match[2]):
-        raise InputError(f"{SIZE_VARIABLE} takes a size such as 500MB or 10GB, got {text!r}")
-    return int(float(match[1]) * (1024 if match[3] else 1000) ** UNITS[match[2]])
+        raise InputError(f"{SIZE_VARIABLE} takes a size such as 500MB or 10GB, got {shown(text)}")
+    size = float(match[1]) * (1024 if match[3] else 1000) ** UNITS[match[2]]
+    if not math.isfinite(size):
+        raise InputError(f"{SIZE_VARIABLE} takes a size such as 500MB or 10GB, got {shown(text)}")
+    return int(size)
 
 
 def _kept(folder: Path) -> Kept:

@@ -516,10 +516,12 @@ class _PartialFile:
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             found = parse_json((self.folder / "about.json").read_text(encoding="utf-8"))
             width = int(found.pop("width"))
-            if width > 0 and found == json.loads(json.dumps({**self.about, "group": self.group})):
+            rows = self.folder / "rows.npy"
+            # Without a row of that width there is nothing to go on from.
+            there = 0 < 4 * width <= rows.stat().st_size - HEADER
+            if there and found == json.loads(json.dumps({**self.about, "group": self.group})):
                 noted = (self.folder / "groups").read_bytes()
-                file = (self.folder / "rows.npy").open("r+b", buffering=0)
-                self._rows = _RowFile(file, width, HEADER)
+                self._rows = _RowFile(rows.open("r+b", buffering=0), width, HEADER)
         size = 2 * CHECK
         if self._rows is not None:
             self._notes = [noted[n : n + size] for n in range(0, len(noted) // size * size, size)]

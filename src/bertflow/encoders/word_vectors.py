@@ -75,15 +75,17 @@ def _vectors(path: Path) -> Iterator[tuple[str, Array]]:
     width: int | None = None
     promised: int | None = None
     number = 0
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+    with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), 1):
             place = f"{path}, line {number}"
             if len(line) > LONGEST_LINE:
                 raise InputError(f"{place}: it has more than {LONGEST_LINE:,} bytes")
             try:
-                word, *entries = line.decode("utf-8").rstrip().split(" ")
+                # A byte-order mark is no part of the first word.
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:
                 raise InputError(f"{place}: it is not UTF-8") from None
+            word, *entries = text.rstrip().split(" ")
             # How word2vec's text form begins: how many words, and of how many numbers.
             if number == 1 and len(entries) == 1 and word.isdecimal() and entries[0].isdecimal():
                 promised, width = int(word), int(entries[0])
@@ -98,6 +100,8 @@ def _vectors(path: Path) -> Iterator[tuple[str, Array]]:
                     f"and {len(entries)}"
                 )
             try:
+                if "_" in text[len(word) :]:
+                    raise ValueError  # float() would take 1_0 for 10.
                 vector = np.array([float(entry) for entry in entries])
             except ValueError:
                 raise InputError(f"{place}: {shown(word)} has an entry that is no number") from None
@@ -113,4 +117,4 @@ def _is_number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return True
+    return "_" not in text

@@ -214,6 +214,10 @@ def lexical_table(scatters: Sequence[Scatter], sizes: Sequence[str | None]) -> T
             for unit, distances in scattered.distances.items()
         )
         notes.append(f"pairs: {len(gold):,}, at most {SHORT} apart {short}")
+        if skipped := next(iter(found.values())).skipped:
+            notes.append(
+                f"{scattered.encoder}: {skipped:,} of them have no cosine, and are left out"
+            )
         for name, known in zip(("gold", *others), ("gold", "encoder", "flow"), strict=True):
             if name == "gold" and rows:
                 continue  # It is the same for every encoder.

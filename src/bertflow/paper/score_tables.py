@@ -88,7 +88,8 @@ def score_table(plans: Sequence[Plan], records: Records) -> TableResult:
                 cells[AVERAGE] = _average_cell(plan, row, seen, cells)
             rows.append(_row(plan, row, cells))
         claims += _claims(plan, seen, numbers, columns)
-        notes += _tunings(plan, records) + _cuts(plan, records) + _reasons(plan, seen)
+        notes += _tunings(plan, records) + _cuts(plan, records) + _unscored(plan, records)
+        notes += _reasons(plan, seen)
     corrected = holm({f"{number} {column}": one for (number, column), one in marks.items()})
     for number, column in marks:
         old = rows[number]
@@ -344,6 +345,37 @@ def _cuts(plan: Plan, records: Records) -> list[str]:
     return [
         f"{plan.subject.label}: distinct texts longer than {length} tokens, cut: {', '.join(told)}"
     ]
+
+
+def _unscored(plan: Plan, records: Records) -> list[str]:
+    """How many pairs of each task do not count, by reason, and whether they are fitted on."""
+    lacking: dict[str, dict[str, int]] = {}
+    cosines: dict[str, dict[str, int]] = {}
+    for cell in plan.cells.values():
+        for job in cell.jobs:
+            counts = dict(records.need(job.key).result.get("skipped", {}))
+            if lost := counts.pop("no cosine", 0):
+                label = cell.row.label.format(
+                    encoder=plan.subject.label,
+                    pooling=pooling_label(plan.subject, cell.row),
+                    chosen="chosen",
+                )
+                cosines.setdefault(label, {})[job.task] = lost
+            lacking[job.task] = {reason: count for reason, count in counts.items() if count}
+    notes = []
+    told = [
+        f"{task} {', '.join(f'{count:,} {reason}' for reason, count in counts.items())}"
+        for task, counts in lacking.items()
+        if counts
+    ]
+    if told:
+        fitted = any(cell.row.fit == "target" for cell in plan.cells.values())
+        more = "; what is fitted on the target takes the sentences of ungraded ones, too"
+        notes.append(f"pairs not scored: {', '.join(told)}{more if fitted else ''}")
+    for label, counts in cosines.items():
+        told = [f"{task} {count:,}" for task, count in counts.items()]
+        notes.append(f"{label}: pairs without a cosine, a vector being zero: {', '.join(told)}")
+    return notes
 
 
 def _reasons(plan: Plan, seen: Mapping[tuple[str, str], Seen | None]) -> list[str]:
