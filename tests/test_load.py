@@ -122,6 +122,23 @@ def test_threads_on_one_model_get_the_vectors_of_one(name, saved, tiny_sentences
         np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.parametrize("name", ["averaging", "own module"])
+def test_threads_on_one_model_in_half_precision_get_the_vectors_of_one(name, saved, tiny_sentences):
+    """And nearly those of single precision: what calibrates stays in it."""
+    some = tiny_sentences[:60]
+    whole = load(saved[name], device="cpu").encode(some)
+    model = load(saved[name], device="cpu").half()
+    expected = model.encode(some), embed(model, some).rows()
+
+    def either(number: int) -> np.ndarray:
+        return embed(model, some).rows() if number % 2 else model.encode(some)
+
+    for number, got in enumerate(at_once(either)):
+        np.testing.assert_array_equal(got, expected[number % 2])
+        lengths = np.linalg.norm(got, axis=1) * np.linalg.norm(whole, axis=1)
+        assert (np.einsum("nd,nd->n", got, whole) / lengths).min() > 0.99
+
+
 def test_threads_on_one_encoder_of_several_poolings_get_the_vectors_of_one(
     tiny_bert, tiny_sentences
 ):
