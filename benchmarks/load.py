@@ -1,9 +1,13 @@
-"""Whether thousands of calls on one model leak: memory, open files, threads.
+"""Whether thousands of calls on one model leak: memory, objects, open files, threads.
 
 A calibrated model is encoded with again and again, other sentences each time, and vectors are
-mapped again and again. After a warm-up resident memory is looked at twenty times. Printed are how
-much it grew from the first look to the last, the slope of a line through all of them, and how many
-files and threads were opened and not closed; as the last line all of it as JSON.
+mapped again and again. Each kind of call has a process of its own, and memory is looked at twenty
+times. What grows at first is not a leak: buffers that are kept for the next call, tables that are
+filled once. A leak goes on growing. So the second half counts: the slope of a line through its
+looks, in bytes a call, and how many objects of Python are there more at its end than at its
+beginning; both stay near 0 however many calls there were before. Printed is also how much memory
+grew in all, how many files and threads were opened and not closed, and as the last line all of it
+as JSON, the looks included.
 
     python -m benchmarks.load [--calls 10000] [--encoder NAME] [--only encode transform ...]
 """
@@ -14,15 +18,18 @@ import argparse
 import ctypes
 import gc
 import json
+import multiprocessing
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 LOOKS = 20
+KINDS = ("encode", "embed", "embed, cached", "transform", "inverse")
 WORDS = "a man woman dog cat is was plays runs eats guitar bread street red blue small old".split()
 
 
@@ -31,22 +38,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=10_000)
     parser.add_argument("--encoder", help="None takes the packaged all-MiniLM-L6-v2.")
-    parser.add_argument("--only", nargs="+", metavar="KIND")
+    parser.add_argument("--only", nargs="+", metavar="KIND", choices=KINDS, default=KINDS)
     given = parser.parse_args()
     results = []
-    with tempfile.TemporaryDirectory() as place:
-        for name, call in kinds(given.encoder or packaged(), Path(place)).items():
-            if given.only and name not in given.only:
-                continue
-            found = {"kind": name, "calls": given.calls, **measured(call, given.calls)}
-            results.append(found)
-            print(
-                f"{name:>16}: {found['calls']:,} calls, {found['per_second']:,.0f} a second, "
-                f"{found['grown_mb']:+.2f} MB ({found['bytes_per_call']:+,.0f} bytes a call), "
-                f"{found['files']:+d} files, {found['threads']:+d} threads",
-                flush=True,
-            )
+    for kind in given.only:
+        found = {"kind": kind, **apart(kind, given.encoder or packaged(), given.calls)}
+        results.append(found)
+        print(
+            f"{kind:>16}: {found['calls']:,} calls, {found['per_second']:,.0f} a second; "
+            f"{found['grown_mb']:+.2f} MB in all, in the second half "
+            f"{found['bytes_per_call']:+,.0f} bytes a call and {found['objects']:+,d} objects; "
+            f"{found['files']:+d} files, {found['threads']:+d} threads",
+            flush=True,
+        )
     print(json.dumps({"task": "load", "results": results}))
+
+
+def apart(kind: str, encoder: str, calls: int) -> dict[str, Any]:
+    """What `measured` finds in a process that has made no other calls."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        return pool.submit(alone, kind, encoder, calls).result()
+
+
+def alone(kind: str, encoder: str, calls: int) -> dict[str, Any]:
+    """Measure one kind of call in this process."""
+    with tempfile.TemporaryDirectory() as place:
+        return measured(calls_of(encoder, Path(place))[kind], calls)
 
 
 def packaged() -> str:
@@ -59,7 +77,7 @@ def packaged() -> str:
     return str(Path(found.submodule_search_locations[0]) / "model")
 
 
-def kinds(encoder: str, place: Path) -> dict[str, Callable[[int], Any]]:
+def calls_of(encoder: str, place: Path) -> dict[str, Callable[[int], Any]]:
     """What is called with the number of the call."""
     import numpy as np
 
@@ -98,25 +116,34 @@ def measured(call: Callable[[int], Any], calls: int) -> dict[str, Any]:
     """Make so many calls, after a tenth as many that do not count."""
     for number in range(max(50, calls // 10)):
         call(number)
-    looks, before = [memory()], (open_files(), threading.active_count())
+    before = open_files(), threading.active_count()
+    looks, objects = [memory()], [len(gc.get_objects())]
     began = time.perf_counter()
     for look in range(LOOKS):
         for number in range(calls * look // LOOKS, calls * (look + 1) // LOOKS):
             call(number)
         looks.append(memory())
+        objects.append(len(gc.get_objects()))
     seconds = time.perf_counter() - began
-    middle = (LOOKS + 1) / 2 - 0.5
-    each = calls / LOOKS
-    slope = sum((at - middle) * look for at, look in enumerate(looks)) / sum(
-        (at - middle) ** 2 for at in range(LOOKS + 1)
-    )
+    half = LOOKS // 2
     return {
+        "calls": calls,
         "per_second": calls / seconds,
         "grown_mb": (looks[-1] - looks[0]) / 1e6,
-        "bytes_per_call": slope / each,
+        "bytes_per_call": slope(looks[half:]) / (calls / LOOKS),
+        "objects": objects[-1] - objects[half],
         "files": open_files() - before[0],
         "threads": threading.active_count() - before[1],
+        "looks_mb": [round(look / 1e6, 3) for look in looks],
     }
+
+
+def slope(values: Sequence[float]) -> float:
+    """Of the straight line nearest to values one apart, by least squares."""
+    middle = (len(values) - 1) / 2
+    return sum((at - middle) * value for at, value in enumerate(values)) / sum(
+        (at - middle) ** 2 for at in range(len(values))
+    )
 
 
 def memory() -> int:

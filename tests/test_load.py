@@ -9,13 +9,17 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from benchmarks.load import KINDS
+from sentence_transformers import SentenceTransformer
+from transformers.utils import logging
 
 from bertflow import (
     AllButTheTop,
@@ -23,16 +27,27 @@ from bertflow import (
     SentenceCache,
     Standardization,
     Whitening,
+    attach,
     calibrate,
-    diagnose,
     load,
     load_calibrator,
     load_encoder,
     save_calibrator,
 )
-from bertflow.calibrators.threads import one_thread, usual_threads
-from bertflow.encoders import VectorCache, embed, encode_file, load_poolings, save_model
+from bertflow.analysis.frequency import frequent_words
+from bertflow.encoders import (
+    VectorCache,
+    corpus,
+    embed,
+    encode_file,
+    encoding,
+    load_poolings,
+    save_model,
+    sentence_cache,
+)
+from bertflow.encoders.checkpoints import quietly
 from bertflow.encoders.corpus import count_cut_of
+from bertflow.encoders.encoding import Encoding
 from conftest import REPOSITORY
 
 THREADS, PROCESSES = 8, 4
@@ -58,6 +73,12 @@ def at_once(function: Callable[[int], object], count: int = THREADS) -> list:
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(begin, range(count)))
+
+
+def in_another(call: Callable[[], object]) -> object:
+    """Call in a thread that has just begun."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +120,23 @@ def test_threads_on_one_model_get_the_vectors_of_one(name, saved, tiny_sentences
 
     for got, wanted in zip(at_once(own), alone, strict=True):
         np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("name", ["averaging", "own module"])
+def test_threads_on_one_model_in_half_precision_get_the_vectors_of_one(name, saved, tiny_sentences):
+    """And nearly those of single precision: what calibrates stays in it."""
+    some = tiny_sentences[:60]
+    whole = load(saved[name], device="cpu").encode(some)
+    model = load(saved[name], device="cpu").half()
+    expected = model.encode(some), embed(model, some).rows()
+
+    def either(number: int) -> np.ndarray:
+        return embed(model, some).rows() if number % 2 else model.encode(some)
+
+    for number, got in enumerate(at_once(either)):
+        np.testing.assert_array_equal(got, expected[number % 2])
+        lengths = np.linalg.norm(got, axis=1) * np.linalg.norm(whole, axis=1)
+        assert (np.einsum("nd,nd->n", got, whole) / lengths).min() > 0.99
 
 
 def test_threads_on_one_encoder_of_several_poolings_get_the_vectors_of_one(
@@ -146,6 +184,89 @@ def test_counting_what_is_cut_leaves_the_tokenizer_as_other_threads_use_it(tiny_
     assert (backend.truncation, backend.padding) == before
 
 
+def test_models_are_saved_and_words_looked_up_beside_threads_that_tokenize(
+    saved, tiny_sentences, tmp_path
+):
+    """What a tokenizer was last set to is changed for nobody, and saved by nobody."""
+    model = load(saved["averaging"], device="cpu")
+    save_model(model, tmp_path / "before")
+    model.encode(tiny_sentences)
+    backend = model[0].tokenizer.backend_tokenizer
+    before = backend.truncation, backend.padding
+    assert before[0] is not None and before[1] is not None
+    save_model(model, tmp_path / "after")
+    assert (backend.truncation, backend.padding) == before
+    for file in (tmp_path / "before").rglob("*.json"):
+        other = tmp_path / "after" / file.relative_to(tmp_path / "before")
+        assert other.read_bytes() == file.read_bytes(), file
+    frequent_words(model[0].tokenizer)
+    assert (backend.truncation, backend.padding) == before
+
+
+def test_attaching_leaves_the_width_that_other_threads_encode_in(tiny_bert, rng):
+    """What is asked for the whole width is a copy."""
+    seen: list[tuple[int, object]] = []
+
+    class Watched(SentenceTransformer):
+        def __setattr__(self, name: str, value: object) -> None:
+            if name == "truncate_dim":
+                seen.append((id(self), value))
+            super().__setattr__(name, value)
+
+    encoder = Watched(modules=list(load_encoder(tiny_bert)), device="cpu", truncate_dim=8)
+    model = attach(encoder, Whitening().fit(rng.normal(size=(50, 8))), portable=False)
+    assert {value for owner, value in seen if owner == id(encoder)} == {8}
+    assert model.encode(["a dog"]).shape == (1, 8)
+
+
+class Tripwire:
+    """Has another thread encode with a model for the first time while it is being copied."""
+
+    def __init__(self, model: SentenceTransformer, sentences: list[str]) -> None:
+        self.encode: Callable[[], object] | None = lambda: model.encode(sentences)
+
+    def __deepcopy__(self, memo: dict) -> None:
+        encode, self.encode = self.encode, None
+        if encode is not None:
+            in_another(encode)
+
+
+@pytest.mark.parametrize("precision", ["mixed", "fast"])
+def test_half_precision_begins_beside_a_first_forward_pass(precision, saved, tiny_sentences):
+    """That pass installs hooks, some of which a copy of the model would have twice."""
+    expected = load(saved["averaging"], device="cpu").encode(tiny_sentences)
+    model = SentenceTransformer(str(saved["averaging"]), device="cpu")
+    model[0].model.encoder.layer[1].tripwire = Tripwire(model, tiny_sentences)
+    found = embed(model, tiny_sentences, precision=precision).rows()
+    cosines = np.einsum("nd,nd->n", found, expected)
+    cosines /= np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    assert cosines.min() > 0.98
+
+
+def test_a_model_is_sent_while_another_thread_encodes_with_it_for_the_first_time(
+    saved, tiny_sentences
+):
+    """At the beginning of that pass transformers installs its hooks."""
+    capturing = pytest.importorskip("transformers.utils.output_capturing")
+    model = load(saved["averaging"], device="cpu")
+    capturing.maybe_install_capturing_hooks(model[0].model)
+    sent = pickle.dumps(model)
+    expected = model.encode(tiny_sentences[:20])
+    np.testing.assert_allclose(pickle.loads(sent).encode(tiny_sentences[:20]), expected, atol=1e-6)
+
+
+def test_threads_that_load_leave_transformers_as_talkative_as_it_was():
+    """The first that comes is the first that goes."""
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    first, second = quietly(), quietly()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not logging.is_progress_bar_enabled()
+    second.__exit__(None, None, None)
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
 @pytest.mark.parametrize("name", CALIBRATORS)
 def test_threads_on_one_calibrator_get_the_bits_of_one(name, rng, tmp_path):
     rows = rng.normal(size=(500, 8)) * 3 + 1
@@ -180,42 +301,133 @@ def test_fits_in_threads_learn_the_bits_of_fits_one_after_the_other(rng):
         np.testing.assert_array_equal(got, wanted)
 
 
-def test_threads_that_compute_on_one_thread_leave_the_number_of_others_as_it_was():
-    """Whoever comes or goes first."""
+@pytest.fixture
+def training(saved, monkeypatch) -> list[SentenceTransformer]:
+    """An encoder and a calibrated model that were left in training, and take 50 at a time."""
+    monkeypatch.setattr(corpus, "group_size", lambda encoder: 50)
+    models = [load(saved["averaging"], device="cpu"), load(saved["last"], device="cpu")]
+    encoder = SentenceTransformer(modules=list(models[1])[:2], device="cpu")
+    for module in encoder[0].modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    return [models[0].train(), encoder.train()]
 
-    def in_another() -> tuple[int, int]:
+
+def states(model: torch.nn.Module) -> set[bool]:
+    return {module.training for module in model.modules()}
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_who_is_done_first_does_not_turn_dropout_on_for_the_other(which, training, tiny_sentences):
+    model = training[which]
+    alone = embed(model, tiny_sentences).rows()
+    np.testing.assert_array_equal(embed(model, tiny_sentences).rows(), alone)
+    seen: list[set[bool]] = []
+
+    def another(done: int, of: int) -> None:
         with ThreadPoolExecutor(1) as pool:
-            return pool.submit(lambda: (torch.get_num_threads(), usual_threads())).result()
+            assert pool.submit(embed, model, tiny_sentences[:done]).result().rows().any()
+        seen.append(states(model[0]))
 
+    found = embed(model, tiny_sentences, progress=another)
+    np.testing.assert_array_equal(found.rows(), alone)
+    assert len(seen) > 2 and all(one == {False} for one in seen)
+    assert states(model) == {True}
+
+
+def test_models_on_one_encoder_that_are_in_training_encode_without_dropout(
+    training, tiny_sentences
+):
+    """Whatever they have in common, whoever comes or goes first, and stops half-way."""
+    encoder = training[1]
+    beside = SentenceTransformer(modules=[*encoder, torch.nn.Identity()], device="cpu").train()
+    expected = embed(encoder, tiny_sentences[:100]).rows()
+    groups = [tiny_sentences[:50], tiny_sentences[50:100]]
+    for first, second in [(encoder, beside), (beside, encoder)]:
+        one, other = (Encoding(model).each(groups) for model in (first, second))
+        started = next(one)
+        np.testing.assert_allclose(next(other), started, atol=1e-6)
+        one.close()
+        assert states(encoder[0]) == {False}
+        np.testing.assert_allclose(next(other), expected[50:], atol=1e-6)
+        other.close()
+        assert states(encoder) == states(beside) == {True}
+    found = at_once(lambda number: embed(training[number % 2], tiny_sentences).rows())
+    for number, got in enumerate(found):
+        np.testing.assert_array_equal(got, found[number % 2])
+    assert states(encoder) == states(training[0]) == {True}
+
+
+def test_modules_that_are_not_in_training_stay_so(training, tiny_sentences):
+    """Of a model that is: what is frozen is."""
+    model = training[0]
+    model[0].eval()
+    embed(model, tiny_sentences)
+    assert states(model[0]) == {False} and model.training
+
+
+@pytest.fixture
+def four_threads(monkeypatch) -> Iterator[None]:
+    """Two workers with two threads each, in a process whose threads have four."""
     before = torch.get_num_threads()
-    torch.set_num_threads(3)
+    torch.set_num_threads(4)
+    monkeypatch.setattr(encoding, "WORKERS", 2)
+    monkeypatch.setattr(corpus, "group_size", lambda encoder: 50)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_threads_that_begin_while_others_encode_have_the_number_of_all(
+    four_threads, tiny_bert, tiny_sentences, rng, monkeypatch
+):
+    """And so have fits, which go on after a stop with that number alone."""
+    encoder = load_encoder(tiny_bert, device="cpu")
+    numbers: list[object] = []
+    said: list[int] = []
+    part: set[int] = set()
+    run, forward = Flow._run, encoding._forward
+
+    def watched(*arguments):
+        part.add(torch.get_num_threads())
+        return forward(*arguments)
+
+    def noted(self, *arguments):
+        found = run(self, *arguments)
+        said.append(found["threads"])
+        return found
+
+    monkeypatch.setattr(encoding, "_forward", watched)
+    monkeypatch.setattr(Flow, "_run", noted)
+    rows = rng.normal(size=(60, 8))
+
+    def another(done: int, of: int) -> None:
+        numbers.append(in_another(torch.get_num_threads))
+        in_another(lambda: Flow(**SMALL).fit(rows))
+        in_another(lambda: embed(encoder, tiny_sentences[:200], batch_size=1))
+
+    embed(encoder, tiny_sentences[:200], batch_size=1, progress=another)
+    assert part == {2}
+    assert set(numbers) == {4} and set(said) == {4} and len(said) > 2
+    assert torch.get_num_threads() == in_another(torch.get_num_threads) == 4
+
+
+def test_threads_keep_their_own_number_whoever_ends_an_encoding(
+    four_threads, tiny_bert, tiny_sentences
+):
+    encode = Encoding(load_encoder(tiny_bert, device="cpu"), batch_size=1)
+    begun = encode.each([tiny_sentences[start : start + 50] for start in range(0, 200, 50)])
+    next(begun)
+
+    def end() -> int:
+        torch.set_num_threads(3)
+        begun.close()
+        return torch.get_num_threads()
+
     try:
-        for first_out in (0, 1):
-            inside, out = [threading.Event() for _ in "ab"], [threading.Event() for _ in "ab"]
-
-            def stay(number: int, inside=inside, out=out) -> tuple[int, int]:
-                with one_thread():
-                    inside[number].set()
-                    out[number].wait(60)
-                    own = torch.get_num_threads()
-                return own, torch.get_num_threads()
-
-            with ThreadPoolExecutor(2) as pool:
-                ran = []
-                for number in (0, 1):
-                    ran.append(pool.submit(stay, number))
-                    assert inside[number].wait(60)
-                assert in_another()[1] == 3
-                for number in (first_out, 1 - first_out):
-                    out[number].set()
-                    assert ran[number].result(60) == (1, 3)
-            assert in_another() == (3, 3)
-            assert torch.get_num_threads() == 3
-        rows = np.random.default_rng(0).normal(size=(60, 8))
-        at_once(lambda number: diagnose(rows) if number % 2 else Flow(**SMALL).fit(rows), 4)
-        assert in_another() == (3, 3)
+        assert in_another(end) == 3
+        assert torch.get_num_threads() == 4
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(4)
 
 
 def test_threads_share_a_cache_on_disk(tiny_bert, tiny_sentences, tmp_path):
@@ -236,6 +448,33 @@ def test_threads_share_a_cache_on_disk(tiny_bert, tiny_sentences, tmp_path):
     cache = SentenceCache(tmp_path)
     embed(encoder, tiny_sentences[:240], cache=cache)
     assert cache.encoded == 0
+
+
+def test_a_cache_is_held_that_another_was_removing(
+    tiny_bert, tiny_sentences, tmp_path, monkeypatch
+):
+    """Who waits for its lock makes the folder anew, and keeps it."""
+    encoder = load_encoder(tiny_bert, max_length=32, device="cpu")
+    embed(encoder, tiny_sentences[:9], cache=SentenceCache(tmp_path))
+    (kept,) = SentenceCache(tmp_path).contents()
+    waiting = threading.Event()
+
+    def wait(seconds: float) -> None:
+        waiting.set()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(sentence_cache, "sleep", wait, raising=False)
+    with ThreadPoolExecutor(1) as pool, (kept.folder / ".in-use").open("ab") as file:
+        assert sentence_cache._lock(file, shared=False)
+        encoded = pool.submit(embed, encoder, tiny_sentences, cache=SentenceCache(tmp_path))
+        assert waiting.wait(60)
+        for path in kept.folder.iterdir():
+            path.unlink()
+        kept.folder.rmdir()
+        file.close()
+        encoded.result()
+    (kept,) = SentenceCache(tmp_path).contents()
+    assert kept.sentences == len(set(tiny_sentences)) and kept.used > 0
 
 
 def test_threads_add_to_one_folder_of_vectors(tmp_path):
@@ -349,10 +588,18 @@ def test_the_pool_of_sentence_transformers_gives_the_rows_of_one_in_order(
 # Again and again.
 
 
-def load_figures(tiny_bert: Path, calls: int) -> list[dict]:
-    """Of each kind of call, what `python -m benchmarks.load` finds, in a process of its own."""
+LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells")
+# More than a page now and then, less than the smallest object.
+LEAK_BYTES = 100
+
+
+def load_figures(tiny_bert: Path, calls: int, *kinds: str) -> list[dict]:
+    """Of kinds of call, what `python -m benchmarks.load` finds."""
     ran = subprocess.run(
-        [sys.executable, "-m", "benchmarks.load", "--calls", str(calls), "--encoder", tiny_bert],
+        [
+            *(sys.executable, "-m", "benchmarks.load", "--calls", str(calls)),
+            *("--encoder", str(tiny_bert), "--only", *kinds),
+        ],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -362,20 +609,57 @@ def load_figures(tiny_bert: Path, calls: int) -> list[dict]:
     return json.loads(ran.stdout.splitlines()[-1])["results"]
 
 
-LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells")
+@LINUX
+@pytest.mark.slow
+def test_hundreds_of_calls_of_each_kind_leave_nothing(tiny_bert):
+    found = load_figures(tiny_bert, 200, *KINDS)
+    assert [one["kind"] for one in found] == list(KINDS)
+    for one in found:
+        assert (one["files"], one["threads"]) == (0, 0), one
+        assert one["grown_mb"] < 2, one
+        assert one["objects"] < 50, one
 
 
 @LINUX
 @pytest.mark.slow
-@pytest.mark.parametrize("calls", [500, pytest.param(10_000, marks=pytest.mark.torture)])
-def test_thousands_of_calls_leave_nothing(calls, tiny_bert):
-    found = load_figures(tiny_bert, calls)
-    assert len(found) == 5
-    for one in found:
-        assert (one["files"], one["threads"]) == (0, 0), one
-        assert one["grown_mb"] < 2, one
-        if calls >= 10_000:
-            assert one["bytes_per_call"] < 100, one
+@pytest.mark.torture
+@pytest.mark.parametrize("kind", KINDS)
+def test_thousands_of_calls_leave_nothing(kind, tiny_bert):
+    (one,) = load_figures(tiny_bert, 10_000, kind)
+    assert (one["files"], one["threads"]) == (0, 0), one
+    assert one["grown_mb"] < 2, one
+    assert one["objects"] < 50, one
+    assert one["bytes_per_call"] < LEAK_BYTES, one
+
+
+MEASURED = """
+import json
+from benchmarks.load import measured
+kept, once = [], {}
+calls = {
+    "leak": lambda number: kept.append(bytes(200)),
+    "lists": lambda number: kept.append([[]]),
+    "fill": lambda number: once.setdefault(number % 3000, bytes(900)),
+    "nothing": lambda number: None,
+}
+print(json.dumps({name: measured(call, 10_000) for name, call in calls.items()}))
+"""
+
+
+@LINUX
+def test_a_leak_is_told_from_what_is_filled_once():
+    """The one goes on growing, the other fills up before the second half."""
+    ran = subprocess.run(
+        [sys.executable, "-c", MEASURED], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert 2 * LEAK_BYTES < found["leak"]["bytes_per_call"] < 4 * LEAK_BYTES
+    assert found["lists"]["objects"] == 10_000
+    assert found["fill"]["grown_mb"] > 1.5
+    for name in ("fill", "nothing"):
+        assert abs(found[name]["bytes_per_call"]) < LEAK_BYTES / 5, found[name]
+        assert found[name]["objects"] == 0
 
 
 STREAMED = """

@@ -46,6 +46,19 @@ def test_the_least_recently_used_go_when_there_is_no_room(tmp_path):
     assert results.bytes() <= 3.5 * one
 
 
+def test_what_was_read_counts_where_its_time_cannot_be_set(tmp_path, monkeypatch):
+    """The file is another user's, or has been removed since."""
+    results = ResultCache(tmp_path, 10**6)
+    results.put(key(0), {"value": 1}, arrays(0))
+
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("bertflow.encoders.result_cache.os.utime", refused)
+    found = results.get(key(0))
+    assert found is not None and found[0] == {"value": 1}
+
+
 def test_what_alone_is_too_large_is_not_kept_and_removes_nothing(tmp_path):
     results = ResultCache(tmp_path, 10**6)
     results.put(key(0), {}, arrays(0))

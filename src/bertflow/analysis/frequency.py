@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -91,6 +92,8 @@ def frequent_words(tokenizer: Any, *, most: int = 10000, language: str = "en") -
         raise InputError(
             f"wordfreq has no words of language {language!r}; it has {known}"
         ) from None
+    # A tokenizer keeps how it cuts and pads, and other threads may be using this one.
+    tokenizer = copy.deepcopy(tokenizer)
     forms = [_single_pieces(tokenizer, [before + word for word in ranked]) for before in (" ", "")]
     # The first of equals: where the space makes no difference, as in BERT, both are the same.
     rows = max(forms, key=lambda form: int((form >= 0).sum()))

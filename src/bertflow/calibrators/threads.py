@@ -1,8 +1,8 @@
-"""Computing on one thread, also where several threads of a program do so at once.
+"""How many threads torch computes with, set for one thread and no other.
 
 torch keeps a number for each thread, and gives a new one the number that any thread has set last.
-So who sets it for a while must put back both, its own and that of threads to come; and a thread
-that comes in between has 1, which is not what the program was given.
+So who sets its own must put back that of threads to come: a program's other threads, and fits and
+encodings in them, are to have the number that the program was given.
 """
 
 from __future__ import annotations
@@ -17,19 +17,42 @@ import torch
 T = TypeVar("T")
 
 _lock = threading.Lock()
-_inside = 0  # How many threads are in `one_thread`.
-_outside = 1  # What a new thread had before the first of them came.
 
 
 def usual_threads() -> int:
-    """How many threads operations of this thread take when nobody computes on one."""
+    """How many threads operations of this thread take.
+
+    A thread that has not computed yet gets its number here, while no other is setting one.
+    """
     with _lock:
-        return _usual()
+        return torch.get_num_threads()
+
+
+def set_own_threads(count: int) -> None:
+    """Set how many threads operations of this thread take; those to come have what they had.
+
+    Args:
+        count: At least 1.
+
+    Example:
+        >>> before = usual_threads()
+        >>> set_own_threads(before + 1)
+        >>> usual_threads() == before + 1, _in_a_new_thread(usual_threads) == before
+        (True, True)
+        >>> set_own_threads(before)
+    """
+    with _lock:
+        # A thread takes the number of those to come when it first asks, were its own set or not.
+        torch.get_num_threads()
+        to_come = _in_a_new_thread(torch.get_num_threads)
+        torch.set_num_threads(count)
+        if to_come != count:
+            _in_a_new_thread(lambda: torch.set_num_threads(to_come))
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread while inside; afterwards as before, in threads to come as well.
+    """Compute on one thread while inside, and afterwards as before.
 
     Example:
         >>> before = torch.get_num_threads()
@@ -39,26 +62,12 @@ def one_thread() -> Iterator[None]:
         >>> torch.get_num_threads() == before
         True
     """
-    global _inside, _outside
-    with _lock:
-        before = _usual()
-        if not _inside:
-            _outside = _in_a_new_thread(torch.get_num_threads)
-        _inside += 1
-        torch.set_num_threads(1)
+    before = usual_threads()
+    set_own_threads(1)
     try:
         yield
     finally:
-        with _lock:
-            _inside -= 1
-            torch.set_num_threads(before)
-            if not _inside and before != _outside:
-                _in_a_new_thread(lambda: torch.set_num_threads(_outside))
-
-
-def _usual() -> int:
-    own = torch.get_num_threads()
-    return _outside if _inside and own == 1 else own
+        set_own_threads(before)
 
 
 def _in_a_new_thread(call: Callable[[], T]) -> T:

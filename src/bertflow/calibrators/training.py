@@ -16,7 +16,7 @@ from torch import Tensor
 from bertflow.calibrators.base import Array, check_device, check_number
 from bertflow.calibrators.checkpoint import KEPT_STEPS, Checkpoint, State
 from bertflow.calibrators.recorded import on_a_stream, recorded
-from bertflow.calibrators.threads import one_thread
+from bertflow.calibrators.threads import one_thread, set_own_threads
 from bertflow.errors import InputError, TrainingError
 from bertflow.flows import ActNorm, FlatParameters, Glow, InvertibleLinear, LikelihoodGradient
 
@@ -214,7 +214,7 @@ def _fetched(fetch: Fetch, windows: Sequence[Tensor], ahead: bool) -> Iterator[T
         yield from map(fetch, windows)
         return
     threads = torch.get_num_threads()
-    with ThreadPoolExecutor(1, "fetch", torch.set_num_threads, (threads,)) as pool:
+    with ThreadPoolExecutor(1, "fetch", set_own_threads, (threads,)) as pool:
         coming: deque[Future[Tensor]] = deque()
         for index in windows:
             coming.append(pool.submit(fetch, index))

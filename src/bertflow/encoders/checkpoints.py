@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from logging import ERROR, WARNING
 from pathlib import Path, PureWindowsPath
+from threading import RLock
 from typing import Any
 
 from sentence_transformers.util import import_from_string
@@ -62,18 +63,46 @@ def readable(wording: Callable[[str], str]) -> Iterator[None]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without transformers' bars and its warnings, of which those that matter are errors here."""
+    """Without transformers' bars and its warnings, of which those that matter are errors here.
+
+    The settings are the process's: the first thread that comes notes them, the last that goes puts
+    them back.
+    """
     told: Any = logging
-    verbosity, bars = told.get_verbosity(), told.is_progress_bar_enabled()
-    if verbosity == WARNING:
-        told.set_verbosity(ERROR)
-    told.disable_progress_bar()
+    with _hush:
+        if not _hush.inside:
+            _hush.verbosity, _hush.bars = told.get_verbosity(), told.is_progress_bar_enabled()
+            if _hush.verbosity == WARNING:
+                told.set_verbosity(ERROR)
+            told.disable_progress_bar()
+        _hush.inside += 1
     try:
         yield
     finally:
-        told.set_verbosity(verbosity)
-        if bars:
-            told.enable_progress_bar()
+        with _hush:
+            _hush.inside -= 1
+            if not _hush.inside:
+                told.set_verbosity(_hush.verbosity)
+                if _hush.bars:
+                    told.enable_progress_bar()
+
+
+class _Hush:
+    """How many are in `quietly`, and what transformers was set to before the first of them."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+        self.inside = 0
+        self.verbosity, self.bars = WARNING, True
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+_hush = _Hush()
 
 
 def one_line(error: Exception) -> str:

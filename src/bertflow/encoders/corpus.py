@@ -133,13 +133,11 @@ def halves(
     count = sum(not name.startswith(CALIBRATOR) for name in encoder._modules)
     if count == len(encoder) or encoder.dtype != torch.float32 or not is_usual(encoder):
         return encoder, lambda vectors: vectors
-    bare = SentenceTransformer(
-        modules=list(encoder)[:count],
-        device=str(encoder.device),
-        prompts={k: v for k, v in encoder.prompts.items() if v is not None},
-        default_prompt_name=encoder.default_prompt_name,
-    )
-    bare.train(encoder.training)
+    # A model of its own, but not a new one: to make one takes longer than a sentence, and sets its
+    # modules to a device and a type, while other threads use them.
+    bare = copy.copy(encoder)
+    bare._modules = {str(n): module for n, module in enumerate(list(encoder)[:count])}
+    bare.truncate_dim = None
 
     def calibrated(vectors: Array) -> Array:
         features: dict[str, Any] = {

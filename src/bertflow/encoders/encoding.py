@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -15,7 +14,10 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import Tensor, nn
 
 from bertflow.calibrators.base import Array
+from bertflow.calibrators.threads import set_own_threads, usual_threads
 from bertflow.encoders.attention import pack_attention
+from bertflow.encoders.evaluating import evaluating
+from bertflow.encoders.pickling import copied
 from bertflow.encoders.products import pack_products
 from bertflow.errors import InputError
 
@@ -121,7 +123,7 @@ class Encoding:
             for group in groups:
                 yield _plain(self.encoder, group, self.batch_size) if group else NONE
             return
-        with _evaluating(self.encoder):
+        with evaluating(self.encoder):
             if self._model is None:
                 self._model = _cast(self.encoder, self.kind)
             with _Workers(self._model) as workers:
@@ -185,7 +187,7 @@ class _Workers:
     """Threads that compute batches, several at a time, each by a part of torch's threads."""
 
     def __init__(self, model: SentenceTransformer) -> None:
-        self._threads = torch.get_num_threads()
+        self._threads = usual_threads()
         self._count = min(self._threads, WORKERS) if _may_run_beside_itself(model) else 1
         self._pool: ThreadPoolExecutor | None = None
 
@@ -204,16 +206,14 @@ class _Workers:
             return None
         if self._pool is None:
             part = self._threads // self._count
-            self._pool = ThreadPoolExecutor(self._count, "encode", torch.set_num_threads, (part,))
+            self._pool = ThreadPoolExecutor(self._count, "encode", set_own_threads, (part,))
         return [self._pool.submit(compute, batch) for batch in batches]
 
     def stop(self) -> None:
-        """End the threads, and give torch its own back."""
+        """End the threads."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
-            # Of threads to come: the workers' is for all of them.
-            torch.set_num_threads(self._threads)
 
 
 def check_precision(name: str) -> Precision:
@@ -291,12 +291,12 @@ def _cast(encoder: SentenceTransformer, kind: str) -> SentenceTransformer:
     model, transformer = _shallow(encoder), _shallow(encoder[0])
     model._modules[next(iter(model._modules))] = transformer
     if kind == "fast":
-        transformer.model = copy.deepcopy(transformer.model).bfloat16()
+        transformer.model = copied(transformer.model, {}).bfloat16()
         pack_attention(transformer.model)
         pack_products(transformer.model)
         return model
     shared: dict[int, Any] = {id(p): p for p in transformer.model.parameters()}
-    transformer.model = copy.deepcopy(transformer.model, shared)
+    transformer.model = copied(transformer.model, shared)
     for module in transformer.model.modules():
         if isinstance(module, nn.Linear):
             for name, parameter in list(module.named_parameters(recurse=False)):
@@ -318,18 +318,6 @@ def is_usual(model: SentenceTransformer) -> bool:
     """Whether what `encode` does is known: a model may have an `encode` of its own."""
     usual = type(model).encode is ENCODE and "encode" not in vars(model)
     return usual and isinstance(model[0], Transformer) and hasattr(model, "preprocess")
-
-
-@contextmanager
-def _evaluating(encoder: SentenceTransformer) -> Iterator[None]:
-    """Without dropout while inside, as `encode` is; modules that were training do so again."""
-    training = [module for module in encoder.modules() if module.training]
-    encoder.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _prompt(encoder: SentenceTransformer) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import time
@@ -100,14 +101,10 @@ class CalibratedSentenceTransformer(SentenceTransformer):
             self._fill(staging, *args, **kwargs)
 
     def _fill(self, folder: Path, *args: Any, **kwargs: Any) -> None:
-        # What a tokenizer was last set to is not the model's: the same model is the same bytes.
-        for module in self:
-            backend: Any = getattr(getattr(module, "tokenizer", None), "backend_tokenizer", None)
-            if backend is not None:
-                backend.no_truncation()
-                backend.no_padding()
         with quietly():
             super().save(str(folder), *args, **kwargs)
+        for file in folder.rglob("tokenizer.json"):
+            forget_settings(file)
         name_modules_for_every_version(folder / "modules.json")
         native = folder / SUBFOLDER
         native.mkdir(exist_ok=True)
@@ -296,8 +293,10 @@ def _appended(
     encoder: SentenceTransformer, calibrator: Calibrator, portable: bool, sample: Array | None
 ) -> CalibratedSentenceTransformer:
     """Append a calibrator to the encoder that it is known to belong to."""
-    with encoder.truncate_embeddings(None):
-        width = int(encoder.get_embedding_dimension() or 0)
+    # Of a copy: other threads may be encoding, and are to have what truncate_dim leaves.
+    whole = copy.copy(encoder)
+    whole.truncate_dim = None
+    width = int(whole.get_embedding_dimension() or 0)
     expected = calibrator.n_features_in_
     if min(width, encoder.truncate_dim or width) != expected:
         raise InputError(
@@ -495,3 +494,23 @@ def name_modules_for_every_version(path: Path) -> None:
         if same is import_from_string(entry["type"]):
             entry["type"] = classic
     path.write_text(json.dumps(entries, indent=2), encoding="utf-8")
+
+
+def forget_settings(path: Path) -> None:
+    """Take out of a tokenizer.json how its tokenizer was last set to cut and pad.
+
+    That is the last call's, not the model's: the same model is the same bytes. The tokenizer itself
+    is left alone, since other threads may be using it.
+
+    Args:
+        path: As tokenizers writes it; what begins otherwise is left as it is.
+    """
+    head, name, rest = path.read_text(encoding="utf-8").partition('"added_tokens"')
+    try:
+        settings = json.loads(head.rstrip().removesuffix(",") + "}")
+    except ValueError:
+        return
+    if settings.get("truncation") is None and settings.get("padding") is None:
+        return
+    none = json.dumps({**settings, "truncation": None, "padding": None}, indent=2)
+    path.write_text(none.removesuffix("\n}") + f",\n  {name}{rest}", encoding="utf-8", newline="\n")

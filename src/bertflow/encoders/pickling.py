@@ -1,9 +1,10 @@
-"""Encoders that can be sent to other processes after they have encoded."""
+"""Encoders that can be copied and sent to other processes, whenever they have encoded."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 INSTALLED = "_output_capturing_hooks_installed"
+# How often a model is copied that changes meanwhile.
+COPIES = 3
 
 
 class _Hook:
@@ -69,7 +72,7 @@ class _Keeper:
             return
         for module in model.modules():
             for key, hook in module._forward_hooks.items():
-                if str(getattr(hook, "__module__", "")).startswith("transformers."):
+                if _is_of_transformers(hook):
                     module._forward_hooks[key] = _Hook(hook)
             if getattr(module, INSTALLED, None) is True:
                 setattr(module, INSTALLED, _Installed())
@@ -89,14 +92,54 @@ def keep_picklable(encoder: nn.Module) -> None:
 
     For those transformers installs hooks, on the first forward pass that asks for them, which are
     functions inside a function and cannot be pickled. They stay where they are, but are left out
-    of copies, which get their own.
+    of copies, which get their own. Where every pass will ask for them they are installed now: a
+    thread may pickle the encoder while another's first pass is under way.
 
     Args:
         encoder: Changed in place.
     """
     for part in encoder.modules():
         if isinstance(part, Transformer) and isinstance(part.model, PreTrainedModel):
+            if getattr(part.model.config, "output_hidden_states", False):
+                _install(part.model)
             keeper = _Keeper(type(part.model), part.model.config)
             keeper(part)
             # Not on the model: its forward() is called without its hooks.
             part.register_forward_hook(keeper)
+
+
+def copied(model: Any, shared: Mapping[int, Any]) -> Any:
+    """A deep copy of a model without transformers' hooks, which installs its own.
+
+    Another thread's first forward pass may be installing them meanwhile. A copy that took some of
+    them, and then installed all, would have hidden states twice.
+
+    Args:
+        model: Of transformers.
+        shared: What is not copied, by its id.
+    """
+    for tries in range(COPIES, 0, -1):
+        try:
+            twin: Any = copy.deepcopy(model, dict(shared))
+            break
+        except RuntimeError:  # A dictionary has grown; hooks are installed once.
+            if tries == 1:
+                raise
+    for module in twin.modules():
+        for key, hook in list(module._forward_hooks.items()):
+            if isinstance(hook, _Nothing) or _is_of_transformers(hook):
+                del module._forward_hooks[key]
+        vars(module).pop(INSTALLED, None)
+    return twin
+
+
+def _is_of_transformers(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("transformers.")
+
+
+def _install(model: PreTrainedModel) -> None:
+    # Not documented; where it is not there, the first forward pass does it.
+    with suppress(ImportError):
+        from transformers.utils.output_capturing import maybe_install_capturing_hooks
+
+        maybe_install_capturing_hooks(model)

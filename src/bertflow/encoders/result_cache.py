@@ -55,9 +55,10 @@ class ResultCache:
             with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             facts = json.loads(arrays.pop(FACTS).tobytes())
-            os.utime(path)
         except (OSError, ValueError, EOFError, KeyError, zlib.error, BadZipFile):
             return None
+        with suppress(OSError):  # Another process has removed it, or has it for reading only.
+            os.utime(path)
         return (facts, arrays) if isinstance(facts, dict) else None
 
     def put(self, key: str, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:

@@ -12,9 +12,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
+from time import sleep
 from typing import IO, Any
 
 import numpy as np
@@ -37,6 +39,8 @@ IN_USE = ".in-use"
 FILES = ("about.json", "vectors.f32", "sentences", "count", ".lock", IN_USE)
 # Of a model's configuration: where it lies, and what is described elsewhere.
 APART = ("_name_or_path", "dtype", "transformers_version")
+# How often a folder is made again that another process is removing, and how long that may take.
+HOLD_TRIES, HOLD_SECONDS = 50, 0.02
 UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 log = logging.getLogger(__name__)
@@ -99,7 +103,6 @@ class SentenceCache:
         try:
             about = describe_vectors(encoder, precision, description)
             folder = self.folder / "vectors" / _key(about)
-            folder.mkdir(parents=True, exist_ok=True)
             held = _hold(folder)
             vectors.open(folder, about)
         except Exception as error:  # Whatever it is, the work does not depend on it.
@@ -289,8 +292,14 @@ def describe_vectors(
         "modules": hashlib.sha256(
             json.dumps([_module(one) for one in encoder], sort_keys=True, default=str).encode()
         ).hexdigest(),
-        "versions": {name: version(name) for name in ("transformers", "sentence-transformers")},
+        "versions": _versions(),
     }
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Of what runs encoders; to look them up takes as long as a sentence."""
+    return {name: version(name) for name in ("transformers", "sentence-transformers")}
 
 
 def _module(module: Any) -> dict[str, Any]:
@@ -383,11 +392,31 @@ def _kept(folder: Path) -> Kept:
 
 
 def _hold(folder: Path) -> IO[bytes]:
-    """Say that a folder is in use, as long as the file that is given back is open."""
-    file = (folder / IN_USE).open("ab")
-    os.utime(folder / IN_USE)
-    _lock(file, shared=True)
-    return file
+    """Make a folder and say that it is in use, as long as the file that is given back is open.
+
+    Raises:
+        InputError: Others have kept removing it.
+    """
+    for _ in range(HOLD_TRIES):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            file = (folder / IN_USE).open("ab")
+        except FileNotFoundError:  # It was removed at this moment.
+            continue
+        # Whoever removes it may have opened the file before, and then locked or unlinked it.
+        if _lock(file, shared=True) is not False and _is_at(file, folder / IN_USE):
+            os.utime(folder / IN_USE)
+            return file
+        file.close()
+        sleep(HOLD_SECONDS)
+    raise InputError(f"{folder} is being removed")
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        return False
 
 
 def _remove(folder: Path) -> bool:
@@ -396,7 +425,8 @@ def _remove(folder: Path) -> bool:
         with (folder / IN_USE).open("ab") as file:
             if not _lock(file, shared=False):
                 return False
-            for path in folder.iterdir():
+            # What is locked last: until then nobody else begins there.
+            for path in sorted(folder.iterdir(), key=lambda path: path.name == IN_USE):
                 if path.name in FILES or path.name.startswith(".about.json-"):
                     path.unlink()
         folder.rmdir()
@@ -405,14 +435,16 @@ def _remove(folder: Path) -> bool:
     return True
 
 
-def _lock(file: IO[bytes], *, shared: bool) -> bool:
-    """Lock a file until it is closed; whether that was possible."""
+def _lock(file: IO[bytes], *, shared: bool) -> bool | None:
+    """Lock a file until it is closed; whether that was possible, None where there are no locks."""
     if sys.platform == "win32":
         return True  # There a file that is open cannot be removed.
     import fcntl
 
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:
+        return None
     return True

@@ -17,10 +17,10 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
-import torch
 
 import bertflow
 from bertflow.calibrators.base import Array
+from bertflow.calibrators.threads import usual_threads
 from bertflow.data import Pairs
 from bertflow.encoders.result_cache import ResultCache
 from bertflow.errors import BertflowError
@@ -184,7 +184,7 @@ def _key(about: Mapping[str, Any], parts: Sequence[Array]) -> str:
         "bertflow": bertflow.__version__,
         "code": _code(),
         "libraries": {name: version(name) for name in LIBRARIES},
-        "threads": torch.get_num_threads(),
+        "threads": usual_threads(),
     }
     digest = hashlib.blake2b(json.dumps(whole, sort_keys=True).encode(), digest_size=LENGTH)
     for part in parts:

@@ -1,0 +1,98 @@
+"""torch's number of threads, set for one thread and no other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import pytest
+import torch
+
+from bertflow import Flow, diagnose
+from bertflow.calibrators.threads import one_thread, usual_threads
+
+T = TypeVar("T")
+SMALL = {"levels": 2, "depth": 2, "width": 4, "epochs": 1}
+
+
+@pytest.fixture(autouse=True)
+def three() -> Iterator[None]:
+    """The program was given three threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def in_another(call: Callable[[], T]) -> T:
+    """Call in a thread that has just begun."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_threads_that_compute_on_one_leave_all_others_what_they_had(first_out):
+    """Whoever comes or goes first, and also meanwhile."""
+    inside, out = [threading.Event() for _ in "ab"], [threading.Event() for _ in "ab"]
+
+    def stay(number: int) -> tuple[int, int]:
+        with one_thread():
+            inside[number].set()
+            assert out[number].wait(60)
+            own = torch.get_num_threads()
+        return own, torch.get_num_threads()
+
+    with ThreadPoolExecutor(2) as pool:
+        ran = []
+        for number in (0, 1):
+            ran.append(pool.submit(stay, number))
+            assert inside[number].wait(60)
+            assert in_another(torch.get_num_threads) == 3
+            assert in_another(usual_threads) == torch.get_num_threads() == 3
+        for number in (first_out, 1 - first_out):
+            out[number].set()
+            assert ran[number].result(60) == (1, 3)
+            assert in_another(torch.get_num_threads) == torch.get_num_threads() == 3
+
+
+def test_what_computes_on_one_thread_ends_with_the_number_of_before():
+    rows = np.random.default_rng(0).normal(size=(60, 8))
+
+    def compute(number: int) -> int:
+        diagnose(rows) if number % 2 else Flow(**SMALL).fit(rows)
+        return torch.get_num_threads()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(compute, range(8))) == 8 * [3]
+    assert in_another(torch.get_num_threads) == torch.get_num_threads() == 3
+
+
+def test_a_fit_that_reads_ahead_leaves_threads_to_come_their_number(tmp_path):
+    """Rows in a file are fetched by a thread of its own."""
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(60, 8)))
+    Flow(**SMALL).fit(np.load(tmp_path / "rows.npy", mmap_mode="r"))
+    assert in_another(torch.get_num_threads) == torch.get_num_threads() == 3
+
+
+def test_a_fit_says_the_number_of_its_thread_whatever_others_do_meanwhile(monkeypatch):
+    """The file that a stopped fit goes on from is only for the same number."""
+    said: list[int] = []
+    run = Flow._run
+
+    def watched(self, *arguments):
+        found = run(self, *arguments)
+        said.append(found["threads"])
+        return found
+
+    monkeypatch.setattr(Flow, "_run", watched)
+    rows = np.random.default_rng(0).normal(size=(60, 8))
+
+    def fit(*_: object) -> None:
+        if len(said) < 2:  # From within a fit, and again from within that one.
+            in_another(lambda: Flow(**SMALL).fit(rows, progress=fit))
+
+    Flow(**SMALL).fit(rows, progress=fit)
+    assert said == [3, 3]
