@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-PATIENCE = 60.0
+PATIENCE = 120.0
 KEYS = {
     "Enter": ("Enter", 13, "\r"),
     "Tab": ("Tab", 9, ""),
@@ -177,13 +177,12 @@ class Browser:
 
     def shoot(self, path: Path, *, whole: bool = True) -> None:
         """Write a picture of the page."""
-        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        how: dict[str, Any] = {}
         if whole:
             size = self.call("Page.getLayoutMetrics")["cssContentSize"]
             clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-            found = self.call(
-                "Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip
-            )
+            how = {"captureBeyondViewport": True, "clip": clip}
+        found = self.call("Page.captureScreenshot", format="png", **how)
         path.write_bytes(base64.b64decode(found["data"]))
 
     def pdf(self, path: Path) -> None:
@@ -213,9 +212,7 @@ class Browser:
         """Click."""
         self.move(x, y)
         for kind in ("mousePressed", "mouseReleased"):
-            self.call(
-                "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
-            )
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
         self.settle()
 
     def _message(self) -> dict[str, Any]:

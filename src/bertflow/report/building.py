@@ -61,7 +61,7 @@ NOTHING_TO_DRAW = "the vectors of its rows would fill it"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Report:
-    """All that a page shows; sections without data are None, and `absent` says what would fill them.
+    """All that a page shows; a section without data is None, and `absent` says what would fill it.
 
     Attributes:
         title: What it is about.
@@ -100,6 +100,17 @@ class Report:
     provenance: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
+
+    def left_out(self) -> list[tuple[list[str], str]]:
+        """What would fill sections that are absent; those that lack the same are told together.
+
+        Returns:
+            The sections' names and the sentence, without its full stop.
+        """
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self.absent.items():
+            reasons.setdefault(reason.rstrip("."), []).append(name)
+        return [(names, reason) for reason, names in reasons.items()]
 
 
 @dataclass(eq=False)
@@ -428,7 +439,9 @@ def _of_run(
         fitted = run.fit_again(cache, fitted_on)
         draft.calibrator = fitted.calibrator
         about = after.about
-        label = f"{about['calibrator']['name']} fitted on {about['fitted_on']}, seed {about['seed']}"
+        label = (
+            f"{about['calibrator']['name']} fitted on {about['fitted_on']}, seed {about['seed']}"
+        )
         draft.sides.append(draft.sides[0].under(draft.calibrator, AFTER, label))
         draft.notes.append(f"the calibrator of the clouds is fitted again from record {after.key}")
         if fitted.apart is None:
@@ -570,7 +583,11 @@ def _finished(draft: _Draft) -> Report:
         training=training,
         provenance=[
             *draft.provenance,
-            *((name, version) for name, version in library_versions().items() if name == "bertflow"),
+            *(
+                (name, version)
+                for name, version in library_versions().items()
+                if name == "bertflow"
+            ),
         ]
         if not any(name == "bertflow" for name, _ in draft.provenance)
         else draft.provenance,
@@ -612,28 +629,33 @@ def _training(calibrator: Calibrator | None) -> TrainingCurve | str:
     if len(calibrator.loss_curve_) == 0:
         return "the flow was fitted without a step"
     final = float(calibrator.loss_)
-    return summarize_training(
-        calibrator.loss_curve_, final=final if np.isfinite(final) else None
-    )
+    return summarize_training(calibrator.loss_curve_, final=final if np.isfinite(final) else None)
 
 
 def _concluded(draft: _Draft, diagnoses: Mapping[str, Diagnosis]) -> tuple[str, str]:
     """The verdict, and what it rests on."""
     names = [side.name for side in draft.sides]
-    told = [
-        f"{name} {one.mean_cosine:.2f}, IsoScore {one.isoscore:.2f}"
-        for name, one in diagnoses.items()
-    ]
-    crowd = f"Mean cosine of random pairs: {'; '.join(told)}." if len(told) > 1 else ""
+    crowd = ""
+    if len(diagnoses) > 1:
+        cosines = [f"{one.mean_cosine:.2f} {name}" for name, one in diagnoses.items()]
+        scores = [f"{one.isoscore:.2f} {name}" for name, one in diagnoses.items()]
+        crowd = (
+            f"Mean cosine of random pairs: {', '.join(cosines)} (0 at best). "
+            f"IsoScore: {', '.join(scores)} (1 at best)."
+        ).replace("-", "−")
     if draft.headline is not None:
         return _of_headline(draft.headline, names or [BEFORE, AFTER]), crowd
     first = next(iter(diagnoses.values()), None)
     if first is None:
         if draft.scores is not None:
             return "No score tells before and after apart.", ""
-        return "Nothing here tells whether calibration helps.", ""
+        reason = draft.absent.get("cosines", "").rstrip(".")
+        lacking = f"{reason[:1].upper()}{reason[1:]}." if reason else ""
+        return "Nothing here tells whether calibration helps.", lacking
     if names == [BEFORE] or names == [BEFORE, AFTER]:
-        said = f"{LIKELY[first.verdict]}: random pairs have a mean cosine of {first.mean_cosine:.2f}"
+        said = (
+            f"{LIKELY[first.verdict]}: random pairs have a mean cosine of {first.mean_cosine:.2f}"
+        )
         if len(diagnoses) > 1:
             said += f", and {diagnoses[AFTER].mean_cosine:.2f} after it"
         return f"{said}.", " ".join(f"{one[0].upper()}{one[1:]}." for one in first.warnings)
@@ -648,14 +670,15 @@ def _of_headline(found: Headline, names: Sequence[str]) -> str:
     up = (one.value or 0.0) > 0
     if not one.real:
         whom = "calibration" if usual else f"{names[-1]} beside {names[0]}"
-        return (
-            f"What {whom} changes on {found.what} may be chance: Spearman × 100 goes from {figures}."
-        )
+        what = f"What {whom} changes on {found.what} may be chance"
+        return f"{what}: Spearman × 100 goes from {figures}."
     if usual:
         what = "Calibration helped" if up else "Calibration cost"
         return f"{what}: on {found.what}, Spearman × 100 went from {figures}."
     order = "ahead of" if up else "behind"
-    return f"{names[-1]} is {order} {names[0]}: on {found.what}, Spearman × 100 goes from {figures}."
+    return (
+        f"{names[-1]} is {order} {names[0]}: on {found.what}, Spearman × 100 goes from {figures}."
+    )
 
 
 def _signed(value: float) -> str:

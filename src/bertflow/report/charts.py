@@ -27,6 +27,10 @@ from bertflow.report.figures import (
 WIDTH, HEIGHT = 360.0, 240.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 12.0, 12.0, 36.0
 TICKS = 5
+# Half of what a digit is wide, in the size that ticks have.
+HALF_DIGIT = 3.2
+# Three panels side by side are narrower.
+NARROW = 270.0
 MINUS = "−"
 
 
@@ -76,7 +80,7 @@ def ticks(low: float, high: float, count: int = TICKS) -> list[float]:
         return [low]
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
-    step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
+    step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= 0.7 * raw)
     first = math.ceil(low / step - 1e-9)
     return [round(n * step, 12) + 0.0 for n in range(first, math.floor(high / step + 1e-9) + 1)]
 
@@ -106,11 +110,10 @@ def number(value: float) -> str:
     return text.replace("-", MINUS)
 
 
-def drawing(body: str, label: str, *, height: float = HEIGHT, name: str = "") -> str:
+def drawing(body: str, label: str, *, height: float = HEIGHT, width: float = WIDTH) -> str:
     """An SVG that a screen reader takes for one picture."""
-    called = f' id="{escape(name)}"' if name else ""
     return (
-        f'<svg{called} class="chart" viewBox="0 0 {WIDTH:.0f} {height:.0f}" role="img" '
+        f'<svg class="chart" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
         f'aria-label="{escape(label)}" focusable="false">{body}</svg>'
     )
 
@@ -136,11 +139,13 @@ def axes(
             f'text-anchor="end">{number(value)}</text>'
         )
     for value in _ticks(x) if x_ticks is None else x_ticks:
-        place = x(value)
+        place, told = x(value), number(value)
         parts.append(f'<path class="axis" d="M{place:.1f} {y.start:.1f}v4"/>')
+        # Long numbers at the end stay within the picture.
+        ends = place + HALF_DIGIT * len(told) > x.end + RIGHT
         parts.append(
-            f'<text class="tick" x="{place:.1f}" y="{y.start + 15:.1f}" '
-            f'text-anchor="middle">{number(value)}</text>'
+            f'<text class="tick" x="{x.end + RIGHT if ends else place:.1f}" y="{y.start + 15:.1f}" '
+            f'text-anchor="{"end" if ends else "middle"}">{told}</text>'
         )
     parts.append(f'<path class="axis" d="M{x.start:.1f} {y.start:.1f}H{x.end:.1f}"/>')
     parts.append(
@@ -164,11 +169,11 @@ def _frame(
     y: tuple[float, float],
     *,
     logs: tuple[bool, bool] = (False, False),
-    height: float = HEIGHT,
+    width: float = WIDTH,
 ) -> tuple[Axis, Axis]:
     return (
-        Axis(*x, LEFT, WIDTH - RIGHT, log=logs[0]),
-        Axis(*y, height - BOTTOM, TOP, log=logs[1]),
+        Axis(*x, LEFT, width - RIGHT, log=logs[0]),
+        Axis(*y, HEIGHT - BOTTOM, TOP, log=logs[1]),
     )
 
 
@@ -209,7 +214,9 @@ def spectra_chart(found: Spectra, label: str) -> str:
     for side, values in enumerate(found.values.values()):
         ranks = shown_ranks(len(values))
         heights = np.maximum(values[ranks - 1], low)
-        parts.append(f'<path class="line s{side}" d="{_path(x.places(ranks), y.places(heights))}"/>')
+        parts.append(
+            f'<path class="line s{side}" d="{_path(x.places(ranks), y.places(heights))}"/>'
+        )
     return drawing("".join(parts), label)
 
 
@@ -241,9 +248,7 @@ def cloud_chart(found: Cloud, name: str, side: int, label: str) -> str:
         grid=False,
     )
     parts = [frame, f'<g class="dots s{side}">']
-    parts += [
-        f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="2"/>' for a, b in points.tolist()
-    ]
+    parts += [f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="2"/>' for a, b in points.tolist()]
     parts.append('</g><g class="marks"></g>')
     return drawing("".join(parts), label, height=height)
 
@@ -260,7 +265,9 @@ def words_chart(found: WordNorms, label: str) -> str:
     x, y = _frame((1.0, float(last)), (max(low - margin, 0.0), high + margin), logs=(True, False))
     parts = [axes(x, y, x_label="rank of the word's frequency", y_label="ℓ2 norm")]
     parts.append('<g class="dots rest">')
-    for word, rank, norm in zip(found.words, found.ranks.tolist(), found.norms.tolist(), strict=True):
+    for word, rank, norm in zip(
+        found.words, found.ranks.tolist(), found.norms.tolist(), strict=True
+    ):
         parts.append(
             f'<circle cx="{x(rank + 1):.1f}" cy="{y(norm):.1f}" r="1.6">'
             f"<title>{escape(word)}: {norm:.3f}</title></circle>"
@@ -270,7 +277,9 @@ def words_chart(found: WordNorms, label: str) -> str:
         start, end = x(max(group.low, 1)), x(group.high)
         if group.published is not None:
             place = y(group.published)
-            parts.append(f'<path class="published" d="M{start + 1:.1f} {place:.1f}H{end - 1:.1f}"/>')
+            parts.append(
+                f'<path class="published" d="M{start + 1:.1f} {place:.1f}H{end - 1:.1f}"/>'
+            )
         if group.value is None:
             continue
         place, middle = y(group.value), (start + end) / 2
@@ -290,11 +299,18 @@ def edits_chart(found: EditScatter, panel: int, label: str) -> str:
     low, high = float(values.min()), float(values.max())
     margin = 0.04 * ((high - low) or 1.0)
     top = float(found.distances.max()) or 1.0
-    x, y = _frame((low - margin, high + margin), (-0.03 * top, 1.03 * top))
+    x, y = _frame((low - margin, high + margin), (-0.03 * top, 1.03 * top), width=NARROW)
     what = "gold similarity" if panel == 0 else "cosine similarity"
-    bottom = [tick for tick in ticks(0.0, top)]
+    marks = ticks(low - margin, high + margin, 4)
     parts = [
-        axes(x, y, x_label=what, y_label=f"edit distance, {found.unit}", y_ticks=bottom)
+        axes(
+            x,
+            y,
+            x_label=what,
+            y_label=f"edit distance, {found.unit}",
+            x_ticks=marks,
+            y_ticks=ticks(0.0, top),
+        )
     ]
     near = found.is_near
     for kind, chosen in (("rest", ~near), ("short", near)):
@@ -302,7 +318,7 @@ def edits_chart(found: EditScatter, panel: int, label: str) -> str:
         for a, b in zip(values[chosen].tolist(), found.distances[chosen].tolist(), strict=True):
             parts.append(_mark(kind, x(a), y(b)))
         parts.append("</g>")
-    return drawing("".join(parts), label)
+    return drawing("".join(parts), label, width=NARROW)
 
 
 def _mark(kind: str, x: float, y: float) -> str:

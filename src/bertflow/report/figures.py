@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ Sides = Mapping[str, Array]
 BIN = 0.025
 SPECTRUM_ROWS = 4000
 QUERY_BLOCK = 512
-WINDOWS = 200
+WINDOWS = 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +46,7 @@ class CosineHistogram:
     pairs: int
 
 
-def measure_cosines(
-    sides: Sides, *, pairs: int = 20000, random_state: int = 0
-) -> CosineHistogram:
+def measure_cosines(sides: Sides, *, pairs: int = 20000, random_state: int = 0) -> CosineHistogram:
     r"""Bin the cosines of random pairs of different rows, the same pairs on every side.
 
     .. math:: c_{ij} = \frac{x_i \cdot x_j}{\lVert x_i \rVert \lVert x_j \rVert}, \qquad i \neq j
@@ -92,9 +90,7 @@ def measure_cosines(
     edges: Array = np.arange(start, steps + 1) / steps
     return CosineHistogram(
         edges=edges,
-        shares={
-            name: np.histogram(one, bins=edges)[0] / len(one) for name, one in cosines.items()
-        },
+        shares={name: np.histogram(one, bins=edges)[0] / len(one) for name, one in cosines.items()},
         means={name: float(one.mean()) for name, one in cosines.items()},
         pairs=int(used.sum()),
     )
@@ -118,9 +114,7 @@ class Spectra:
     rows: int
 
 
-def measure_spectra(
-    sides: Sides, *, rows: int = SPECTRUM_ROWS, random_state: int = 0
-) -> Spectra:
+def measure_spectra(sides: Sides, *, rows: int = SPECTRUM_ROWS, random_state: int = 0) -> Spectra:
     r"""Singular values of each side's matrix, not centred, divided by the largest.
 
     .. math:: \sigma_k(X) / \sigma_1(X)
@@ -384,7 +378,9 @@ def measure_word_norms(
     for place, (low, high) in enumerate(ranges):
         within = norms[(words.ranks >= low) & (words.ranks < high)]
         mean = float(within.mean()) if len(within) else None
-        error = ERRORS * float(within.std(ddof=1)) / math.sqrt(len(within)) if len(within) > 1 else None
+        error = None
+        if len(within) > 1:
+            error = ERRORS * float(within.std(ddof=1)) / math.sqrt(len(within))
         groups.append(
             NormGroup(
                 low=low,
@@ -637,6 +633,3 @@ def check_sides(sides: Sides) -> dict[str, Array]:
         told = ", ".join(f"{name} {count:,}" for name, count in counts.items())
         raise InputError(f"all sides must have the same rows, got {told}")
     return found
-
-
-Take = Callable[[Sequence[str]], tuple[Array, Array | None]]

@@ -27,19 +27,32 @@ from bertflow.report.charts import (
     cosines_chart,
     edits_chart,
     scores_chart,
-    shown_ranks,
     spectra_chart,
     training_chart,
     words_chart,
 )
-from bertflow.report.figures import Cloud, NeighbourLists, ScoreCell, ScoreRow, ScoreTable
+from bertflow.report.figures import Cloud, ScoreCell, ScoreRow, ScoreTable
 
 # Bytes that a page may have, and characters of a sentence that it shows.
 LARGEST = 4_800_000
 LONGEST_TEXT = 160
 SUFFIXES = (".html", ".htm")
-# A query to begin with is a sentence of this many characters, if there is one.
+# The query to begin with is the first sentence of so many characters, if there is one.
 READABLE = range(25, 91)
+# What the sections are called where there is little room.
+SHORT = {
+    "measures": "Measures",
+    "cosines": "Cosines",
+    "spectra": "Spectrum",
+    "cloud": "Cloud",
+    "neighbours": "Neighbours",
+    "scores": "Scores",
+    "words": "Words",
+    "edits": "Edit distance",
+    "training": "Training",
+    "absent": "Not here",
+    "provenance": "Provenance",
+}
 HEADINGS = {
     "measures": "What the vectors are like",
     "cosines": "Cosines of random pairs",
@@ -50,6 +63,7 @@ HEADINGS = {
     "words": "Norm and word frequency",
     "edits": "Similarity and edit distance",
     "training": "Training",
+    "absent": "Not here",
     "provenance": "Provenance",
 }
 
@@ -133,15 +147,11 @@ def _thinned(report: Report) -> Report:
 
 def _render(report: Report) -> str:
     style, script = _file("page.css"), _file("page.js")
-    sections = [
-        (name, section)
-        for name, section in _sections(report)
-        if section
-    ]
+    sections = [(name, section) for name, section in _sections(report) if section]
     contents = "".join(
-        f'<li><a href="#{name}">{escape(HEADINGS[name])}</a></li>'
+        f'<li><a href="#{name}">{escape(SHORT[name])}</a></li>'
         for name, _ in sections
-        if name in HEADINGS
+        if name in SHORT
     )
     parts = {
         "version": escape(bertflow.__version__),
@@ -171,11 +181,11 @@ def _hashed(text: str) -> str:
 
 
 def in_script(value: Any) -> str:
-    """JSON that can stand in a script element, whatever its strings hold.
+    r"""JSON that can stand in a script element, whatever its strings hold.
 
     Example:
-        >>> in_script("</script><!--")
-        '"\\\\u003c/script\\\\u003e\\\\u003c!--"'
+        >>> print(in_script("</script>"))
+        "\u003c/script\u003e"
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
@@ -223,15 +233,13 @@ def shortened(text: str) -> str:
 
 
 def _first_query(report: Report) -> int:
-    """The query that the page begins with: a readable sentence whose neighbours change most."""
+    """The query that the page begins with."""
     near = report.neighbours
     assert near is not None
-    first, *_, last = [*near.rows.values(), *near.rows.values()]
-    changed = (first[:, :, None] != last[:, None, :]).all(axis=2).sum(axis=1)
-    if report.texts is not None:
-        lengths = [len(report.texts[row]) in READABLE for row in near.queries.tolist()]
-        changed = np.where(lengths, changed, -1)
-    return int(changed.argmax())
+    if report.texts is None:
+        return 0
+    readable = (len(report.texts[row]) in READABLE for row in near.queries.tolist())
+    return next((number for number, good in enumerate(readable) if good), 0)
 
 
 # Sections.
@@ -252,8 +260,7 @@ def _sections(report: Report) -> list[tuple[str, str]]:
     for name, draw in drawn.items():
         if getattr(report, name) is not None:
             parts.append((name, draw(report)))
-        elif name in report.absent:
-            parts.append((name, _absent(name, report.absent[name])))
+    parts.append(("absent", _absent(report)))
     parts.append(("provenance", _provenance(report)))
     return parts
 
@@ -266,9 +273,13 @@ def _section(name: str, *parts: str) -> str:
     )
 
 
-def _absent(name: str, reason: str) -> str:
-    told = reason[:1].upper() + reason[1:]
-    return _section(name, f'<p class="absent">Not here. {escape(told.rstrip("."))}.</p>')
+def _absent(report: Report) -> str:
+    items = "".join(
+        f"<li><strong>{escape(', '.join(HEADINGS[name].lower() for name in names).capitalize())}"
+        f"</strong>: {escape(reason)}.</li>"
+        for names, reason in report.left_out()
+    )
+    return _section("absent", f'<ul class="absent">{items}</ul>') if items else ""
 
 
 def _verdict(report: Report) -> str:
@@ -312,7 +323,8 @@ def _published_key(text: str, *, dashed: bool) -> str:
         if dashed
         else '<path class="print key" d="M14 3l4 4l-4 4l-4 -4z"/>'
     )
-    return f'<li><svg viewBox="0 0 28 14" aria-hidden="true">{shape}</svg><span>{escape(text)}</span></li>'
+    key = f'<svg viewBox="0 0 28 14" aria-hidden="true">{shape}</svg>'
+    return f"<li>{key}<span>{escape(text)}</span></li>"
 
 
 def _names(report: Report) -> str:
@@ -322,7 +334,9 @@ def _names(report: Report) -> str:
 
 def _figure(chart: str, caption: str, *extra: str, single: bool = True) -> str:
     kind = ' class="single"' if single else ""
-    return f"<figure{kind}>{chart}<figcaption>{escape(caption)}</figcaption></figure>" + "".join(extra)
+    return f"<figure{kind}>{chart}<figcaption>{escape(caption)}</figcaption></figure>" + "".join(
+        extra
+    )
 
 
 def table(
@@ -342,22 +356,26 @@ def table(
         kind: Its class in the style sheet.
         words: Columns that hold words, not numbers.
     """
-    head = "".join(f'<th scope="col">{escape(one)}</th>' for one in heads)
+    worded = {n: ' class="words"' for n in words}
+    head = "".join(
+        f'<th scope="col"{worded.get(n, "")}>{escape(one)}</th>' for n, one in enumerate(heads)
+    )
     lines = []
     for first, *cells in rows:
         told = "".join(
-            f'<td class="words">{escape(cell)}</td>' if n in words else f"<td>{escape(cell)}</td>"
-            for n, cell in enumerate(cells, 1)
+            f"<td{worded.get(n, '')}>{escape(cell)}</td>" for n, cell in enumerate(cells, 1)
         )
         lines.append(f'<tr><th scope="row">{escape(first)}</th>{told}</tr>')
-    return _scrolling(caption, f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>", kind)
+    return _scrolling(
+        caption, f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>", kind
+    )
 
 
 def _scrolling(caption: str, inner: str, kind: str) -> str:
     named = f' class="{kind}"' if kind else ""
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}">'
-        f"<table{named}><caption>{escape(caption)}</caption>{inner}</table></div>"
+        f"<table{named}><caption><span>{escape(caption)}</span></caption>{inner}</table></div>"
     )
 
 
@@ -384,7 +402,11 @@ def _measures(report: Report) -> str:
             " / ".join(dict.fromkeys(f"{min(one.width, one.rows - 1):,}" for one in several)),
         ],
         ["hubness (skewness, k = 10)", *(f"{one.hubness.skewness:.2f}" for one in several), "0"],
-        ["rows that are nobody's neighbour", *(f"{one.hubness.antihubs:.0%}" for one in several), "0%"],
+        [
+            "rows that are nobody's neighbour",
+            *(f"{one.hubness.antihubs:.0%}" for one in several),
+            "0%",
+        ],
         ["uniformity", *(f"{one.uniformity:.2f}" for one in several), "-4"],
         ["dimensions that do not vary", *(f"{len(one.dead_dimensions)}" for one in several), "0"],
     ]
@@ -405,7 +427,9 @@ def _measures(report: Report) -> str:
 def _cosines(report: Report) -> str:
     found = report.cosines
     assert found is not None
-    means = ", ".join(f"{name} {mean:.3f}" for name, mean in found.means.items()).replace("-", MINUS)
+    means = ", ".join(f"{name} {mean:.3f}" for name, mean in found.means.items()).replace(
+        "-", MINUS
+    )
     rows = [
         [
             f"{low:.3f} to {high:.3f}".replace("-", MINUS),
@@ -443,13 +467,11 @@ def _spectra(report: Report) -> str:
         ]
         for rank in [*ranks, longest]
     ]
-    second = [
-        f"{name} {values[1]:.3f}" for name, values in found.values.items() if len(values) > 1
-    ]
+    second = [f"{name} {values[1]:.3f}" for name, values in found.values.items() if len(values) > 1]
     return _section(
         "spectra",
-        "<p>One value far above the rest is a direction that all rows share; a flat line is a cloud "
-        "that is as wide in every direction.</p>",
+        "<p>One value far above the rest is a direction that all rows share; a flat line is a "
+        "cloud that is as wide in every direction.</p>",
         _names(report),
         _figure(
             spectra_chart(
@@ -475,12 +497,11 @@ def _cloud(report: Report) -> str:
         )
         chart = cloud_chart(found, name, side, label)
         stage = f'<div class="stage">{chart}</div>' if linked else chart
-        figures.append(
-            f"<div><h3>{escape(name)}</h3>{_figure(stage, _widths(found, name), single=False)}</div>"
-        )
+        figure = _figure(stage, _widths(found, name), single=False)
+        figures.append(f"<div><h3>{escape(name)}</h3>{figure}</div>")
     how = (
-        " Point at a dot, tap it, or move by arrow keys: the same row is marked on every side, with "
-        "its nearest neighbours in rings, and Enter or a click asks for them below."
+        " Point at a dot, tap it, or move by arrow keys: the same row is marked on every side, "
+        "with its nearest neighbours in rings, and Enter or a click asks for them below."
         if linked
         else ""
     )
@@ -513,9 +534,7 @@ def _cloud(report: Report) -> str:
 
 def _widths(found: Cloud, name: str) -> str:
     shares = found.explained[name]
-    return (
-        f"Both axes at one scale; together they hold {100 * shares.sum():.3g} % of the variance."
-    )
+    return f"Both axes at one scale; together they hold {100 * shares.sum():.3g} % of the variance."
 
 
 def _neighbours(report: Report) -> str:
@@ -527,6 +546,7 @@ def _neighbours(report: Report) -> str:
     def text(row: int) -> str:
         return f"row {row:,}" if report.texts is None else shortened(report.texts[row])
 
+    asked = text(int(found.queries[number]))
     lists = []
     for name, rows in found.rows.items():
         items = [
@@ -556,8 +576,7 @@ def _neighbours(report: Report) -> str:
         '<label for="choice">Choose one</label>'
         '<select id="choice" size="6"></select>'
         '<p class="quiet" id="matches" role="status"></p></div>',
-        f'<p class="asked">Nearest to: <strong id="asked">{escape(text(int(found.queries[number])))}'
-        "</strong></p>",
+        f'<p class="asked">Nearest to: <strong id="asked">{escape(asked)}</strong></p>',
         f'<div class="lists" aria-live="polite">{"".join(lists)}</div>',
     )
 
@@ -610,7 +629,9 @@ def _score_table(found: ScoreTable, letters: Mapping[str, str]) -> str:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ["", *found.columns])
     lines = []
     for row in found.rows:
-        cells = "".join(f"<td>{_score_cell(row.cells[name], letters)}</td>" for name in found.columns)
+        cells = "".join(
+            f"<td>{_score_cell(row.cells[name], letters)}</td>" for name in found.columns
+        )
         lines.append(f'<tr><th scope="row">{escape(_row_label(row))}</th>{cells}</tr>')
     return _scrolling(
         f"{found.measure}: ours, its 95 % interval, and the published number; in brackets what was "
@@ -699,8 +720,8 @@ def _words(report: Report) -> str:
         keys.append(_published_key("the paper's, for BERT-base", dashed=True))
     return _section(
         "words",
-        "<p>In BERT, frequent words lie near the origin and rare ones far out; a sentence vector "
-        "that averages them inherits that.</p>",
+        "<p>The paper finds that in BERT frequent words lie near the origin, and rare ones far "
+        "out.</p>",
         f'<ul class="legend">{"".join(keys)}</ul>',
         _figure(
             words_chart(found, f"Norm of word embeddings by frequency rank, {found.encoder}"),
@@ -736,8 +757,11 @@ def _edits(report: Report) -> str:
         )
         figures.append(
             f"<div><h3>{escape(name)}</h3>"
-            + _figure(edits_chart(found, panel, label), f"ρ × 100 with edit distance: {whole}; "
-            f"over the short ones {near}.", single=False)
+            + _figure(
+                edits_chart(found, panel, label),
+                f"ρ × 100 with edit distance: {whole}; over the short ones {near}.",
+                single=False,
+            )
             + "</div>"
         )
         rows.append([name, whole, near])
@@ -790,7 +814,9 @@ def _training(report: Report) -> str:
             f"Loss of the flow's fit in bits per dimension over {found.total:,} steps: mean and "
             f"range in windows of steps.{dashed}",
         ),
-        _numbers(table(["up to step", "mean", "least", "largest"], rows, "Loss in windows of steps")),
+        _numbers(
+            table(["up to step", "mean", "least", "largest"], rows, "Loss in windows of steps")
+        ),
     )
 
 
@@ -803,6 +829,3 @@ def _provenance(report: Report) -> str:
         "provenance",
         _scrolling("What all of this depends on", f"<tbody>{lines}</tbody>", "facts"),
     )
-
-
-__all__ = ["NeighbourLists", "check_page", "in_script", "render", "shortened", "table", "write_report"]

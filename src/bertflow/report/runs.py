@@ -425,4 +425,3 @@ def _headline(
         after=values[1],
         difference=Difference(found["value"], low, high, found["p"], found["p_holm"]),
     )
-

@@ -164,7 +164,10 @@ def _differences(found: Mapping[str, Sequence[Figures]]) -> dict[str, Difference
         raw[task] = _difference(
             several[0].main("wmean"),
             several[-1].main("wmean"),
-            *(one.replicates.get("wmean", one.replicates["all"]) for one in (several[0], several[-1])),
+            *(
+                one.replicates.get("wmean", one.replicates["all"])
+                for one in (several[0], several[-1])
+            ),
         )
     if set(found) == set(STS_TASKS):
         both = [{task: several[n] for task, several in found.items()} for n in (0, -1)]
