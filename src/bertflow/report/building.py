@@ -46,17 +46,11 @@ from bertflow.report.sides import (
     rows_of_all,
     side_of_file,
 )
+from bertflow.report.verdicts import AFTER, BEFORE, conclude
 
 T = TypeVar("T")
 
-BEFORE, AFTER = "before", "after"
 NEIGHBOURS = 5
-LIKELY = {
-    "yes": "Calibration is likely to help",
-    "no": "Calibration is not likely to help, and may cost",
-    "unclear": "Whether calibration helps cannot be told without trying",
-}
-NOTHING_TO_DRAW = "the vectors of its rows would fill it"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -292,7 +286,8 @@ def _of_cache(
     lacking = [file for file in files if not Path(file).is_file()]
     if not files or lacking:
         named = f"{lacking[0]}, which it was fitted on, is not there" if lacking else "no corpus"
-        return _nothing(draft, f"{named}: --corpus FILE names the sentences to look at")
+        _nothing(draft, f"{named}: --corpus FILE names the sentences to look at")
+        return None
     texts = read_corpus(files, column=column, limit=limit)
     chosen = choose(len(texts), texts)
     assert chosen.texts is not None
@@ -305,7 +300,8 @@ def _of_cache(
     except ModelError as error:
         if corpus is not None:
             raise
-        return _nothing(draft, str(error))
+        _nothing(draft, str(error))
+        return None
     draft.texts = chosen.texts
     draft.provenance += [
         ("corpus", ", ".join(map(str, files))),
@@ -330,7 +326,8 @@ def _of_fitted_rows(
         remedy = f"bertflow report VECTORS.npy --against {path} draws vectors of its encoder"
         if corpus is not None:
             raise ModelError(f"{path} is a calibrator without its encoder, and {what}; {remedy}")
-        return _nothing(draft, f"{what}: {remedy}")
+        _nothing(draft, f"{what}: {remedy}")
+        return None
     limit = saved.get("limit")
     vectors = read_matrix(file)[: limit if isinstance(limit, int) else None]
     texts = None
@@ -569,7 +566,13 @@ def _finished(draft: _Draft) -> Report:
         else:
             draft.absent["neighbours"] = f"more than {NEIGHBOURS} rows would fill it"
     training = draft.put("training", _training(draft.calibrator))
-    verdict, evidence = _concluded(draft, diagnoses)
+    verdict, evidence = conclude(
+        [side.name for side in draft.sides] or [BEFORE, AFTER],
+        diagnoses,
+        draft.headline,
+        scored=draft.scores is not None,
+        lacking=draft.absent.get("cosines", ""),
+    )
     return Report(
         title=draft.title,
         verdict=verdict,
@@ -630,56 +633,3 @@ def _training(calibrator: Calibrator | None) -> TrainingCurve | str:
         return "the flow was fitted without a step"
     final = float(calibrator.loss_)
     return summarize_training(calibrator.loss_curve_, final=final if np.isfinite(final) else None)
-
-
-def _concluded(draft: _Draft, diagnoses: Mapping[str, Diagnosis]) -> tuple[str, str]:
-    """The verdict, and what it rests on."""
-    names = [side.name for side in draft.sides]
-    crowd = ""
-    if len(diagnoses) > 1:
-        cosines = [f"{one.mean_cosine:.2f} {name}" for name, one in diagnoses.items()]
-        scores = [f"{one.isoscore:.2f} {name}" for name, one in diagnoses.items()]
-        crowd = (
-            f"Mean cosine of random pairs: {', '.join(cosines)} (0 at best). "
-            f"IsoScore: {', '.join(scores)} (1 at best)."
-        ).replace("-", "−")
-    if draft.headline is not None:
-        return _of_headline(draft.headline, names or [BEFORE, AFTER]), crowd
-    first = next(iter(diagnoses.values()), None)
-    if first is None:
-        if draft.scores is not None:
-            return "No score tells before and after apart.", ""
-        reason = draft.absent.get("cosines", "").rstrip(".")
-        lacking = f"{reason[:1].upper()}{reason[1:]}." if reason else ""
-        return "Nothing here tells whether calibration helps.", lacking
-    if names == [BEFORE] or names == [BEFORE, AFTER]:
-        said = (
-            f"{LIKELY[first.verdict]}: random pairs have a mean cosine of {first.mean_cosine:.2f}"
-        )
-        if len(diagnoses) > 1:
-            said += f", and {diagnoses[AFTER].mean_cosine:.2f} after it"
-        return f"{said}.", " ".join(f"{one[0].upper()}{one[1:]}." for one in first.warnings)
-    return f"Without scores, which of the two is better cannot be told. {crowd}", ""
-
-
-def _of_headline(found: Headline, names: Sequence[str]) -> str:
-    one = found.difference
-    span = "" if one.low is None else f", 95 % {_signed(one.low)} to {_signed(one.high or 0.0)}"
-    figures = f"{found.before:.2f} to {found.after:.2f} ({_signed(one.value or 0.0)}{span})"
-    usual = list(names) == [BEFORE, AFTER]
-    up = (one.value or 0.0) > 0
-    if not one.real:
-        whom = "calibration" if usual else f"{names[-1]} beside {names[0]}"
-        what = f"What {whom} changes on {found.what} may be chance"
-        return f"{what}: Spearman × 100 goes from {figures}."
-    if usual:
-        what = "Calibration helped" if up else "Calibration cost"
-        return f"{what}: on {found.what}, Spearman × 100 went from {figures}."
-    order = "ahead of" if up else "behind"
-    return (
-        f"{names[-1]} is {order} {names[0]}: on {found.what}, Spearman × 100 goes from {figures}."
-    )
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")

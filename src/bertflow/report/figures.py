@@ -208,8 +208,6 @@ def _principal(name: str, vectors: Array, drawn: Array) -> tuple[Array, Array]:
         moments = moments_of(rows)
         covariance = moments.covariance()
         total = float(covariance.trace())
-        if not total > 0:
-            raise InputError(f"all rows of {name} are equal; a cloud of one point has no axes")
         values, axes = torch.linalg.eigh(covariance)
     axes = axes[:, -2:].flip(1)
     largest = axes.abs().argmax(dim=0)

@@ -547,7 +547,7 @@ def _neighbours(report: Report) -> str:
         return f"row {row:,}" if report.texts is None else shortened(report.texts[row])
 
     asked = text(int(found.queries[number]))
-    lists = []
+    lists: list[str] = []
     for name, rows in found.rows.items():
         items = [
             f'<li><span class="cosine">{cosine:.3f}</span><span class="text">{escape(text(row))}'

@@ -187,7 +187,12 @@ def cloud(found: Cloud) -> Figure:
             linewidths=0,
             rasterized=len(points) > RASTER,
         )
-        axes.set_aspect("equal", adjustable="datalim")
+        centre = (points.max(axis=0) + points.min(axis=0)) / 2
+        half = 1.06 * (float(np.ptp(points, axis=0).max()) / 2 or 1.0)
+        axes.set_xlim(centre[0] - half, centre[0] + half)
+        axes.set_ylim(centre[1] - half, centre[1] + half)
+        axes.set_aspect("equal")
+        axes.locator_params(nbins=5)
         _quieten(axes)
         first, second = (f"{100 * share:.3g} %" for share in found.explained[name].tolist())
         axes.set_title(

@@ -205,7 +205,7 @@ class Run:
     def _are_its_pairs(self, record: Record) -> bool:
         task, split = record.about["task"], record.about["split"]
         digest: str = self.material.pairs_digest(task, split)
-        return digest == record.recipe["pairs"]
+        return bool(digest == record.recipe["pairs"])
 
     def edits(self) -> EditScatter | str:
         """Figure 2 from the cosines in records, or what would fill that section."""

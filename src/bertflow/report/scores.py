@@ -170,10 +170,12 @@ def _differences(found: Mapping[str, Sequence[Figures]]) -> dict[str, Difference
             ),
         )
     if set(found) == set(STS_TASKS):
-        both = [{task: several[n] for task, several in found.items()} for n in (0, -1)]
+        first, last = ({task: several[n] for task, several in found.items()} for n in (0, -1))
         raw[AVERAGE] = _difference(
-            *(average(side, "wmean") for side in both),
-            *(average_replicates(side, "wmean") for side in both),
+            average(first, "wmean"),
+            average(last, "wmean"),
+            average_replicates(first, "wmean"),
+            average_replicates(last, "wmean"),
         )
     return holm(raw)
 
