@@ -135,8 +135,9 @@ class Browser:
                 return dict(answer.get("result", {}))
             self._notice(answer)
 
-    def open(self, address: str) -> None:
-        """Go to a page, and wait until it is loaded and drawn."""
+    def open(self, address: str, *, scripts: bool = True) -> None:
+        """Go to a page, and wait until it is loaded and drawn; without scripts only loaded."""
+        self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
         self._events.clear()
         self.call("Page.navigate", url=address)
         end = time.monotonic() + PATIENCE
@@ -144,7 +145,8 @@ class Browser:
             if time.monotonic() > end:
                 raise TimeoutError(f"{address} is not loaded after {PATIENCE:.0f} s")
             self._notice(self._message())
-        self.settle()
+        if scripts:
+            self.settle()
 
     def settle(self) -> None:
         """Wait until what was asked for is drawn."""

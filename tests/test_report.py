@@ -326,9 +326,8 @@ def test_sentences_cannot_break_out_of_the_page(shown, texts):
 
 
 def test_names_of_files_cannot_either(vectors):
-    name = "<b>&\"'</b>{{script}}.npy"
-    Path("<b>&\"'<").mkdir()
-    np.save(name, vectors) if "/" not in name else np.save(name, vectors)
+    name = "<b>&\"'{{script}}.npy"
+    np.save(name, vectors)
     found = Page(render(build_report(name)))
     assert not found.named("b")
     assert len(found.scripts) == 2
@@ -339,7 +338,7 @@ def test_nothing_is_fetched_and_only_its_own_script_may_run(shown):
     for tag, about in found.elements:
         for name in ("src", "srcset", "action", "poster", "data"):
             assert not about.get(name), (tag, about)
-        address = about.get("href") or ""
+        address = about.get("href", "#")
         assert address.startswith("#") or address == "data:,"
         assert "style" not in about
     assert "url(" not in found.styles[0]

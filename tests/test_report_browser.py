@@ -254,12 +254,8 @@ def test_the_tab_key_reaches_every_part_in_order(page):
 
 
 def test_without_script_it_still_says_everything(browser, written):
-    browser.call("Emulation.setScriptExecutionDisabled", value=True)
-    try:
-        browser.look(1280, 900)
-        browser.open(written.as_uri())
-    finally:
-        browser.call("Emulation.setScriptExecutionDisabled", value=False)
+    browser.look(1280, 900)
+    browser.open(written.as_uri(), scripts=False)
     assert all(len(items) == 5 for items in neighbours(browser))
     assert text(browser, "#asked")
     hidden = browser.js('getComputedStyle(document.querySelector(".picker")).display')
