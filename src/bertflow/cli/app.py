@@ -13,6 +13,7 @@ from bertflow.cli.caching import cache
 from bertflow.cli.demonstration import demo
 from bertflow.cli.fitting import encode, fit, transform
 from bertflow.cli.judging import compare, diagnose, evaluate
+from bertflow.cli.reporting import report
 from bertflow.cli.reproduction import reproduce
 from bertflow.cli.terminal import log_to_terminal
 from bertflow.cli.training import finetune
@@ -73,6 +74,7 @@ for command in (
     diagnose,
     finetune,
     reproduce,
+    report,
     demo,
     cache,
 ):

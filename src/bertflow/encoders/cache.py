@@ -38,6 +38,7 @@ class VectorCache:
     Args:
         folder: Made if it is not there.
         about: What the vectors depend on; kept beside them and compared.
+        read_only: Read what is there, and write nothing: no folder, no lock.
 
     Raises:
         ModelError: The folder holds vectors that depend on something else, or is damaged.
@@ -50,7 +51,9 @@ class VectorCache:
         (['c'], [[0.0, 1.0]])
     """
 
-    def __init__(self, folder: str | Path, about: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: str | Path, about: dict[str, Any], *, read_only: bool = False
+    ) -> None:
         self.folder = Path(folder)
         self.about = {"format": FORMAT, **about}
         self._index = SentenceIndex()
@@ -59,6 +62,10 @@ class VectorCache:
         self._made: str | None = None
         self._mapped: Array | None = None
         try:
+            if read_only:
+                # What is counted is whole, whoever is writing: rows come before their count.
+                self._refresh()
+                return
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._locked():
                 self._refresh()

@@ -115,6 +115,27 @@ class SentenceCache:
                 held.close()
             log.info("cache %s: %d found, %d not", self.folder, *self._since(before))
 
+    def has(
+        self,
+        encoder: SentenceTransformer,
+        *,
+        precision: str = "float32",
+        description: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Whether any vector of an encoder may be there; to ask makes no folder.
+
+        Args:
+            encoder: As in `opened`.
+            precision: As in `opened`.
+            description: As in `opened`.
+        """
+        try:
+            key = _key(describe_vectors(encoder, precision, description))
+            return (self.folder / "vectors" / key / "vectors.f32").is_file()
+        except Exception as error:  # Whatever it is, the work does not depend on it.
+            self.warn(error)
+            return False
+
     def _since(self, before: tuple[int, int]) -> tuple[int, int]:
         return self.found - before[0], self.encoded - before[1]
 

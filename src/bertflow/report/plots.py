@@ -1,4 +1,8 @@
-"""Figures, and their files; drawing them changes nothing outside of them."""
+"""Figures for notebooks and papers, and their files; drawing changes nothing outside of them.
+
+Each takes the numbers that `bertflow.report.figures` measures, which the page of `bertflow report`
+draws, too, and gives a matplotlib figure for `save_figure`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,17 @@ import numpy as np
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.storage import check_writable, write_bytes
 from bertflow.errors import InputError, MissingDependencyError
-from bertflow.evaluation.correlation import correlate
+from bertflow.report.figures import (
+    Cloud,
+    CosineHistogram,
+    EditScatter,
+    ScoreTable,
+    Spectra,
+    TrainingCurve,
+    WordNorms,
+    relate_to_edits,
+)
+from bertflow.report.palette import LOOKS, PUBLISHED, Look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,6 +54,343 @@ TITLE_CHARACTERS = 32
 # The scale of STS; scores from 0 to 1 or to 100 are shown as far as they go.
 GRADES, MARGIN = (0.0, 5.0), 0.2
 LABEL: dict[str, Any] = {"fontsize": 9, "color": INK}
+# Of a single picture, in inches: a column of a paper.
+FIGURE_WIDTH, FIGURE_HEIGHT = 4.2, 3.0
+SCORE_STEP = 0.17
+# More points than this are an image within a vector file.
+RASTER = 2000
+# Longer labels stand below each other.
+LEGEND_CHARACTERS = 20
+
+
+def cosine_histogram(found: CosineHistogram) -> Figure:
+    """Draw histograms of the cosines of random pairs, one over the other, and their means.
+
+    Args:
+        found: As `bertflow.report.figures.measure_cosines` gives it.
+
+    Returns:
+        The figure, for `save_figure`; no global state of matplotlib has been touched.
+
+    Raises:
+        MissingDependencyError: matplotlib is not there; the message is the pip line.
+
+    Source:
+        Ethayarajh (2019), for mean cosine as the measure of anisotropy.
+
+    Example:
+        >>> import numpy as np
+        >>> from bertflow.report.figures import measure_cosines
+        >>> x = np.random.default_rng(0).normal(size=(100, 8))
+        >>> figure = cosine_histogram(measure_cosines({"before": x + 3.0, "after": x}))
+        >>> figure.axes[0].get_xlabel()
+        'cosine of two random rows'
+    """
+    figure, axes = _single()
+    for (name, share), look in zip(found.shares.items(), _looks(found.shares), strict=True):
+        # Of one colour throughout: the outline carries the pattern that tells the sides apart.
+        axes.stairs(100 * share, found.edges, fill=True, color=look.color, alpha=0.16)
+        axes.stairs(
+            100 * share,
+            found.edges,
+            color=look.color,
+            linewidth=1.5,
+            linestyle=_dashes(look),
+            label=f"{name}, mean {_number(found.means[name], 2)}",
+        )
+        axes.axvline(found.means[name], color=look.color, linewidth=0.8, linestyle=":")
+    axes.set_xlim(float(found.edges[0]), float(found.edges[-1]))
+    axes.set_ylim(bottom=0)
+    return _labelled(figure, axes, "cosine of two random rows", "share of pairs, %")
+
+
+def spectrum(found: Spectra) -> Figure:
+    """Draw singular values relative to the first, by rank, on logarithmic axes.
+
+    Args:
+        found: As `bertflow.report.figures.measure_spectra` gives it. Values that are 0 have no
+            place on the axis and are left out.
+
+    Returns:
+        The figure, for `save_figure`; no global state of matplotlib has been touched.
+
+    Raises:
+        MissingDependencyError: matplotlib is not there; the message is the pip line.
+
+    Source:
+        Paper, section 3.1; Mu and Viswanath (2018).
+
+    Example:
+        >>> import numpy as np
+        >>> from bertflow.report.figures import measure_spectra
+        >>> figure = spectrum(measure_spectra({"before": np.diag([4.0, 2.0])}))
+        >>> figure.axes[0].lines[0].get_ydata().tolist()
+        [1.0, 0.5]
+    """
+    figure, axes = _single()
+    for (name, values), look in zip(found.values.items(), _looks(found.values), strict=True):
+        shown = values[values > 0]
+        axes.plot(
+            np.arange(1, len(shown) + 1),
+            shown,
+            color=look.color,
+            linewidth=1.5,
+            linestyle=_dashes(look),
+            label=name,
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    return _labelled(figure, axes, "rank of the singular value", "relative to the first")
+
+
+def cloud(found: Cloud) -> Figure:
+    """Draw each side's rows on its own two principal axes, a panel a side, both axes at one scale.
+
+    Args:
+        found: As `bertflow.report.figures.project` gives it.
+
+    Returns:
+        The figure, for `save_figure`; no global state of matplotlib has been touched. Points are
+        drawn as an image within it, where there are more than 2,000, so that vector files stay
+        small.
+
+    Raises:
+        MissingDependencyError: matplotlib is not there; the message is the pip line.
+
+    Example:
+        >>> import numpy as np
+        >>> from bertflow.report.figures import project
+        >>> x = np.random.default_rng(0).normal(size=(50, 4))
+        >>> [axes.get_title(loc="left") for axes in cloud(project({"before": x, "after": x})).axes]
+        ['before', 'after']
+    """
+    _check_matplotlib()
+    from matplotlib.figure import Figure
+
+    count = len(found.points)
+    figure = Figure(
+        figsize=(PANEL_WIDTH * count + LABELS, PANEL_HEIGHT + LABELS),
+        facecolor="white",
+        layout="constrained",
+    )
+    for place, ((name, points), look) in enumerate(
+        zip(found.points.items(), _looks(found.points), strict=True)
+    ):
+        axes = figure.add_subplot(1, count, place + 1)
+        axes.scatter(
+            points[:, 0],
+            points[:, 1],
+            s=7,
+            color=look.color,
+            marker=look.marker,
+            alpha=0.45,
+            linewidths=0,
+            rasterized=len(points) > RASTER,
+        )
+        centre = (points.max(axis=0) + points.min(axis=0)) / 2
+        half = 1.06 * (float(np.ptp(points, axis=0).max()) / 2 or 1.0)
+        axes.set_xlim(centre[0] - half, centre[0] + half)
+        axes.set_ylim(centre[1] - half, centre[1] + half)
+        axes.set_aspect("equal")
+        axes.locator_params(nbins=5)
+        _quieten(axes)
+        first, second = (f"{100 * share:.3g} %" for share in found.explained[name].tolist())
+        axes.set_title(
+            "\n".join(textwrap.wrap(name, TITLE_CHARACTERS) or [""]),
+            loc="left",
+            fontsize=9,
+            color=INK,
+            parse_math=False,
+        )
+        axes.set_xlabel(f"first axis, {first} of the variance", **LABEL)
+        axes.set_ylabel(f"second axis, {second}", **LABEL)
+    return _settled(figure)
+
+
+def norm_by_frequency(found: WordNorms) -> Figure:
+    """Draw norms of word embeddings by frequency rank, and the means of Table 1's ranges.
+
+    Args:
+        found: As `bertflow.report.figures.measure_word_norms` gives it. Where it has published
+            means, they are drawn as well.
+
+    Returns:
+        The figure, for `save_figure`; no global state of matplotlib has been touched.
+
+    Raises:
+        MissingDependencyError: matplotlib is not there; the message is the pip line.
+
+    Source:
+        Paper, section 2.2 and Table 1.
+
+    Example:
+        >>> import numpy as np
+        >>> from bertflow.analysis.frequency import Words
+        >>> from bertflow.report.figures import measure_word_norms
+        >>> words = Words(["the", "of"], ranks=np.array([0, 3]), rows=np.array([0, 1]))
+        >>> found = measure_word_norms(np.eye(2), words, ranges=[(0, 10)])
+        >>> norm_by_frequency(found).axes[0].get_ylabel()
+        'ℓ2 norm'
+    """
+    figure, axes = _single()
+    look, named = LOOKS[1], False
+    if len(found.words):
+        axes.scatter(
+            found.ranks + 1,
+            found.norms,
+            s=4,
+            color=REST["color"],
+            alpha=REST["alpha"],
+            linewidths=0,
+            label="words",
+        )
+    for group in found.groups:
+        span = max(group.low, 1), group.high
+        if group.published is not None:
+            axes.hlines(
+                group.published,
+                *span,
+                color=PUBLISHED.color,
+                linewidth=1.3,
+                linestyle=":",
+                label="_" if named else "published, BERT-base",
+            )
+            named = True
+        if group.value is None:
+            continue
+        drawn = any(one.get_label() == "mean of a range" for one in axes.collections)
+        axes.hlines(
+            group.value,
+            *span,
+            color=look.color,
+            linewidth=2.2,
+            label="_" if drawn else "mean of a range",
+        )
+        if group.least is not None and group.most is not None:
+            axes.vlines(
+                math.sqrt(span[0] * span[1]),
+                group.least,
+                group.most,
+                color=look.color,
+                linewidth=1.3,
+            )
+    axes.set_xscale("log")
+    return _labelled(figure, axes, "rank of the word's frequency", "ℓ2 norm")
+
+
+def training_curve(found: TrainingCurve) -> Figure:
+    """Draw the loss of a fit over its steps: the mean in windows, and the range within them.
+
+    Args:
+        found: As `bertflow.report.figures.summarize_training` gives it.
+
+    Returns:
+        The figure, for `save_figure`; no global state of matplotlib has been touched.
+
+    Raises:
+        MissingDependencyError: matplotlib is not there; the message is the pip line.
+
+    Example:
+        >>> import numpy as np
+        >>> from bertflow.report.figures import summarize_training
+        >>> figure = training_curve(summarize_training(np.linspace(3.0, 1.0, 100)))
+        >>> figure.axes[0].get_ylabel()
+        'bits per dimension'
+    """
+    figure, axes = _single()
+    look = LOOKS[1]
+    axes.fill_between(
+        found.steps, found.low, found.high, color=look.color, alpha=0.16, linewidth=0, label="range"
+    )
+    axes.plot(found.steps, found.mean, color=look.color, linewidth=1.5, label="mean of a window")
+    if found.final is not None:
+        axes.axhline(
+            found.final,
+            color=PUBLISHED.color,
+            linewidth=1,
+            linestyle="--",
+            label=f"fitted rows, {_number(found.final, 3)}",
+        )
+    axes.set_xlim(0, found.total)
+    return _labelled(figure, axes, "step", "bits per dimension")
+
+
+def score_forest(found: ScoreTable) -> Figure:
+    """Draw scores with their 95 % intervals, a band a task, and hollow what was published.
+
+    Args:
+        found: Such as `build_report(...).scores`; of its rows the first two that are marked as
+            drawn.
+
+    Returns:
+        The figure, for `save_figure`; no global state of matplotlib has been touched.
+
+    Raises:
+        InputError: No row has a score.
+        MissingDependencyError: matplotlib is not there; the message is the pip line.
+
+    Source:
+        Paper, Table 2, for what is published.
+
+    Example:
+        >>> from bertflow.report.figures import ScoreCell, ScoreRow
+        >>> row = ScoreRow(label="encoder", cells={"stsb": ScoreCell(value=59.0, low=55, high=62)})
+        >>> table = ScoreTable(title="STS", measure="Spearman × 100", columns=["stsb"], rows=[row])
+        >>> [label.get_text() for label in score_forest(table).axes[0].get_yticklabels()]
+        ['stsb']
+    """
+    drawn = [row for row in found.rows if row.drawn][:2]
+    if not any(cell.value is not None for row in drawn for cell in row.cells.values()):
+        raise InputError("no row that is drawn has a score; there is nothing to draw")
+    band = SCORE_STEP * (len(drawn) + 1)
+    height = band * len(found.columns) + 0.45 + 0.2 * (len(drawn) + 1)
+    figure, axes = _single(height=height)
+    published_named = False
+    for place, column in enumerate(found.columns):
+        if place % 2:
+            axes.axhspan(place - 0.5, place + 0.5, color="#f3f4f6", linewidth=0, zorder=0)
+        for side, (row, look) in enumerate(zip(drawn, LOOKS, strict=False)):
+            cell = row.cells[column]
+            y = place + (side - (len(drawn) - 1) / 2) / (len(drawn) + 1)
+            if cell.published is not None:
+                axes.plot(
+                    cell.published,
+                    y,
+                    marker=PUBLISHED.marker,
+                    markersize=4.5,
+                    markerfacecolor="white",
+                    markeredgecolor=look.color,
+                    linestyle="none",
+                    label="_" if published_named else _published_label(found),
+                    zorder=2,
+                )
+                published_named = True
+            if cell.value is None:
+                continue
+            if cell.low is not None and cell.high is not None:
+                axes.hlines(y, cell.low, cell.high, color=look.color, linewidth=1.4, zorder=3)
+            axes.plot(
+                cell.value,
+                y,
+                marker=look.marker,
+                markersize=5.5,
+                color=look.color,
+                markeredgecolor="white",
+                markeredgewidth=0.5,
+                linestyle="none",
+                label="_" if any(one.get_label() == row.label for one in axes.lines) else row.label,
+                zorder=4,
+            )
+    axes.set_ylim(len(found.columns) - 0.5, -0.5)
+    axes.set_yticks(range(len(found.columns)), found.columns)
+    return _labelled(figure, axes, found.measure, "")
+
+
+def _published_label(found: ScoreTable) -> str:
+    whose = dict.fromkeys(
+        row.published_for for row in found.rows if row.drawn and row.published_for
+    )
+    return f"published for {', '.join(whose)}" if whose else "published"
 
 
 def edit_distance_scatter(
@@ -82,21 +433,8 @@ def edit_distance_scatter(
     _check_matplotlib()
     from matplotlib.figure import Figure
 
-    if not panels:
-        raise InputError("there is no panel to draw; give a similarity at least")
-    for name, values in panels.items():
-        if values.shape != distances.shape or values.ndim != 1:
-            raise InputError(
-                f"{name} must have a value for each of the {distances.size} edit distances, "
-                f"got shape {values.shape}"
-            )
-    stacked: Array = np.stack([*panels.values()]).astype(np.float64)
-    used = np.flatnonzero(np.isfinite(stacked).all(axis=0))
-    if len(used) == 0:
-        raise InputError(
-            f"none of the {len(distances)} pairs has every similarity; nothing to draw"
-        )
-    apart = distances[used]
+    found = relate_to_edits(panels, distances, short=short, unit=unit)
+    panels, apart = found.panels, found.distances
     columns = min(len(panels), PANELS_A_ROW)
     rows = math.ceil(len(panels) / columns)
     figure = Figure(
@@ -110,17 +448,17 @@ def edit_distance_scatter(
     for number, (name, values) in enumerate(panels.items()):
         axes = figure.add_subplot(grid[divmod(number, columns)], sharey=first)
         first = first or axes
-        _draw_panel(axes, values[used], apart, short)
+        _draw_panel(axes, values, apart, found.is_near)
         _quieten(axes)
         axes.set_title(
-            _title(name, values[used], apart, short),
+            _title(name, found),
             loc="left",
             fontsize=9,
             color=INK,
             linespacing=1.4,
             parse_math=False,
         )
-        if number == 0 and _is_graded(values[used]):
+        if number == 0 and _is_graded(values):
             axes.set_xlim(GRADES[0] - MARGIN, GRADES[1] + MARGIN)
         axes.set_xlabel("gold similarity" if number == 0 else "cosine similarity", **LABEL)
         if number % columns == 0:
@@ -129,7 +467,7 @@ def edit_distance_scatter(
             axes.tick_params(labelleft=False)
     assert first is not None
     first.set_ylim(bottom=min(0.0, float(apart.min())) - 0.03 * float(np.ptp(apart) or 1))
-    near = int((apart <= short).sum())
+    near = int(found.is_near.sum())
     figure.legend(
         first.collections,
         [f"at most {short} {unit} apart ({near:,} pairs)", f"the others ({len(apart) - near:,})"],
@@ -140,14 +478,10 @@ def edit_distance_scatter(
         labelcolor=INK,
         handletextpad=0.2,
     )
-    # Laid out once: the engine starts from where it left off and would move things in each file.
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    return figure
+    return _settled(figure)
 
 
-def _draw_panel(axes: Axes, values: Array, apart: Array, short: int) -> None:
-    near = apart <= short
+def _draw_panel(axes: Axes, values: Array, apart: Array, near: Array) -> None:
     area = float(np.clip(LARGE * ROOMY / max(int(near.sum()), 1), SMALL, LARGE))
     axes.scatter(values[near], apart[near], s=area, zorder=3, edgecolors="white", **SHORT)
     axes.scatter(values[~near], apart[~near], zorder=2, **REST)
@@ -219,21 +553,67 @@ def _check_matplotlib() -> None:
         raise MissingDependencyError("figures need matplotlib: pip install 'bertflow[report]'")
 
 
-def _title(name: str, values: Array, apart: Array, short: int) -> str:
-    near = apart <= short
-    whole, close = _rho(values, apart), _rho(values[near], apart[near])
+def _title(name: str, found: EditScatter) -> str:
     # Wrapped, not cut: names may be paths that differ at the end or in the middle.
     lines = textwrap.wrap(name, TITLE_CHARACTERS) or [""]
-    return "\n".join([*lines, f"ρ × 100: {whole}, ≤ {short} apart: {close}"])
+    whole, close = (
+        "undefined" if rho is None else _number(100 * rho, 2)
+        for rho in (found.whole[name], found.near[name])
+    )
+    return "\n".join([*lines, f"ρ × 100: {whole}, ≤ {found.short} apart: {close}"])
 
 
-def _rho(values: Array, apart: Array) -> str:
-    found = correlate(values, apart).spearman
-    return "undefined" if found is None else f"{100 * found:.2f}".replace("-", "−")
+def _number(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}".replace("-", "−")
 
 
 def _is_graded(gold: Array) -> bool:
     return bool(GRADES[0] <= gold.min() and 1 < gold.max() <= GRADES[1])
+
+
+def _single(*, height: float = FIGURE_HEIGHT) -> tuple[Figure, Axes]:
+    """A figure of one picture, a column of a paper wide."""
+    _check_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(FIGURE_WIDTH, height), facecolor="white", layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _labelled(figure: Figure, axes: Axes, x: str, y: str) -> Figure:
+    """Name the axes, say above them what is what, and lay the figure out."""
+    _quieten(axes)
+    axes.set_xlabel(x, **LABEL)
+    axes.set_ylabel(y, **LABEL)
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        legend = figure.legend(
+            handles,
+            labels,
+            loc="outside upper left",
+            ncols=1 if max(map(len, labels)) > LEGEND_CHARACTERS else len(labels),
+            frameon=False,
+            fontsize=8,
+            labelcolor=INK,
+        )
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+    return _settled(figure)
+
+
+def _settled(figure: Figure) -> Figure:
+    """Lay out once: the engine starts from where it left off and would move things in each file."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    return figure
+
+
+def _looks(sides: Mapping[str, Any]) -> list[Look]:
+    return [LOOKS[place % len(LOOKS)] for place in range(len(sides))]
+
+
+def _dashes(look: Look) -> Any:
+    return (0, look.dashes) if look.dashes else "solid"
 
 
 def _quieten(axes: Axes) -> None:

@@ -1,0 +1,67 @@
+"""The command that writes a page about a run, a model or vectors: report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertflow.cli.opening import show
+
+
+def report(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|MODEL|VECTORS",
+            help="A folder of bertflow reproduce; a saved calibrated model or calibrator; or "
+            "vectors in a .npy file, one a row.",
+        ),
+    ],
+    output: Annotated[Path, typer.Option(metavar="FILE.html", help="File to write.")],
+    corpus: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Sentences, as --corpus of fit: of vectors their texts, row by row; of a model or "
+            "run those to look at. Default: those it was fitted on.",
+        ),
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Text column of a table in --corpus.")
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OTHER",
+            help="What to set beside it: of vectors a calibrator or calibrated model, which is "
+            "applied to them, or a .npy file of the same rows; of a model another calibrator of "
+            "its encoder; of a run a calibrator in place of its flow.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of the tasks, in any layout people have; default: BERTFLOW_DATA.",
+        ),
+    ] = None,
+) -> None:
+    """Write one page about a run, a model or vectors, before and after. No encoder runs.
+
+    The page stands alone: it opens from disk, without a network. Vectors of a model are those that
+    fit, encode, evaluate and others have left in the cache; what is not there is left out, and the
+    page says what would fill it.
+    """
+    from bertflow.cli.terminal import busy
+    from bertflow.report import build_report, check_page, write_report
+
+    check_page(output)
+    with busy(f"reading {source}"):
+        found = build_report(source, corpus=corpus, column=column, against=against, data=data)
+        size = write_report(found, output)
+    show(found.verdict)
+    for names, reason in found.left_out():
+        show(f"- without {', '.join(names)}: {reason}")
+    show(f"wrote {output}, {size / 1e6:.1f} MB: open it in a browser")

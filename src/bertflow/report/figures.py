@@ -1,0 +1,633 @@
+"""What the pictures show, as plain numbers: the page and the plots draw the same ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertflow.analysis.frequency import ERRORS, RANGES, Words
+from bertflow.analysis.isotropy import singular_spectrum
+from bertflow.analysis.neighbours import nearest
+from bertflow.analysis.rows import checked, sampled, within_range
+from bertflow.calibrators.base import Array, check_number
+from bertflow.calibrators.moments import moments_of
+from bertflow.calibrators.threads import one_thread
+from bertflow.errors import InputError
+from bertflow.evaluation.correlation import correlate, paired_cosine
+
+Sides = Mapping[str, Array]
+
+# Bins are this wide, so that histograms of several pages can be laid side by side.
+BIN = 0.025
+SPECTRUM_ROWS = 4000
+QUERY_BLOCK = 512
+WINDOWS = 60
+
+
+@dataclass(frozen=True, eq=False)
+class CosineHistogram:
+    """Cosines of random pairs of rows, binned.
+
+    Attributes:
+        edges: Of the bins, rising, shape (B + 1,).
+        shares: By side, the share of the pairs in each bin, shape (B,), which add up to 1.
+        means: By side, the mean cosine.
+        pairs: How many pairs have a cosine on every side.
+    """
+
+    edges: Array
+    shares: Mapping[str, Array]
+    means: Mapping[str, float]
+    pairs: int
+
+
+def measure_cosines(sides: Sides, *, pairs: int = 20000, random_state: int = 0) -> CosineHistogram:
+    r"""Bin the cosines of random pairs of different rows, the same pairs on every side.
+
+    .. math:: c_{ij} = \frac{x_i \cdot x_j}{\lVert x_i \rVert \lVert x_j \rVert}, \qquad i \neq j
+
+    Args:
+        sides: By name, vectors of shape (N, D), the same rows each; D may differ.
+        pairs: How many are drawn. One with a row that is zero on some side counts on none.
+        random_state: Seed of the draw.
+
+    Returns:
+        Shares of bins that are 0.025 wide.
+
+    Raises:
+        InputError: No side, sides of unequal rows, fewer than 2 rows, a row that is not finite
+            (named), or no pair has a cosine on every side.
+
+    Source:
+        Ethayarajh (2019); the paper's section 2.2 for why it matters.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.random.default_rng(0).normal(size=(100, 8))
+        >>> found = measure_cosines({"before": x + 3.0, "after": x})
+        >>> found.means["before"] > 0.8, abs(found.means["after"]) < 0.1
+        (True, True)
+    """
+    sides = check_sides(sides)
+    check_number("pairs", pairs, 1, integer=True)
+    count = len(next(iter(sides.values())))
+    random = np.random.default_rng(random_state)
+    first = random.integers(count, size=pairs)
+    second = (first + random.integers(1, count, size=pairs)) % count
+    cosines = {name: _cosines(rows, first, second) for name, rows in sides.items()}
+    used = np.all([np.isfinite(one) for one in cosines.values()], axis=0)
+    if not used.any():
+        raise InputError(f"none of {pairs:,} pairs of rows has a cosine: all rows are zero")
+    cosines = {name: one[used].clip(-1.0, 1.0) for name, one in cosines.items()}
+    low = min(float(one.min()) for one in cosines.values())
+    steps = round(1 / BIN)
+    start = max(-steps, min(math.floor(low * steps), 0))
+    edges: Array = np.arange(start, steps + 1) / steps
+    return CosineHistogram(
+        edges=edges,
+        shares={name: np.histogram(one, bins=edges)[0] / len(one) for name, one in cosines.items()},
+        means={name: float(one.mean()) for name, one in cosines.items()},
+        pairs=int(used.sum()),
+    )
+
+
+def _cosines(rows: Array, first: Array, second: Array) -> Array:
+    parts = [slice(start, start + 4096) for start in range(0, len(first), 4096)]
+    return np.concatenate([paired_cosine(rows[first[p]], rows[second[p]]) for p in parts])
+
+
+@dataclass(frozen=True, eq=False)
+class Spectra:
+    """Singular values relative to the largest.
+
+    Attributes:
+        values: By side, falling from 1, shape (min(rows, D),).
+        rows: How many rows were looked at.
+    """
+
+    values: Mapping[str, Array]
+    rows: int
+
+
+def measure_spectra(sides: Sides, *, rows: int = SPECTRUM_ROWS, random_state: int = 0) -> Spectra:
+    r"""Singular values of each side's matrix, not centred, divided by the largest.
+
+    .. math:: \sigma_k(X) / \sigma_1(X)
+
+    Args:
+        sides: By name, vectors of shape (N, D), the same rows each.
+        rows: Of more rows so many are drawn, the same on every side.
+        random_state: Seed of the draw.
+
+    Raises:
+        InputError: No side, sides of unequal rows, fewer than 2 rows, or a row that is not finite
+            (named).
+
+    Source:
+        Paper, section 3.1; Mu and Viswanath (2018).
+
+    Example:
+        >>> import numpy as np
+        >>> measure_spectra({"before": np.diag([4.0, 2.0])}).values["before"]
+        array([1. , 0.5])
+    """
+    sides = check_sides(sides)
+    with one_thread():
+        values = {
+            name: singular_spectrum(sampled(vectors, rows, random_state))
+            for name, vectors in sides.items()
+        }
+    return Spectra(values=values, rows=min(rows, len(next(iter(sides.values())))))
+
+
+@dataclass(frozen=True, eq=False)
+class Cloud:
+    """Each side's rows on its own two principal axes.
+
+    Attributes:
+        points: By side, coordinates of the rows that are drawn, shape (n, 2).
+        explained: By side, the share of the variance along both axes, shape (2,).
+        rows: Numbers of the rows that are drawn, rising, shape (n,): the same on every side.
+    """
+
+    points: Mapping[str, Array]
+    explained: Mapping[str, Array]
+    rows: Array
+
+
+def project(sides: Sides, *, points: int = 1500, random_state: int = 0) -> Cloud:
+    r"""Principal component analysis of each side, and the same rows on both sides' axes.
+
+    .. math:: y = (x - \mu)\, [v_1\; v_2], \qquad \Sigma v_k = \lambda_k v_k
+
+    μ and Σ are those of all rows. An axis points to where its largest entry is positive, so that
+    the picture is the same every time.
+
+    Args:
+        sides: By name, vectors of shape (N, D), the same rows each.
+        points: How many rows are drawn.
+        random_state: Seed of the draw.
+
+    Raises:
+        InputError: No side, sides of unequal rows, fewer than 2 rows or dimensions, all rows
+            equal, or a row that is not finite (named).
+
+    Source:
+        Pearson (1901).
+
+    Example:
+        >>> import numpy as np
+        >>> line = np.outer(np.arange(5.0), [3.0, 4.0])
+        >>> found = project({"before": line})
+        >>> found.points["before"][:, 0].round(6).tolist(), found.explained["before"].round(6)
+        ([-10.0, -5.0, 0.0, 5.0, 10.0], array([1., 0.]))
+    """
+    sides = check_sides(sides)
+    check_number("points", points, 1, integer=True)
+    count = len(next(iter(sides.values())))
+    drawn = np.arange(count)
+    if count > points:
+        random = np.random.default_rng(random_state)
+        drawn = np.sort(random.choice(count, size=points, replace=False))
+    coordinates, explained = {}, {}
+    for name, vectors in sides.items():
+        coordinates[name], explained[name] = _principal(name, vectors, drawn)
+    return Cloud(points=coordinates, explained=explained, rows=drawn)
+
+
+def _principal(name: str, vectors: Array, drawn: Array) -> tuple[Array, Array]:
+    if vectors.shape[1] < 2:
+        raise InputError(f"{name} has 1 dimension, but a cloud in two takes at least 2")
+    rows, size = within_range(vectors)
+    with one_thread():
+        moments = moments_of(rows)
+        covariance = moments.covariance()
+        total = float(covariance.trace())
+        values, axes = torch.linalg.eigh(covariance)
+    axes = axes[:, -2:].flip(1)
+    largest = axes.abs().argmax(dim=0)
+    axes = axes * axes[largest, [0, 1]].sign()
+    centred = rows[drawn].astype(np.float64) - moments.mean.numpy()
+    points: Array = size * (centred @ axes.numpy())
+    return points, (values[-2:].flip(0).clamp(min=0) / total).numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class NeighbourLists:
+    """Nearest neighbours by cosine, side by side.
+
+    Attributes:
+        queries: Numbers of the rows whose neighbours are listed, shape (Q,).
+        rows: By side, numbers of their nearest others, best first, shape (Q, k).
+        cosines: By side, their cosines, falling, shape (Q, k).
+        among: How many rows were searched.
+    """
+
+    queries: Array
+    rows: Mapping[str, Array]
+    cosines: Mapping[str, Array]
+    among: int
+
+    @property
+    def kept(self) -> float | None:
+        """The mean share of neighbours that the first and the last side have in common.
+
+        None where there is one side.
+        """
+        if len(self.rows) < 2:
+            return None
+        first, *_, last = self.rows.values()
+        same = (first[:, :, None] == last[:, None, :]).any(axis=2)
+        return float(same.mean())
+
+
+def find_neighbours(sides: Sides, queries: Array, *, k: int = 5) -> NeighbourLists:
+    """The k other rows with the highest cosine to each query, on every side.
+
+    Args:
+        sides: By name, vectors of shape (N, D), the same rows each.
+        queries: Numbers of rows, shape (Q,).
+        k: How many, 1 ≤ k < N.
+
+    Raises:
+        InputError: No side, sides of unequal rows, k or a number is out of its range, or a row
+            that is not finite (named).
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
+        >>> find_neighbours({"before": x}, np.array([0]), k=1).rows["before"]
+        array([[1]])
+    """
+    sides = check_sides(sides)
+    count = len(next(iter(sides.values())))
+    check_number("k", k, 1, count - 1, integer=True)
+    queries = np.asarray(queries, dtype=np.int64)
+    if queries.size and not 0 <= queries.min() <= queries.max() < count:
+        raise InputError(
+            f"queries must be rows from 0 to {count - 1}, got {queries.min()} to {queries.max()}"
+        )
+    rows = {name: np.empty((len(queries), k), dtype=np.int64) for name in sides}
+    cosines = {name: np.empty((len(queries), k)) for name in sides}
+    for name, vectors in sides.items():
+        for start in range(0, len(queries), QUERY_BLOCK):
+            block = queries[start : start + QUERY_BLOCK]
+            near, cosine = nearest(vectors[block], vectors, k + 1)
+            # A row is no neighbour of itself; where others equal it, it may not even be the first.
+            other = near != block[:, None]
+            other[other.all(axis=1), -1] = False
+            part = slice(start, start + len(block))
+            rows[name][part] = near[other].reshape(len(block), k)
+            cosines[name][part] = cosine[other].reshape(len(block), k)
+    return NeighbourLists(queries=queries, rows=rows, cosines=cosines, among=count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormGroup:
+    """The norms of the words of a range of ranks.
+
+    Attributes:
+        low: First rank.
+        high: The rank after the last.
+        words: How many words of it are one piece of the tokenizer.
+        value: Their mean norm; None where there is no word.
+        least: Lower end of its 95 % interval; None for a single word.
+        most: Upper end.
+        published: The paper's mean for BERT-base; None where it has none.
+    """
+
+    low: int
+    high: int
+    words: int
+    value: float | None
+    least: float | None = None
+    most: float | None = None
+    published: float | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WordNorms:
+    """Norms of word embeddings by how frequent the word is.
+
+    Attributes:
+        groups: The ranges of ranks in order.
+        encoder: Whose embeddings.
+        words: Those that are drawn one by one, the most frequent first; none where only the means
+            are known.
+        ranks: Of each, from 0, shape (n,).
+        norms: Of each, shape (n,).
+    """
+
+    groups: Sequence[NormGroup]
+    encoder: str = ""
+    words: Sequence[str] = ()
+    ranks: Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    norms: Array = field(default_factory=lambda: np.empty(0))
+
+
+def measure_word_norms(
+    embeddings: Array,
+    words: Words,
+    *,
+    ranges: Sequence[tuple[int, int]] = RANGES,
+    encoder: str = "",
+    published: Sequence[float | None] = (),
+    points: int = 1200,
+) -> WordNorms:
+    r"""Norms of word embeddings, and their means by range of frequency rank.
+
+    .. math:: \frac{1}{|G|} \sum_{w \in G} \lVert w \rVert_2 \pm 1.96\, \frac{s}{\sqrt{|G|}}
+
+    Args:
+        embeddings: Of all tokens, shape (V, D), as `bertflow.analysis.word_embeddings` gives them.
+        words: Which rows are words, as `bertflow.analysis.frequent_words` gives them.
+        ranges: Ranks from and to, the second not included.
+        encoder: Whose embeddings they are, for labels.
+        published: The paper's means, one a range, or none.
+        points: Of more words so many are kept to be drawn, evenly over the logarithm of the rank.
+
+    Raises:
+        InputError: A word has a row that is not there, or published has another length.
+
+    Source:
+        Paper, section 2.2 and Table 1.
+
+    Example:
+        >>> import numpy as np
+        >>> table = np.array([[3.0, 4.0], [6.0, 8.0]])
+        >>> words = Words(["the", "of"], ranks=np.array([0, 3]), rows=np.array([0, 1]))
+        >>> measure_word_norms(table, words, ranges=[(0, 10)]).groups[0].value
+        7.5
+    """
+    if len(words.rows) and not 0 <= words.rows.min() <= words.rows.max() < len(embeddings):
+        raise InputError(
+            f"words have rows {words.rows.min()} to {words.rows.max()}, but there are "
+            f"{len(embeddings)} embeddings; take those of the tokenizer's own encoder"
+        )
+    if published and len(published) != len(ranges):
+        raise InputError(f"published must have {len(ranges)} means, got {len(published)}")
+    norms = np.linalg.norm(embeddings[words.rows].astype(np.float64), axis=1)
+    groups = []
+    for place, (low, high) in enumerate(ranges):
+        within = norms[(words.ranks >= low) & (words.ranks < high)]
+        mean = float(within.mean()) if len(within) else None
+        error = None
+        if len(within) > 1:
+            error = ERRORS * float(within.std(ddof=1)) / math.sqrt(len(within))
+        groups.append(
+            NormGroup(
+                low=low,
+                high=high,
+                words=len(within),
+                value=mean,
+                least=None if mean is None or error is None else mean - error,
+                most=None if mean is None or error is None else mean + error,
+                published=published[place] if published else None,
+            )
+        )
+    kept = _evenly(words.ranks, points)
+    return WordNorms(
+        groups=groups,
+        encoder=encoder,
+        words=[words.words[n] for n in kept.tolist()],
+        ranks=words.ranks[kept],
+        norms=norms[kept],
+    )
+
+
+def _evenly(ranks: Array, count: int) -> Array:
+    """At most so many places of rising ranks, evenly over the logarithm of rank + 1."""
+    if len(ranks) <= count:
+        return np.arange(len(ranks))
+    aims = np.geomspace(1, ranks[-1] + 1, 4 * count) - 1
+    places = np.unique(np.searchsorted(ranks, aims).clip(max=len(ranks) - 1))
+    if len(places) > count:
+        places = places[np.linspace(0, len(places) - 1, count).round().astype(np.int64)]
+    return np.unique(places)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EditScatter:
+    """Similarities of pairs against their edit distances.
+
+    Attributes:
+        panels: By name, similarities of the pairs that have all of them, shape (n,).
+        distances: Their edit distances, shape (n,).
+        short: Pairs at most so far apart stand out.
+        unit: What the distances count.
+        whole: By name, Spearman's ρ with the distance over all pairs; None where undefined.
+        near: The same over the short ones.
+    """
+
+    panels: Mapping[str, Array]
+    distances: Array
+    short: int
+    unit: str
+    whole: Mapping[str, float | None]
+    near: Mapping[str, float | None]
+
+    @property
+    def is_near(self) -> Array:
+        """Which pairs are short, shape (n,)."""
+        close: Array = self.distances <= self.short
+        return close
+
+
+def relate_to_edits(
+    panels: Mapping[str, Array], distances: Array, *, short: int = 4, unit: str = "characters"
+) -> EditScatter:
+    """Set similarities beside edit distances, over the pairs that have every similarity.
+
+    Args:
+        panels: By name, similarities of N pairs, shape (N,) each, NaN where there is none: such
+            pairs are in no panel. The first is gold, the others are cosines.
+        distances: Edit distances, shape (N,).
+        short: Pairs at most so far apart are looked at by themselves, too.
+        unit: What the distances count.
+
+    Raises:
+        InputError: No panel, shapes that differ, or no pair that has every similarity.
+
+    Source:
+        Section 4.4, Figure 2.
+
+    Example:
+        >>> import numpy as np
+        >>> panels = {"gold": np.array([5.0, 4.0, 0.0])}
+        >>> relate_to_edits(panels, np.array([1, 2, 30])).whole["gold"]
+        -1.0
+    """
+    if not panels:
+        raise InputError("there is no panel to draw; give a similarity at least")
+    for name, values in panels.items():
+        if values.shape != distances.shape or values.ndim != 1:
+            raise InputError(
+                f"{name} must have a value for each of the {distances.size} edit distances, "
+                f"got shape {values.shape}"
+            )
+    stacked: Array = np.stack([*panels.values()]).astype(np.float64)
+    used = np.flatnonzero(np.isfinite(stacked).all(axis=0))
+    if len(used) == 0:
+        raise InputError(
+            f"none of the {len(distances)} pairs has every similarity; nothing to draw"
+        )
+    apart = distances[used]
+    close = apart <= short
+    kept = {name: values[used] for name, values in panels.items()}
+    return EditScatter(
+        panels=kept,
+        distances=apart,
+        short=short,
+        unit=unit,
+        whole={name: correlate(values, apart).spearman for name, values in kept.items()},
+        near={
+            name: correlate(values[close], apart[close]).spearman for name, values in kept.items()
+        },
+    )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainingCurve:
+    """The loss of a fit over its steps, in windows of steps.
+
+    Attributes:
+        steps: The last step of each window, counting from 1, shape (W,).
+        mean: Mean loss of its steps, bits per dimension, shape (W,).
+        low: The least of them.
+        high: The largest.
+        total: How many steps there were.
+        final: Loss of the fitted rows under the fitted flow; None where it is not known.
+    """
+
+    steps: Array
+    mean: Array
+    low: Array
+    high: Array
+    total: int
+    final: float | None = None
+
+
+def summarize_training(
+    losses: Array, *, final: float | None = None, windows: int = WINDOWS
+) -> TrainingCurve:
+    """Put the losses of a fit's steps together in windows of equally many steps.
+
+    Args:
+        losses: `Flow.loss_curve_`, bits per dimension, shape (steps,).
+        final: `Flow.loss_`.
+        windows: At most so many.
+
+    Raises:
+        InputError: There is no step.
+
+    Example:
+        >>> import numpy as np
+        >>> summarize_training(np.array([4.0, 2.0, 1.0, 1.0]), windows=2).mean
+        array([3., 1.])
+    """
+    if len(losses) == 0:
+        raise InputError("the fit has no step, and so no training curve")
+    check_number("windows", windows, 1, integer=True)
+    parts = np.array_split(np.asarray(losses, dtype=np.float64), min(windows, len(losses)))
+    return TrainingCurve(
+        steps=np.cumsum([len(part) for part in parts]),
+        mean=np.array([part.mean() for part in parts]),
+        low=np.array([part.min() for part in parts]),
+        high=np.array([part.max() for part in parts]),
+        total=len(losses),
+        final=final,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreCell:
+    """A score and what was published in its place; numbers as they are shown, times 100.
+
+    Attributes:
+        value: Ours; None where there is none.
+        low: Lower end of its 95 % interval.
+        high: Upper end.
+        published: The published number, None where there is none.
+        comparable: Whether that was published for this very encoder.
+        doubts: What must be known before it is trusted.
+        mark: "↑" or "↓" where it is above or below its baseline beyond chance, "·" where that
+            cannot be told, "" without a baseline.
+        reason: Why there is no value.
+    """
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    published: float | None = None
+    comparable: bool = True
+    doubts: Sequence[str] = ()
+    mark: str = ""
+    reason: str | None = None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the published one, where that is of the same encoder."""
+        if self.value is None or self.published is None or not self.comparable:
+            return None
+        return self.value - self.published
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreRow:
+    """A model's scores.
+
+    Attributes:
+        label: What it is called.
+        cells: By column.
+        drawn: Whether it is in the picture, not in the table alone.
+        aggregation: Of a task's subsets, "wmean" or "all"; None where there is none.
+        published_for: Whom the published numbers are of, where that is another encoder.
+    """
+
+    label: str
+    cells: Mapping[str, ScoreCell]
+    drawn: bool = True
+    aggregation: str | None = None
+    published_for: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreTable:
+    """Scores of some models on some tasks.
+
+    Attributes:
+        title: What they are.
+        measure: What the numbers are, such as "Spearman × 100".
+        columns: The tasks.
+        rows: The models.
+        claims: What is claimed, and what came of it: text, difference, interval, verdict.
+        notes: What must be said beside it.
+    """
+
+    title: str
+    measure: str
+    columns: Sequence[str]
+    rows: Sequence[ScoreRow]
+    claims: Sequence[Mapping[str, Any]] = ()
+    notes: Sequence[str] = ()
+
+
+def check_sides(sides: Sides) -> dict[str, Array]:
+    """The sides as matrices of the same rows.
+
+    Raises:
+        InputError: There is none, one is no matrix of finite rows, or they have unequal rows.
+    """
+    if not sides:
+        raise InputError("there are no vectors to measure; give one side at least")
+    found = {name: checked(vectors) for name, vectors in sides.items()}
+    counts = {name: len(vectors) for name, vectors in found.items()}
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+        raise InputError(f"all sides must have the same rows, got {told}")
+    return found

@@ -1,0 +1,230 @@
+"""Figures of measures: that what is drawn is what was measured, and told apart without colour."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from numpy.testing import assert_allclose, assert_array_equal
+
+from bertflow.analysis.frequency import Words
+from bertflow.errors import InputError, MissingDependencyError
+from bertflow.report import figures, plots, save_figure
+from bertflow.report.figures import ScoreCell, ScoreRow, ScoreTable
+from bertflow.report.palette import LOOKS
+
+
+@pytest.fixture
+def sides(rng):
+    x = rng.normal(size=(90, 5)) * np.arange(1.0, 6.0)
+    return {"before": x + 4, "after": x}
+
+
+@pytest.fixture
+def words(rng):
+    found = Words([f"w{n}" for n in range(50)], ranks=np.arange(50) * 20, rows=np.arange(50))
+    ranges = [(0, 100), (100, 500), (500, 1000)]
+    return figures.measure_word_norms(
+        rng.normal(size=(50, 4)), found, ranges=ranges, published=[1.0, 2.0, None]
+    )
+
+
+@pytest.fixture
+def scores():
+    def row(label, start, **more):
+        cells = {
+            task: ScoreCell(
+                value=start + n, low=start + n - 3, high=start + n + 2, published=start + 1.5
+            )
+            for n, task in enumerate(("stsb", "sick-r", "average"))
+        }
+        return ScoreRow(label=label, cells=cells, **more)
+
+    rows = [
+        row("an encoder", 55.0, published_for="BERT-base"),
+        row("its flow", 65.0, published_for="BERT-base"),
+        row("in the table alone", 10.0, drawn=False),
+    ]
+    return ScoreTable(
+        title="STS", measure="Spearman × 100", columns=["stsb", "sick-r", "average"], rows=rows
+    )
+
+
+@pytest.fixture
+def drawn(sides, words, scores, rng):
+    """A figure of each kind."""
+    training = figures.summarize_training(rng.normal(size=300), final=-0.25)
+    return {
+        "cosines": plots.cosine_histogram(figures.measure_cosines(sides, pairs=500)),
+        "spectra": plots.spectrum(figures.measure_spectra(sides)),
+        "cloud": plots.cloud(figures.project(sides)),
+        "words": plots.norm_by_frequency(words),
+        "training": plots.training_curve(training),
+        "scores": plots.score_forest(scores),
+    }
+
+
+def legend(figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_a_histogram_has_a_step_of_the_right_height_for_each_bin(sides):
+    found = figures.measure_cosines(sides, pairs=500)
+    axes = plots.cosine_histogram(found).axes[0]
+    outlines = [patch for patch in axes.patches if not patch.get_fill()]
+    for outline, share in zip(outlines, found.shares.values(), strict=True):
+        assert_allclose(outline.get_data().values, 100 * share)
+        assert_allclose(outline.get_data().edges, found.edges)
+    means = [line.get_xdata()[0] for line in axes.lines]
+    assert_allclose(means, list(found.means.values()))
+
+
+def test_the_means_stand_in_the_legend(sides):
+    found = figures.measure_cosines(sides, pairs=500)
+    named = legend(plots.cosine_histogram(found))
+    assert [name.split(",")[0] for name in named] == ["before", "after"]
+    assert f"{found.means['before']:.2f}" in named[0]
+
+
+def test_a_spectrum_is_drawn_by_rank_on_logarithms(sides):
+    found = figures.measure_spectra(sides)
+    axes = plots.spectrum(found).axes[0]
+    for line, values in zip(axes.lines, found.values.values(), strict=True):
+        assert_array_equal(line.get_xdata(), np.arange(1, len(values) + 1))
+        assert_allclose(line.get_ydata(), values)
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+
+
+def test_values_of_0_have_no_place_on_a_logarithm(rng):
+    flat = np.outer(rng.normal(size=20), [1.0, 2.0, 0.0])
+    line = plots.spectrum(figures.measure_spectra({"flat": flat})).axes[0].lines[0]
+    assert (line.get_ydata() > 0).all()
+
+
+def test_a_cloud_has_a_panel_a_side_and_both_axes_at_one_scale(sides):
+    found = figures.project(sides)
+    figure = plots.cloud(found)
+    for axes, (name, points) in zip(figure.axes, found.points.items(), strict=True):
+        assert_allclose(np.asarray(axes.collections[0].get_offsets()), points)
+        assert axes.get_title(loc="left") == name
+        assert axes.get_aspect() == 1.0
+        assert f"{100 * found.explained[name][0]:.3g} %" in axes.get_xlabel()
+
+
+def test_words_and_means_lie_at_their_ranks_and_norms(words):
+    axes = plots.norm_by_frequency(words).axes[0]
+    points = np.asarray(axes.collections[0].get_offsets())
+    assert_allclose(points, np.column_stack([words.ranks + 1, words.norms]))
+    levels = [c.get_segments()[0] for c in axes.collections[1:]]
+    for group in words.groups:
+        span = [max(group.low, 1), group.high]
+        assert any(np.allclose(s, [[span[0], group.value], [span[1], group.value]]) for s in levels)
+        if group.published is not None:
+            assert any(np.allclose(s[:, 1], group.published) for s in levels)
+
+
+def test_a_training_curve_is_the_means_and_ends_at_the_loss_that_is_left(rng):
+    found = figures.summarize_training(rng.normal(size=300), final=-0.25)
+    figure = plots.training_curve(found)
+    line, final = figure.axes[0].lines
+    assert_allclose(line.get_ydata(), found.mean)
+    assert_array_equal(line.get_xdata(), found.steps)
+    assert set(final.get_ydata()) == {-0.25}
+    assert "fitted rows, −0.250" in legend(figure)
+    without = figures.summarize_training(rng.normal(size=300))
+    assert len(plots.training_curve(without).axes[0].lines) == 1
+
+
+def test_scores_stand_on_their_intervals_with_the_published_hollow(scores):
+    axes = plots.score_forest(scores).axes[0]
+    points = {
+        (line.get_marker(), float(line.get_xdata()[0]))
+        for line in axes.lines
+        if line.get_markerfacecolor() != "white"
+    }
+    shown = scores.rows[:2]
+    assert points == {
+        (look.marker, cell.value)
+        for row, look in zip(shown, LOOKS, strict=True)
+        for cell in row.cells.values()
+    }
+    hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
+    assert len(hollow) == 6
+    spans = sorted(tuple(c.get_segments()[0][:, 0]) for c in axes.collections)
+    assert spans == sorted((c.low, c.high) for row in shown for c in row.cells.values())
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(scores.columns)
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]
+    assert "in the table alone" not in legend(axes.figure)
+    assert "published for BERT-base" in legend(axes.figure)
+
+
+def test_no_score_is_no_figure(scores):
+    empty = ScoreTable(title="", measure="", columns=["stsb"], rows=[scores.rows[2]])
+    with pytest.raises(InputError, match="nothing to draw"):
+        plots.score_forest(empty)
+
+
+def test_the_sides_are_told_apart_without_colour():
+    first, second = LOOKS
+    assert first.dashes != second.dashes
+    assert first.marker != second.marker
+    for ground in ("color", "dark"):
+        one, other = (matplotlib.colors.to_rgb(getattr(look, ground)) for look in LOOKS)
+        # To people without red, green or blue cones, as the mean of the two that are left.
+        for cone in range(3):
+            kept = [n for n in range(3) if n != cone]
+            assert np.abs(np.subtract(one, other))[kept].max() > 0.2
+
+
+def test_no_text_lies_on_another_and_all_of_it_is_in_the_figure(drawn):
+    for name, figure in drawn.items():
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        figure.draw(renderer)
+        boxes = [axes.patch.get_window_extent(renderer) for axes in figure.axes]
+        for axes in figure.axes:
+            boxes += [
+                label.get_window_extent(renderer)
+                for label in (axes.xaxis.label, axes.yaxis.label, axes._left_title)
+                if label.get_text()
+            ]
+        boxes += [one.get_window_extent(renderer) for one in figure.legends]
+        for one, other in combinations(boxes, 2):
+            assert not one.overlaps(other), name
+        for box in boxes:
+            assert box.x0 >= -1, name
+            assert box.y0 >= -1, name
+            assert box.x1 <= figure.bbox.x1 + 1, name
+            assert box.y1 <= figure.bbox.y1 + 1, name
+
+
+def test_files_are_the_same_every_time_and_small(drawn, tmp_path):
+    for name, figure in drawn.items():
+        for number in range(2):
+            save_figure(figure, tmp_path / f"{name}{number}.svg")
+        one, other = (tmp_path / f"{name}{number}.svg" for number in range(2))
+        assert one.read_bytes() == other.read_bytes()
+        assert len(one.read_bytes()) < 200_000
+
+
+def test_many_points_are_an_image_within_a_vector_file(rng, tmp_path):
+    x = rng.normal(size=(plots.RASTER + 1, 3))
+    figure = plots.cloud(figures.project({"many": x}, points=len(x)))
+    save_figure(figure, tmp_path / "cloud.svg")
+    assert b"data:image/png" in (tmp_path / "cloud.svg").read_bytes()
+
+
+def test_matplotlib_is_as_it_was(sides, words, scores):
+    before = dict(matplotlib.rcParams)
+    plots.cloud(figures.project(sides))
+    plots.norm_by_frequency(words)
+    plots.score_forest(scores)
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_a_missing_package_is_named_with_the_line_that_installs_it(sides, monkeypatch):
+    monkeypatch.setattr(plots, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'bertflow\[report\]'"):
+        plots.spectrum(figures.measure_spectra(sides))

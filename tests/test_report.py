@@ -1,0 +1,465 @@
+"""The page of a report: whole, safe, small, and honest about what it lacks."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from bertflow.calibrators import Flow, Whitening, save_calibrator
+from bertflow.encoders import SentenceCache, calibrate, encoding, load_encoder, save_model
+from bertflow.errors import BertflowError, InputError, ModelError
+from bertflow.report import build_report, check_page, page, render, write_report
+from bertflow.report.charts import log_ticks, number, ticks
+from bertflow.report.palette import LOOKS
+from task_files import write_tasks
+
+pytestmark = pytest.mark.usefixtures("as_in_a_process_of_its_own")
+NASTY = [
+    "</script><script>document.title = 'broken'</script>",
+    "<!-- <script> ]]> &amp; &lt; {{script}} \\u003c",
+    "quotes \" and ' and ` and \u2028 and \u2029",
+    "<img src=x onerror=\"document.title='broken'\"> a sentence of some length",
+    "emoji 🙂, עברית, 中文, and a tab\tin it",
+]
+ROWS = 60
+
+
+class Page(HTMLParser):
+    """What a page holds, as a browser reads it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.said: list[str] = []
+        self.styles: list[str] = []
+        self._into: list[str] | None = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self._into = {"script": self.scripts, "style": self.styles}.get(tag)
+        if self._into is not None:
+            self._into.append("")
+
+    def handle_endtag(self, tag):
+        self._into = None
+
+    def handle_data(self, data):
+        if self._into is not None:
+            self._into[-1] += data
+        else:
+            self.said.append(data)
+
+    @property
+    def data(self):
+        return json.loads(self.scripts[0])
+
+    def named(self, tag):
+        return [about for name, about in self.elements if name == tag]
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def vectors(rng) -> np.ndarray:
+    x = rng.normal(size=(ROWS, 6)).astype(np.float32) + 3
+    np.save("x.npy", x)
+    return x
+
+
+@pytest.fixture
+def texts() -> list[str]:
+    found = [*NASTY, *(f"sentence number {n} of the corpus" for n in range(ROWS - len(NASTY)))]
+    # A line is a sentence, and these two would be none in a .txt.
+    Path("texts.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in found))
+    return [one.strip() for one in found]
+
+
+@pytest.fixture
+def flow(vectors) -> Flow:
+    found = Flow(epochs=1).fit(vectors)
+    save_calibrator(found, "flow", provenance={"vectors": "x.npy", "rows": ROWS, "limit": None})
+    return found
+
+
+# What comes of vectors.
+
+
+def test_vectors_alone_are_one_side(vectors):
+    found = build_report("x.npy")
+    assert list(found.sides) == ["before"]
+    assert "is likely to help: random pairs have a mean cosine of 0.9" in found.verdict
+    assert {"scores", "words", "edits", "training"} <= found.absent.keys()
+    assert found.texts is None
+    assert Page(render(found)).data["rows"] == list(range(ROWS))
+
+
+def test_a_calibrator_beside_vectors_is_applied_to_them(vectors, flow):
+    found = build_report("x.npy", against="flow")
+    assert found.cosines.means["after"] == pytest.approx(
+        build_of(flow.transform(vectors)).cosines.means["before"]
+    )
+    assert found.training.total == len(flow.loss_curve_)
+    assert found.training.final == pytest.approx(flow.loss_)
+
+
+def build_of(vectors):
+    np.save("other.npy", vectors)
+    return build_report("other.npy")
+
+
+def test_other_vectors_of_the_same_rows_are_the_other_side(vectors):
+    np.save("z.npy", vectors[:, :3] - 3)
+    found = build_report("x.npy", against="z.npy")
+    assert dict(found.sides) == {"before": "x.npy", "after": "z.npy"}
+    assert found.diagnoses["after"].width == 3
+    assert "after it" in found.verdict
+
+
+def test_a_calibrator_draws_the_vectors_that_it_was_fitted_on(vectors, flow):
+    found = build_report("flow")
+    assert dict(found.sides) == {"before": "x.npy", "after": "flow"}
+    assert found.diagnoses.keys() == {"before", "after"}
+    Path("x.npy").unlink()
+    without = build_report("flow")
+    assert not without.sides
+    assert "bertflow report VECTORS.npy --against flow" in without.absent["cloud"]
+    assert without.training is not None
+    assert "Nothing here tells" in without.verdict
+    assert Page(render(without)).data is None
+
+
+def test_equal_sentences_are_looked_at_once(vectors):
+    Path("t.txt").write_text("".join(f"sentence {n % 40}\n" for n in range(ROWS)))
+    found = build_report("x.npy", corpus="t.txt")
+    assert found.diagnoses["before"].rows == 40
+    assert found.texts == [f"sentence {n}" for n in range(40)]
+    assert any("60 sentences, 40 of them distinct" in note for note in found.notes)
+
+
+def test_scores_are_those_of_cosines_whose_sentences_all_have_vectors(vectors, rng):
+    data = write_tasks(Path("data"), "stsb")
+    from bertflow.data import read_task
+    from bertflow.evaluation import correlate, paired_cosine
+
+    test, dev = read_task("stsb", data), read_task("stsb", data, "dev")
+    distinct = list(dict.fromkeys([*test.first, *test.second, *dev.first, *dev.second]))
+    x = rng.normal(size=(len(distinct), 8))
+    np.save("s.npy", x)
+    np.save("z.npy", x - 0.3)
+    Path("s.txt").write_text("\n".join(distinct) + "\n")
+    found = build_report("s.npy", corpus="s.txt", against="z.npy", data=data)
+    place = {text: n for n, text in enumerate(distinct)}
+    for side, rows in (("before", x), ("after", x - 0.3)):
+        first, second = (rows[[place[t] for t in part]] for part in (test.first, test.second))
+        expected = correlate(paired_cosine(first, second), np.array(test.gold)).spearman
+        row = next(row for row in found.scores.rows if row.label == side)
+        assert row.cells["stsb"].value == pytest.approx(100 * expected)
+        assert row.cells["stsb"].low < row.cells["stsb"].value < row.cells["stsb"].high
+    assert set(found.edits.panels) == {"gold", "before", "after"}
+    assert "may be chance" in found.verdict or "Calibration" in found.verdict
+    lacking = build_report("x.npy", data=data)
+    assert lacking.scores is None
+    assert "bertflow evaluate MODEL" in lacking.absent["scores"]
+
+
+# A model.
+
+
+@pytest.fixture(scope="module")
+def model(tiny_bert, tiny_sentences, tmp_path_factory):
+    """A saved model, its corpus, and a cache that has the corpus's vectors."""
+    home = tmp_path_factory.mktemp("model")
+    (home / "corpus.txt").write_text("\n".join(tiny_sentences) + "\n")
+    cache = SentenceCache(home / "cache")
+    made = calibrate(
+        load_encoder(tiny_bert),
+        tiny_sentences,
+        Whitening(),
+        cache=cache,
+        provenance={"corpus": [str(home / "corpus.txt")], "column": None, "limit": None},
+    )
+    save_model(made, home / "saved")
+    return home
+
+
+@pytest.fixture
+def no_encoder_runs(monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("an encoder ran")
+
+    monkeypatch.setattr(SentenceTransformer, "forward", refuse)
+    monkeypatch.setattr(encoding.Encoding, "each", refuse)
+
+
+def test_a_model_is_drawn_from_the_cache_and_no_encoder_runs(
+    model, monkeypatch, no_encoder_runs, tiny_sentences
+):
+    monkeypatch.setenv("BERTFLOW_CACHE", str(model / "cache"))
+    found = build_report(model / "saved")
+    assert list(found.sides) == ["before", "after"]
+    assert found.texts == list(dict.fromkeys(tiny_sentences))
+    assert found.diagnoses["after"].isoscore > found.diagnoses["before"].isoscore
+    assert found.words is not None
+    assert "not trained step by step" in found.absent["training"]
+    assert ("corpus", str(model / "corpus.txt")) in found.provenance
+
+
+def test_what_is_not_in_the_cache_is_told_with_the_command_that_puts_it_there(
+    model, no_encoder_runs, cache_of_its_own
+):
+    found = build_report(model / "saved")
+    command = f"bertflow encode {model / 'saved'} --corpus {model / 'corpus.txt'}"
+    assert command in found.absent["cloud"]
+    assert not cache_of_its_own.exists()
+    with pytest.raises(ModelError, match="have no vector in the cache") as error:
+        build_report(model / "saved", corpus=model / "corpus.txt")
+    assert command in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_command_that_is_told_makes_the_page(model, done, no_encoder_runs, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setenv("BERTFLOW_CACHE", "own-cache")
+    saved, corpus = model / "saved", model / "corpus.txt"
+    done("encode", saved, "--corpus", corpus, "--output", "out.npy")
+    said = done("report", saved, "--corpus", corpus, "--output", "r.html")
+    assert "wrote r.html" in said
+    assert len(Page(Path("r.html").read_text("utf-8")).data["near"]) == 2
+
+
+def test_another_calibrator_of_the_same_encoder_is_set_beside_it(model, monkeypatch):
+    monkeypatch.setenv("BERTFLOW_CACHE", str(model / "cache"))
+    made = Whitening(dim=4).fit(np.random.default_rng(0).normal(size=(50, 16)))
+    save_calibrator(made, "narrow")
+    found = build_report(model / "saved", against="narrow")
+    assert list(found.sides) == ["saved", "narrow"]
+    assert found.diagnoses["narrow"].width == 4
+    save_calibrator(made, "other", provenance={"encoder": {"weights": "of another"}})
+    with pytest.raises(InputError, match="fitted on another encoder"):
+        build_report(model / "saved", against="other")
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["nothing"], "nothing does not exist; give a folder of bertflow reproduce"),
+        (["empty"], "no folder of bertflow reproduce, saved calibrator or .npy file"),
+        (["x.npy", "--corpus", "short.txt"], "short.txt holds 2 sentences, but x.npy 60 rows"),
+        (["x.npy", "--against", "narrow.npy"], "narrow.npy holds 5 rows, but x.npy 60"),
+        (["narrow.npy", "--against", "flow"], "fitted on vectors of 6 dimensions"),
+        (["x.npy", "--column", "text"], "a column goes with a corpus"),
+        (["bad.npy"], "bad.npy is not finite in row 4"),
+        (["single.npy"], "at least 2 rows and 2 dimensions"),
+        (["flow", "--corpus", "short.txt"], "short.txt holds 2 sentences"),
+        (["x.npy", "--data", "nowhere", "--corpus", "long.txt"], "nowhere is no folder"),
+        (["records-only"], "holds records but no table"),
+        (["two-runs"], "give one of two-runs/a, two-runs/b"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(refused, vectors, flow, arguments, expected):
+    Path("empty").mkdir()
+    Path("records-only/records").mkdir(parents=True)
+    for name in "ab":
+        (Path("two-runs") / name).mkdir(parents=True)
+        (Path("two-runs/records")).mkdir(exist_ok=True)
+        (Path("two-runs") / name / "table2.json").write_text("{}")
+    Path("short.txt").write_text("one\ntwo\n")
+    Path("long.txt").write_text("".join(f"sentence {n}\n" for n in range(ROWS)))
+    np.save("narrow.npy", vectors[:5, :3])
+    np.save("single.npy", vectors[:, :1])
+    bad = vectors.copy()
+    bad[4, 1] = np.nan
+    np.save("bad.npy", bad)
+    assert expected in refused("report", *arguments, "--output", "r.html")
+
+
+@pytest.mark.parametrize("name", ["report.pdf", "report", "report.html.gz"])
+def test_another_suffix_is_refused_before_any_work(refused, name):
+    assert "must end in .html" in refused("report", "nothing", "--output", name)
+    with pytest.raises(InputError):
+        check_page(name)
+
+
+def test_a_page_that_cannot_be_written_leaves_no_trace(vectors, work):
+    (work / "file").write_text("kept")
+    found = build_report("x.npy")
+    with pytest.raises(BertflowError, match="cannot write"):
+        write_report(found, work / "file" / "r.html")
+    assert sorted(path.name for path in work.iterdir()) == ["file", "x.npy"]
+
+
+# The page.
+
+
+@pytest.fixture
+def shown(vectors, texts, flow) -> str:
+    return render(build_report("x.npy", corpus="texts.jsonl", against="flow"))
+
+
+def test_sentences_cannot_break_out_of_the_page(shown, texts):
+    found = Page(shown)
+    assert len(found.scripts) == 2
+    data = found.data
+    assert set(data["texts"]) == {page.shortened(text) for text in texts}
+    assert found.scripts[1] == page._file("page.js")
+    assert not any("onerror" in about for _, about in found.elements)
+    assert not any("broken" in script for script in found.scripts[1:])
+    assert shown.count("</script>") == 2
+    assert "\u2028" not in found.scripts[0]
+
+
+def test_names_of_files_cannot_either(vectors):
+    name = "<b>&\"'{{script}}.npy"
+    np.save(name, vectors)
+    found = Page(render(build_report(name)))
+    assert not found.named("b")
+    assert len(found.scripts) == 2
+
+
+def test_nothing_is_fetched_and_only_its_own_script_may_run(shown):
+    found = Page(shown)
+    for tag, about in found.elements:
+        for name in ("src", "srcset", "action", "poster", "data"):
+            assert not about.get(name), (tag, about)
+        address = about.get("href", "#")
+        assert address.startswith("#") or address == "data:,"
+        assert "style" not in about
+    assert "url(" not in found.styles[0]
+    assert "@import" not in found.styles[0]
+    policy = next(about["content"] for about in found.named("meta") if "http-equiv" in about)
+    assert policy.startswith("default-src 'none'")
+    for text in (found.styles[0], found.scripts[1]):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy
+    assert "unsafe" not in policy
+
+
+def test_every_picture_is_named_and_has_a_caption_and_a_table(shown):
+    found = Page(shown)
+    charts = [about for about in found.named("svg") if about.get("class") == "chart"]
+    assert len(charts) >= 5
+    for about in charts:
+        assert about["role"] == "img"
+        assert len(about["aria-label"]) > 15
+    assert len(found.named("figure")) == len(found.named("figcaption")) == len(charts)
+    assert len(found.named("caption")) == len(found.named("table"))
+    keys = [about for about in found.named("svg") if about.get("class") != "chart"]
+    assert all(about["aria-hidden"] == "true" for about in keys)
+    assert len(found.named("details")) >= 4
+
+
+def test_what_refers_to_something_finds_it(shown):
+    found = Page(shown)
+    ids = [about["id"] for _, about in found.elements if about.get("id")]
+    assert len(ids) == len(set(ids))
+    for _, about in found.elements:
+        for name in ("aria-labelledby", "aria-describedby", "for"):
+            assert (about.get(name) or ids[0]) in ids
+        if (about.get("href") or "").startswith("#"):
+            assert about["href"][1:] in ids
+    for name in re.findall(r'getElementById\("(\w+)"\)', found.scripts[1]):
+        assert name in ids
+    levels = [int(tag[1]) for tag, _ in found.elements if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert all(b - a <= 1 for a, b in zip(levels, levels[1:], strict=False))
+    assert found.named("html")[0]["lang"] == "en"
+    assert found.named("th")
+    assert all("scope" in about for about in found.named("th"))
+
+
+def test_what_is_absent_is_said_with_what_would_fill_it(vectors):
+    found = build_report("x.npy")
+    said = " ".join(" ".join(Page(render(found)).said).split())
+    for names, reason in found.left_out():
+        assert reason in said
+        assert page.HEADINGS[names[0]].lower() in said.lower()
+    assert 'id="training"' not in render(found)
+
+
+def test_the_same_report_is_the_same_page(vectors, flow):
+    pages = [render(build_report("x.npy", against="flow")) for _ in range(2)]
+    assert pages[0] == pages[1]
+
+
+def test_a_page_that_would_be_too_large_shows_fewer_points(vectors, texts, monkeypatch):
+    whole = build_report("x.npy", corpus="texts.jsonl")
+    size = len(render(whole).encode())
+    monkeypatch.setattr(page, "LARGEST", size - 2000)
+    text = render(whole)
+    assert len(text.encode()) <= size - 2000
+    found = Page(text)
+    count = len(found.data["queries"])
+    assert 0 < count < ROWS
+    assert f"{count} rows, the same on every side" in " ".join(found.said)
+    dots = [a for a in found.named("circle") if a.get("r") == "2"]
+    assert len(dots) == count
+
+
+def test_long_sentences_are_cut_on_the_page():
+    assert page.shortened("a  b\nc") == "a b c"
+    assert len(page.shortened("x" * 10**5)) == page.LONGEST_TEXT
+
+
+# Drawing.
+
+
+def test_ticks_are_round_and_within(rng):
+    for low, high in rng.normal(size=(200, 2)) * 10.0 ** rng.integers(-5, 6, size=(200, 1)):
+        low, high = sorted((low, high))
+        found = ticks(low, high)
+        assert 2 <= len(found) <= 9
+        assert all(low - 1e-9 * abs(low) <= one <= high + 1e-9 * abs(high) for one in found)
+        steps = np.diff(found)
+        np.testing.assert_allclose(steps, steps[0], rtol=1e-6)
+        assert len(set(map(number, found))) == len(found)
+    assert ticks(1.0, 1.0) == [1.0]
+    assert log_ticks(1.0, 1e4) == [1, 10, 100, 1000, 10000]
+    assert log_ticks(0.5, 4.0) == [0.5, 1, 2]
+
+
+def colours(block: str) -> dict[str, str]:
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
+
+
+def luminance(colour: str) -> float:
+    parts = np.array([int(colour[n : n + 2], 16) for n in (1, 3, 5)]) / 255
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def contrast(one: str, other: str) -> float:
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_colours_can_be_read_and_are_those_of_the_plots(dark):
+    style = page._file("page.css")
+    light, _, rest = style.partition("@media screen and (prefers-color-scheme: dark)")
+    found = colours(light)
+    if dark:
+        found |= colours(rest.split("}")[0])
+    for name in ("ink", "quiet", "second-ink", "first-ink", "print"):
+        assert contrast(found[name], found["ground"]) >= 4.5
+        assert contrast(found[name], found["raised"]) >= 4.5
+    for name in ("first", "second", "focus", "short", "ring"):
+        assert contrast(found[name], found["ground"]) >= 3
+    for name, look in zip(("first", "second"), LOOKS, strict=True):
+        assert found[name] == (look.dark if dark else look.color).lower()

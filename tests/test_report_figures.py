@@ -1,0 +1,216 @@
+"""The numbers behind the pictures, by hand and by independent libraries."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.stats import spearmanr
+from sklearn.decomposition import PCA
+
+from bertflow.analysis import word_statistics
+from bertflow.analysis.frequency import Words
+from bertflow.errors import InputError
+from bertflow.report.figures import (
+    ScoreCell,
+    find_neighbours,
+    measure_cosines,
+    measure_spectra,
+    measure_word_norms,
+    project,
+    relate_to_edits,
+    summarize_training,
+)
+
+ROWS = 120
+
+
+@pytest.fixture
+def sides(rng):
+    x = rng.normal(size=(ROWS, 6)) * np.arange(1.0, 7.0)
+    return {"before": x + 4.0, "after": x[:, :3]}
+
+
+def test_shares_of_cosines_add_up_to_one_and_their_means_are_the_pairs(sides):
+    found = measure_cosines(sides, pairs=3000)
+    for share in found.shares.values():
+        assert share.sum() == pytest.approx(1)
+        assert len(share) == len(found.edges) - 1
+    centres = (found.edges[1:] + found.edges[:-1]) / 2
+    for name, share in found.shares.items():
+        assert share @ centres == pytest.approx(found.means[name], abs=0.0125)
+
+
+def test_every_side_sees_the_same_pairs(sides):
+    both = measure_cosines({"one": sides["before"], "other": sides["before"]}, pairs=500)
+    assert_array_equal(both.shares["one"], both.shares["other"])
+    alone = measure_cosines({"one": sides["before"]}, pairs=500)
+    assert alone.means["one"] == both.means["one"]
+
+
+def test_bins_of_any_two_pages_can_be_laid_side_by_side(sides):
+    for edges in (measure_cosines({"x": x}).edges for x in sides.values()):
+        assert_allclose(edges / 0.025, np.round(edges / 0.025), atol=1e-9)
+        assert edges[-1] == 1
+
+
+def test_pairs_with_a_row_that_is_zero_on_one_side_count_on_none(sides):
+    sides["after"] = sides["after"].copy()
+    sides["after"][:60] = 0
+    found = measure_cosines(sides, pairs=4000)
+    assert 800 < found.pairs < 1200
+    assert all(np.isfinite(mean) for mean in found.means.values())
+    with pytest.raises(InputError, match="all rows are zero"):
+        measure_cosines({"none": np.zeros((5, 2))})
+
+
+def test_spectra_are_singular_values_over_the_first(sides):
+    found = measure_spectra(sides)
+    for name, x in sides.items():
+        values = np.linalg.svd(x, compute_uv=False)
+        assert_allclose(found.values[name], values / values[0])
+
+
+def test_the_cloud_is_principal_component_analysis_with_fixed_signs(sides):
+    found = project(sides)
+    for name, x in sides.items():
+        known = PCA(2, svd_solver="full").fit(x)
+        points = known.transform(x)
+        signs = np.sign((points * found.points[name]).sum(axis=0))
+        assert_allclose(found.points[name], points * signs, atol=1e-8)
+        assert_allclose(found.explained[name], known.explained_variance_ratio_)
+    again = project({name: x[:, ::1].copy() for name, x in sides.items()})
+    assert_array_equal(again.points["before"], found.points["before"])
+
+
+def test_the_cloud_draws_the_same_rows_on_every_side(sides):
+    found = project(sides, points=30)
+    assert found.rows.shape == (30,)
+    assert (np.diff(found.rows) > 0).all()
+    whole = project(sides)
+    for name in sides:
+        assert_allclose(found.points[name], whole.points[name][found.rows])
+
+
+def test_axes_do_not_depend_on_the_unit(sides):
+    one = project(sides)
+    other = project({name: 1e200 * x for name, x in sides.items()})
+    assert_allclose(other.explained["before"], one.explained["before"])
+    assert_allclose(other.points["before"] / 1e200, one.points["before"], rtol=1e-6, atol=1e-9)
+
+
+def test_neighbours_are_those_of_brute_force(sides):
+    queries = np.array([0, 7, 119])
+    found = find_neighbours(sides, queries, k=4)
+    for name, x in sides.items():
+        unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+        cosine = unit[queries] @ unit.T
+        cosine[np.arange(3), queries] = -np.inf
+        expected = np.argsort(-cosine, axis=1)[:, :4]
+        assert_array_equal(found.rows[name], expected)
+        assert_allclose(found.cosines[name], np.take_along_axis(cosine, expected, axis=1))
+    assert 0 <= found.kept <= 1
+
+
+def test_a_row_is_no_neighbour_of_itself_though_others_equal_it():
+    x = np.ones((8, 3))
+    for query in range(8):
+        found = find_neighbours({"same": x}, np.array([query]), k=3)
+        assert query not in found.rows["same"]
+        assert found.kept is None
+
+
+def test_word_norms_are_those_of_table_1(rng):
+    table = rng.normal(size=(60, 5))
+    ranks = np.sort(rng.choice(200, size=40, replace=False))
+    words = Words([f"w{n}" for n in range(40)], ranks=ranks, rows=rng.permutation(60)[:40])
+    ranges = [(0, 20), (20, 150), (150, 151), (151, 152)]
+    found = measure_word_norms(table, words, ranges=ranges, published=[1.0, 2.0, 3.0, None])
+    known = word_statistics(table, words, ranges=ranges, neighbours=[1]).groups
+    for one, other in zip(found.groups, known, strict=True):
+        assert (one.low, one.high, one.words) == (other.low, other.high, other.words)
+        if other.norm is None:
+            assert one.value is None
+        else:
+            assert one.value == pytest.approx(other.norm.value)
+            assert one.least == pytest.approx(other.norm.low)
+            assert one.most == pytest.approx(other.norm.high)
+    assert [one.published for one in found.groups] == [1.0, 2.0, 3.0, None]
+
+
+def test_of_many_words_those_that_are_drawn_are_even_over_the_logarithm(rng):
+    words = Words([f"w{n}" for n in range(9000)], ranks=np.arange(9000), rows=np.arange(9000))
+    found = measure_word_norms(rng.normal(size=(9000, 2)), words, points=300)
+    assert 100 < len(found.words) <= 300
+    assert found.words[0] == "w0"
+    assert found.ranks[-1] == 8999
+    assert (found.ranks < 100).sum() > 30
+    assert found.words == [f"w{rank}" for rank in found.ranks]
+
+
+def test_edit_distances_are_related_over_pairs_that_have_every_similarity(rng):
+    distances = rng.integers(0, 20, size=50)
+    panels = {"gold": rng.normal(size=50), "raw": rng.normal(size=50)}
+    panels["gold"][3] = np.nan
+    found = relate_to_edits(panels, distances, short=6, unit="words")
+    keep = np.arange(50) != 3
+    near = keep & (distances <= 6)
+    for name, values in panels.items():
+        assert found.whole[name] == pytest.approx(spearmanr(values[keep], distances[keep])[0])
+        assert found.near[name] == pytest.approx(spearmanr(values[near], distances[near])[0])
+        assert_array_equal(found.panels[name], values[keep])
+    assert found.is_near.sum() == near.sum()
+
+
+def test_windows_of_training_hold_every_step_once(rng):
+    losses = rng.normal(size=1001)
+    found = summarize_training(losses, windows=60, final=0.5)
+    sizes = np.diff([0, *found.steps])
+    assert found.steps[-1] == found.total == 1001
+    assert sizes.min() >= 16
+    assert sizes.max() <= 17
+    assert sizes @ found.mean == pytest.approx(losses.sum())
+    assert found.low.min() == losses.min()
+    assert found.high.max() == losses.max()
+
+
+def test_a_difference_is_with_a_number_of_the_same_encoder_only():
+    assert ScoreCell(value=3.0, published=1.0).difference == 2.0
+    assert ScoreCell(value=3.0, published=1.0, comparable=False).difference is None
+    assert ScoreCell(value=None, published=1.0).difference is None
+
+
+@pytest.mark.parametrize("measure", [measure_cosines, measure_spectra, project])
+def test_sides_that_cannot_be_compared_are_refused(measure, sides):
+    with pytest.raises(InputError, match="one side at least"):
+        measure({})
+    with pytest.raises(InputError, match="before 120, after 100"):
+        measure({**sides, "after": sides["after"][:100]})
+    sides["before"][5, 2] = np.nan
+    with pytest.raises(InputError, match="row 5"):
+        measure(sides)
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda x: project({"flat": np.ones((5, 3))}), "all 5 rows are equal"),
+        (lambda x: project({"thin": x[:, :1]}), "1 dimension"),
+        (lambda x: find_neighbours({"x": x}, np.array([0]), k=ROWS), "k must be an integer"),
+        (lambda x: find_neighbours({"x": x}, np.array([ROWS])), "queries must be rows from 0"),
+        (lambda x: summarize_training(np.empty(0)), "no step"),
+        (
+            lambda x: measure_word_norms(x, Words(["a"], np.array([0]), np.array([ROWS]))),
+            "take those of the tokenizer's own encoder",
+        ),
+        (
+            lambda x: measure_word_norms(
+                x, Words(["a"], np.array([0]), np.array([0])), published=[1.0]
+            ),
+            "published must have 4 means",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(sides, call, expected):
+    with pytest.raises(InputError, match=expected):
+        call(sides["before"])
