@@ -16,6 +16,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from bertflow.display import block, facts_table
 from bertflow.errors import InputError
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -50,8 +51,9 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     row is refused by its number.
     """
 
-    # Set by fit.
+    # Set by fit; how many rows there were is not in the files of a calibrator.
     n_features_in_: int
+    n_samples_: int
     # Set by whoever knows what the rows were: encoder, files, counts, versions.
     provenance_: dict[str, Any]
 
@@ -72,6 +74,7 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         self._fitted = False
         self._kept: dict[Any, Any] = {}
         rows = self._checked(X, fitting=True)
+        self.n_samples_ = len(rows)
         self._fit(rows)
         self._fitted = True
         return self
@@ -186,6 +189,56 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     @abstractmethod
     def _needs_float64(self) -> bool:
         """Whether float32 cannot hold what was learned, see `beyond_float32`."""
+
+    def facts(self) -> dict[str, str]:
+        """What was learned and on what, by name, as notebooks and model cards show it.
+
+        Returns:
+            Dimensions, rows where they are known and, of a flow, steps and bits per dimension;
+            nothing before the fit.
+
+        Example:
+            >>> import numpy as np
+            >>> from bertflow import Whitening
+            >>> Whitening(2).fit(np.random.default_rng(0).normal(size=(50, 4))).facts()
+            {'dimensions': '4 in, 2 out', 'fitted on': '50 rows'}
+        """
+        if not self.__sklearn_is_fitted__():
+            return {}
+        width, kept = self.n_features_in_, self._n_features_out
+        found = {"dimensions": f"{width:,}" if width == kept else f"{width:,} in, {kept:,} out"}
+        if fitted := self._fitted_on():
+            found["fitted on"] = fitted
+        return found
+
+    def _fitted_on(self) -> str:
+        """How many sentences or rows, as far as that is known."""
+        told = getattr(self, "provenance_", {})
+        counts = {
+            name: value
+            for name in ("sentences", "distinct", "rows")
+            if isinstance(value := told.get(name), int)
+        }
+        if "sentences" in counts:
+            distinct = f", {counts['distinct']:,} of them distinct" if "distinct" in counts else ""
+            return f"{counts['sentences']:,} sentences{distinct}"
+        rows = getattr(self, "n_samples_", counts.get("rows"))
+        return "" if rows is None else f"{rows:,} rows"
+
+    def _facts_html(self) -> str:
+        facts = self.facts()
+        return block(f"{type(self).__name__}, fitted", facts_table(facts)) if facts else ""
+
+    # scikit-learn's own page of an estimator, by both of the names that notebooks ask for, and what
+    # was learned below it.
+    def _repr_html_inner(self) -> str:
+        return f"{super()._repr_html_inner()}{self._facts_html()}"
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        bundle: dict[str, str] = super()._repr_mimebundle_(**kwargs)
+        if "text/html" in bundle:
+            bundle["text/html"] += self._facts_html()
+        return bundle
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = dict(super().__getstate__())

@@ -26,6 +26,7 @@ from bertflow.calibrators.storage import (
     replaced_folder,
     write_calibrator,
 )
+from bertflow.display import of_stage, watched
 from bertflow.encoders.checkpoints import (
     check_files,
     check_weights,
@@ -150,7 +151,7 @@ def calibrate(
     cache: SentenceCache | None = None,
     precision: Precision = "auto",
     provenance: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     checkpoint: str | Path | None = None,
 ) -> CalibratedSentenceTransformer:
     """Fit a calibrator on an encoder's vectors of unlabelled sentences, and append it.
@@ -172,8 +173,9 @@ def calibrate(
             (products and attention in bfloat16), "fast" (all of it), or "auto": "mixed" where the
             device has units for it. The model that is returned computes in the encoder's own type.
         provenance: More to be kept with the model, such as the names of files.
-        progress: Called with the name of the stage ("encode" or "fit"), the steps done and
-            their total.
+        progress: None shows a bar for each stage, "encode" and "fit", where someone watches, as in
+            `bertflow.Flow.fit`; False never does, True at once and in any thread. A function is
+            called with the name of the stage, the steps done and their total.
         checkpoint: File from which the fit of a flow goes on after it was stopped, as in
             `bertflow.Flow.fit`; other calibrators are fitted too quickly to need one.
 
@@ -194,7 +196,7 @@ def calibrate(
     if portable:
         _refuse_what_cannot_be_portable(calibrator)
     description = describe_encoder(encoder)
-    with Rows() as store:
+    with watched(progress) as report, Rows() as store:
         encoded = encode_rows(
             encoder,
             sentences,
@@ -203,7 +205,7 @@ def calibrate(
             cache=cache,
             precision=precision,
             description=description,
-            progress=None if progress is None else lambda done, of: progress("encode", done, of),
+            progress=None if report is None else lambda done, of: report("encode", done, of),
         )
         if encoded.distinct < 2:
             raise InputError(
@@ -229,7 +231,7 @@ def calibrate(
         if isinstance(calibrator, Flow):
             calibrator.fit(
                 rows,
-                progress=None if progress is None else lambda n, of, _: progress("fit", n, of),
+                progress=False if report is None else of_stage(report, "fit"),
                 checkpoint=checkpoint,
             )
         else:
@@ -411,7 +413,7 @@ def _refuse_what_cannot_be_portable(calibrator: Calibrator) -> None:
     """Say so before an hour of encoding, by fitting the same design on a handful of numbers."""
     if isinstance(calibrator, Flow) and calibrator.coupling != "additive":
         tiny = clone(calibrator).set_params(epochs=1, device="cpu")
-        to_modules(tiny.fit(np.random.default_rng(0).normal(size=(8, 4))), 4)
+        to_modules(tiny.fit(np.random.default_rng(0).normal(size=(8, 4)), progress=False), 4)
 
 
 def _check_portable(
