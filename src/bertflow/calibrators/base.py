@@ -51,7 +51,7 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     row is refused by its number.
     """
 
-    # Set by fit; how many rows there were is not in the files of a calibrator.
+    # Set by fit. Files of earlier versions do not tell how many rows there were.
     n_features_in_: int
     n_samples_: int
     # Set by whoever knows what the rows were: encoder, files, counts, versions.
@@ -189,6 +189,57 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     @abstractmethod
     def _needs_float64(self) -> bool:
         """Whether float32 cannot hold what was learned, see `beyond_float32`."""
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        token: str | None = None,
+        private: bool | None = None,
+        exist_ok: bool = False,
+        replace_model_card: bool = False,
+        commit_message: str | None = None,
+        revision: str | None = None,
+        create_pr: bool = False,
+    ) -> str:
+        """Upload the folder that `save_calibrator` writes, with its card, to the model hub.
+
+        The names are those of `SentenceTransformer.push_to_hub`. What the calibrator was fitted on
+        is part of it, names of files as they were given.
+
+        Args:
+            repo_id: Name of the repository, "user/name"; it is made.
+            token: Of the hub; None takes the one of `hf auth login` or HF_TOKEN.
+            private: Whether nobody else sees a new repository; None takes the account's default.
+            exist_ok: Whether the repository may be there already.
+            replace_model_card: Whether a card that is there gives way; otherwise it stays.
+            commit_message: Of the upload.
+            revision: Branch to upload to, made if it is not there.
+            create_pr: Open a pull request instead.
+
+        Returns:
+            The address of the commit or pull request.
+
+        Raises:
+            sklearn.exceptions.NotFittedError: fit has not been called.
+            huggingface_hub.errors.HfHubHTTPError: The hub refuses; nothing is uploaded then.
+
+        Example:
+            ``Whitening().fit(vectors).push_to_hub("me/whitening", private=True)``
+        """
+        from bertflow.calibrators.sharing import push_calibrator
+
+        return push_calibrator(
+            self,
+            repo_id,
+            token=token,
+            private=private,
+            exist_ok=exist_ok,
+            replace_model_card=replace_model_card,
+            commit_message=commit_message,
+            revision=revision,
+            create_pr=create_pr,
+        )
 
     def facts(self) -> dict[str, str]:
         """What was learned and on what, by name, as notebooks and model cards show it.

@@ -14,6 +14,7 @@ from bertflow.cli.demonstration import demo
 from bertflow.cli.fitting import encode, fit, transform
 from bertflow.cli.judging import compare, diagnose, evaluate
 from bertflow.cli.reproduction import reproduce
+from bertflow.cli.sharing import push
 from bertflow.cli.terminal import log_to_terminal
 from bertflow.cli.training import finetune
 
@@ -74,6 +75,7 @@ for command in (
     finetune,
     reproduce,
     demo,
+    push,
     cache,
 ):
     app.command()(command)

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -19,14 +20,17 @@ from sklearn.utils.validation import check_is_fitted
 
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.base import Array, check_device
+from bertflow.calibrators.card import CARD, HERE, named
 from bertflow.calibrators.storage import (
     SUBFOLDER,
+    calibrator_name,
     foreign_entries,
     merged_folder,
     replaced_folder,
     write_calibrator,
 )
-from bertflow.display import of_stage, watched
+from bertflow.display import block, facts_table, of_stage, unfolded, watched
+from bertflow.encoders.card import model_card, renewed
 from bertflow.encoders.checkpoints import (
     check_files,
     check_weights,
@@ -38,10 +42,15 @@ from bertflow.encoders.checkpoints import (
 )
 from bertflow.encoders.corpus import CALIBRATOR
 from bertflow.encoders.encoding import Precision, resolved_precision
-from bertflow.encoders.fingerprint import describe_encoder, library_versions
+from bertflow.encoders.fingerprint import (
+    describe_encoder,
+    describe_settings,
+    library_versions,
+)
 from bertflow.encoders.half import HALF, kept_from_half, raise_input
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
+from bertflow.encoders.origin import origin_of, read_card
 from bertflow.encoders.pickling import keep_picklable
 from bertflow.encoders.portable import to_modules
 from bertflow.encoders.sentence_cache import SentenceCache
@@ -74,18 +83,34 @@ class CalibratedSentenceTransformer(SentenceTransformer):
     """
 
     calibrator: Calibrator
+    # What is known of the encoder's origin, the card that the model came with, and scores for it.
+    _origin: Mapping[str, str] = MappingProxyType({})
+    _card: str = ""
+    _scores: tuple[Any, ...] = ()
 
-    def save(self, path: str, *args: Any, **kwargs: Any) -> None:
-        """Write the model, the calibrator and its provenance into a folder.
+    def save(
+        self,
+        path: str,
+        model_name: str | None = None,
+        create_model_card: bool = True,
+        train_datasets: list[str] | None = None,
+        safe_serialization: bool = True,
+    ) -> None:
+        """Write the model, the calibrator, its provenance and a card into a folder.
 
         The folder is then the new one whole, or still the old one. One that holds files of others,
         such as a clone of a repository, keeps them: each of ours is moved to its place whole, but
         one after another.
 
+        The card, README.md, is bertflow's own: what was fitted, on what, how to use it, limits and
+        licence. One that the model was loaded with stays, as someone may have edited it.
+
         Args:
             path: The folder, made if it is not there.
-            args: As in `SentenceTransformer.save`.
-            kwargs: Likewise.
+            model_name: Its name on the hub, for the code in the card.
+            create_model_card: Whether to write a card.
+            train_datasets: As in `SentenceTransformer.save`, which ignores it.
+            safe_serialization: As there: False writes weights as PyTorch does.
 
         Raises:
             ModelError: It cannot be written.
@@ -96,21 +121,110 @@ class CalibratedSentenceTransformer(SentenceTransformer):
         except OSError as error:
             raise ModelError(f"cannot write {target}: {error.strerror or error}") from None
         with merged_folder(target) if shared else replaced_folder(target) as staging:
-            self._fill(staging, *args, **kwargs)
+            self._fill(staging, model_name, create_model_card, safe_serialization)
 
-    def _fill(self, folder: Path, *args: Any, **kwargs: Any) -> None:
+    def _fill(
+        self,
+        folder: Path,
+        model_name: str | None = None,
+        create_model_card: bool = True,
+        safe_serialization: bool = True,
+    ) -> None:
         # What a tokenizer was last set to is not the model's: the same model is the same bytes.
         for module in self:
             backend: Any = getattr(getattr(module, "tokenizer", None), "backend_tokenizer", None)
             if backend is not None:
                 backend.no_truncation()
                 backend.no_padding()
+        # A model that was trained further has a card of that, which its trainer knows best.
+        trained = "generated_from_trainer" in self.model_card_data.tags
         with quietly():
-            super().save(str(folder), *args, **kwargs)
+            super().save(
+                str(folder),
+                model_name=model_name,
+                create_model_card=create_model_card and trained,
+                safe_serialization=safe_serialization,
+            )
+        if create_model_card and not trained:
+            content = named(self._card_text(), self.model_card_data.model_id or model_name or HERE)
+            (folder / CARD).write_text(content, encoding="utf-8", newline="\n")
         name_modules_for_every_version(folder / "modules.json")
         native = folder / SUBFOLDER
         native.mkdir(exist_ok=True)
         write_calibrator(self.calibrator, native)
+
+    def add_scores(self, *scores: Any) -> None:
+        """Note what the model scores, for the card that is saved with it.
+
+        Args:
+            scores: What `bertflow.evaluate` or `evaluate_all` gave for this model.
+
+        Raises:
+            InputError: A score is another model's.
+
+        Example:
+            ``model.add_scores(bertflow.evaluate(model, "stsb"))``
+        """
+        several: list[Any] = []
+        for one in scores:
+            several += one.scores.values() if hasattr(one, "scores") else [one]
+        provenance = getattr(self.calibrator, "provenance_", None)
+        own = describe_encoder(self)["weights"], calibrator_name(self.calibrator), provenance
+        for score in several:
+            name = (score.calibrator or {}).get("name")
+            if (score.encoder.get("weights"), name, score.fitted_on) != own:
+                raise InputError(
+                    f"the score on {score.task} {score.split} is of another model than this one; "
+                    "give what bertflow.evaluate says of this model"
+                )
+        new = {(one.task, one.split): one for one in (*self._scores, *several)}
+        self._scores = tuple(new.values())
+
+    def facts(self) -> dict[str, str]:
+        """What the model is, by name: encoder, pooling, length, width, calibrator and its facts."""
+        settings = describe_settings(self)
+        fitted = getattr(self.calibrator, "provenance_", {}).get("encoder", settings)
+        found = {
+            "encoder": str(fitted.get("name") or "without a name"),
+            "pooling": str(settings["pooling"] or "its own"),
+            "maximum length": f"{self.max_seq_length} tokens",
+            "modules": f"{len(self)}, {self._calibrating} of which calibrate",
+            "calibrator": repr(self.calibrator),
+        }
+        if settings["layers"]:
+            found["pooling"] += f" of hidden states {', '.join(map(str, settings['layers']))}"
+        return {**found, **self.calibrator.facts()}
+
+    @property
+    def _calibrating(self) -> int:
+        return len(_calibrating(self._modules))
+
+    def _card_text(self) -> str:
+        """The card, before it has a name."""
+        if (kept := renewed(self._card, self._scores)) is not None:
+            return kept
+        return model_card(
+            self.calibrator,
+            describe_settings(self),
+            self._origin,
+            width=self.get_embedding_dimension() or 0,
+            portable=not any(isinstance(module, CalibratorModule) for module in self),
+            card_data=self.model_card_data,
+            scores=self._scores,
+        )
+
+    def extra_repr(self) -> str:
+        """The line that comes first where the modules are listed."""
+        if not hasattr(self, "calibrator"):
+            return ""
+        facts = [f"{name} {value}" for name, value in self.calibrator.facts().items()]
+        return f"calibrated: {self.calibrator!r}; {', '.join(facts)}"
+
+    def _repr_html_(self) -> str:
+        if not hasattr(self, "calibrator"):
+            return block(type(self).__name__)
+        modules = unfolded("modules", repr(self))
+        return block(type(self).__name__, facts_table(self.facts()), modules)
 
     @classmethod
     def _of(
@@ -129,6 +243,8 @@ class CalibratedSentenceTransformer(SentenceTransformer):
                 similarity_fn_name=encoder.similarity_fn_name,
             )
         model.calibrator = calibrator
+        told = getattr(calibrator, "provenance_", {}).get("origin")
+        model._origin = origin_of(encoder) if told is None else told
         return model.eval()
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
@@ -219,6 +335,7 @@ def calibrate(
             "cut_to_max_length": encoded.cut,
             "precision": resolved_precision(precision, encoder),
             "versions": library_versions(),
+            **({"origin": origin} if (origin := origin_of(encoder)) else {}),
             **(provenance or {}),
         }
         rows = store.array()
@@ -340,6 +457,8 @@ def load(
     keep_picklable(model)
     log.info("%s: a calibrated model, %r", path, calibrator)
     model.calibrator = calibrator
+    model._origin = getattr(calibrator, "provenance_", {}).get("origin", {})
+    model._card = read_card(path / CARD)
     return model.eval()
 
 
