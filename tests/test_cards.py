@@ -363,3 +363,21 @@ def test_a_count_of_rows_that_cannot_be_is_refused(rows, tmp_path):
     del config["n_samples"]  # As in files of earlier versions.
     path.write_text(json.dumps(config))
     assert "fitted on" not in load_calibrator(tmp_path / "w").facts()
+
+
+@pytest.mark.parametrize("wrong", ["x", 5, [], None, {"base_model": "a](b", "license": ["mit"]}])
+def test_a_provenance_that_is_anything_does_not_keep_a_model_from_being_saved(
+    encoder, tiny_sentences, tmp_path, wrong
+):
+    save_model(calibrate(encoder, tiny_sentences[:20], Standardization()), tmp_path / "m")
+    path = tmp_path / "m" / "bertflow" / "config.json"
+    config = json.loads(path.read_text())
+    told = {"encoder": wrong, "origin": wrong, "versions": wrong, "corpus": wrong}
+    path.write_text(json.dumps({**config, "provenance": told}))
+    (tmp_path / "m" / "README.md").unlink()
+    model = load(tmp_path / "m", device="cpu")
+    save_model(model, tmp_path / "n")
+    assert {"base_model", "license"}.isdisjoint(metadata_load(tmp_path / "n" / "README.md"))
+    assert "an encoder without a name" in card_of(tmp_path / "n").text
+    assert model.facts()["encoder"] == "without a name"
+    save_calibrator(model.calibrator, tmp_path / "c")

@@ -193,7 +193,7 @@ def test_a_cache_shows_where_it_is_and_what_it_holds(encoder, tiny_sentences, tm
 
 def test_a_calibrated_model_shows_its_encoder_and_calibrator(encoder, tiny_sentences):
     model = calibrate(encoder, tiny_sentences, Flow(epochs=1))
-    assert "calibrated: Flow(); dimensions 16, fitted on 300 sentences" in repr(model)
+    assert "calibrated: Flow(epochs=1); dimensions 16, fitted on 300 sentences" in repr(model)
     assert "(calibrator_3): Dense(" in repr(model)
     shown = words(model._repr_html_())
     for name, value in model.facts().items():

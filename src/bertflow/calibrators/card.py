@@ -19,6 +19,7 @@ CARD = "README.md"
 # What code in a card loads until the folder has a name on the hub.
 HERE = "path/to/this/folder"
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+PLAIN_NAME = re.compile(r"[\w.+-]+(/[\w.-]+)?", re.ASCII)
 PAPER = (
     "Bohan Li, Hao Zhou, Junxian He, Mingxuan Wang, Yiming Yang, Lei Li: *On the Sentence "
     "Embeddings from Pre-trained Language Models*, EMNLP 2020."
@@ -120,7 +121,11 @@ def origin_metadata(origin: Any) -> dict[str, str]:
     if not isinstance(origin, Mapping):
         return {}
     found = {name: origin.get(name) for name in ("base_model", "license")}
-    return {name: value for name, value in found.items() if isinstance(value, str) and value}
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, str) and PLAIN_NAME.fullmatch(value)
+    }
 
 
 def tag_of(calibrator: Calibrator) -> str:

@@ -70,12 +70,15 @@ def model_card(
     kind = type(calibrator).__name__
     what, source = WHAT[kind]
     # What the calibrator was fitted on says more than the encoder that is there now.
-    provenance = {"encoder": settings, **getattr(calibrator, "provenance_", {})}
-    provenance = {**provenance, "origin": {**origin, **provenance.get("origin", {})}}
+    provenance = dict(getattr(calibrator, "provenance_", {}))
+    if not isinstance(provenance.get("encoder"), Mapping):
+        provenance["encoder"] = settings
+    if not isinstance(provenance.get("origin"), Mapping):
+        provenance["origin"] = origin if isinstance(origin, Mapping) else {}
     origin = provenance["origin"]
     encoder = encoder_named(provenance)
     title = getattr(card_data, "model_name", None) or f"{_title(provenance)}, calibrated ({kind})"
-    licence = getattr(card_data, "license", None) or origin.get("license")
+    licence = getattr(card_data, "license", None) or origin_metadata(origin).get("license")
     extra = [tag for tag in getattr(card_data, "tags", None) or () if tag not in OWN_TAGS]
     metadata = front_matter(
         library_name="sentence-transformers" if portable else "bertflow",
@@ -197,7 +200,7 @@ def scores_text(scores: Sequence[Any]) -> str:
 
 def _title(provenance: Mapping[str, Any]) -> str:
     origin = provenance["origin"]
-    name = origin.get("base_model") or provenance["encoder"].get("name")
+    name = origin_metadata(origin).get("base_model") or provenance["encoder"].get("name")
     return last_part(str(name)) if name else "An encoder"
 
 

@@ -85,7 +85,7 @@ class CalibratedSentenceTransformer(SentenceTransformer):
     calibrator: Calibrator
     # What is known of the encoder's origin, the card that the model came with, and scores for it.
     _origin: Mapping[str, str] = MappingProxyType({})
-    _card: str = ""
+    _card: str | None = None
     _scores: tuple[Any, ...] = ()
 
     def save(
@@ -182,30 +182,33 @@ class CalibratedSentenceTransformer(SentenceTransformer):
 
     def facts(self) -> dict[str, str]:
         """What the model is, by name: encoder, pooling, length, width, calibrator and its facts."""
-        settings = describe_settings(self)
-        fitted = getattr(self.calibrator, "provenance_", {}).get("encoder", settings)
+        settings = self._settings()
         found = {
-            "encoder": str(fitted.get("name") or "without a name"),
+            "encoder": str(settings["name"] or "without a name"),
             "pooling": str(settings["pooling"] or "its own"),
             "maximum length": f"{self.max_seq_length} tokens",
-            "modules": f"{len(self)}, {self._calibrating} of which calibrate",
+            "modules": f"{len(self)}, {len(_calibrating(self._modules))} of which calibrate",
             "calibrator": repr(self.calibrator),
         }
         if settings["layers"]:
             found["pooling"] += f" of hidden states {', '.join(map(str, settings['layers']))}"
         return {**found, **self.calibrator.facts()}
 
-    @property
-    def _calibrating(self) -> int:
-        return len(_calibrating(self._modules))
+    def _settings(self) -> dict[str, Any]:
+        """What `describe_settings` gives, with the name of the encoder that was fitted on."""
+        settings = describe_settings(self)
+        if self._card is not None:  # That is the name of the folder it was loaded from.
+            settings["name"] = None
+        fitted = getattr(self.calibrator, "provenance_", {}).get("encoder")
+        return {**settings, **({"name": fitted.get("name")} if isinstance(fitted, dict) else {})}
 
     def _card_text(self) -> str:
         """The card, before it has a name."""
-        if (kept := renewed(self._card, self._scores)) is not None:
+        if (kept := renewed(self._card or "", self._scores)) is not None:
             return kept
         return model_card(
             self.calibrator,
-            describe_settings(self),
+            self._settings(),
             self._origin,
             width=self.get_embedding_dimension() or 0,
             portable=not any(isinstance(module, CalibratorModule) for module in self),
