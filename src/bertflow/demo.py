@@ -81,7 +81,7 @@ def run_demo(
     output: Path,
     *,
     cache: SentenceCache | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Callable[[str, int, int], None] | bool | None = None,
 ) -> Demonstration:
     """Calibrate an encoder on the sentences that come along, save it, and compare.
 

@@ -14,6 +14,7 @@ from bertflow.analysis.isotropy import isoscore, mean_cosine, partition_isotropy
 from bertflow.analysis.rows import checked, directed
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.threads import one_thread
+from bertflow.display import Grid, block, facts_table
 from bertflow.errors import InputError
 
 Verdict = Literal["yes", "no", "unclear"]
@@ -22,6 +23,11 @@ Verdict = Literal["yes", "no", "unclear"]
 CROWDED = 0.35
 SPREAD = 0.1
 FEW_ROWS = 200
+VERDICTS: dict[Verdict, str] = {
+    "yes": "Calibration is likely to help",
+    "no": "Calibration is not likely to help, and may cost",
+    "unclear": "Cannot tell without trying",
+}
 NEIGHBOURS = 10
 
 
@@ -63,6 +69,37 @@ class Diagnosis:
     uniformity: float
     alignment: float | None
     cut: int | None = None
+
+    def evidence(self) -> Grid:
+        """Every measure beside what it would be at best."""
+        rows = [
+            ["mean cosine of random pairs", f"{self.mean_cosine:.3f}", "0"],
+            ["partition function isotropy", f"{self.partition_isotropy:.3f}", "1"],
+            ["IsoScore", f"{self.isoscore:.3f}", "1"],
+            ["effective rank", f"{self.effective_rank:.0f}", f"{min(self.width, self.rows - 1)}"],
+            ["hubness (skewness, k = 10)", f"{self.hubness.skewness:.2f}", "0"],
+            ["rows that are nobody's neighbour", f"{100 * self.hubness.antihubs:.0f} %", "0 %"],
+            ["uniformity", f"{self.uniformity:.2f}", "-4"],
+            ["dimensions that do not vary", f"{len(self.dead_dimensions)}", "0"],
+        ]
+        if self.alignment is not None:
+            rows.append(["alignment of pairs alike", f"{self.alignment:.3f}", "0"])
+        return Grid("evidence", ["measure", "here", "at best"], rows)
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{VERDICTS[self.verdict]}: {self.reason}",
+            f"{self.rows:,} vectors of {self.width} dimensions",
+            self.evidence().text(),
+            *(f"- {warning}" for warning in self.warnings),
+        ]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        facts = {"why": self.reason, "vectors": f"{self.rows:,}, each of {self.width} dimensions"}
+        if self.warnings:
+            facts["but"] = "; ".join(self.warnings)
+        return block(VERDICTS[self.verdict], facts_table(facts), self.evidence().html())
 
     def to_dict(self) -> dict[str, Any]:
         """The diagnosis as JSON has it."""

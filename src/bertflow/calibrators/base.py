@@ -16,6 +16,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from bertflow.display import block, facts_table
 from bertflow.errors import InputError
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -52,8 +53,9 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     row is refused by its number.
     """
 
-    # Set by fit.
+    # Set by fit. Files of earlier versions do not tell how many rows there were.
     n_features_in_: int
+    n_samples_: int
     # Set by whoever knows what the rows were: encoder, files, counts, versions.
     provenance_: dict[str, Any]
 
@@ -74,6 +76,7 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         self._fitted = False
         self._kept: dict[Any, Any] = {}
         rows = self._checked(X, fitting=True)
+        self.n_samples_ = len(rows)
         self._fit(rows)
         self._fitted = True
         return self
@@ -188,6 +191,107 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     @abstractmethod
     def _needs_float64(self) -> bool:
         """Whether float32 cannot hold what was learned, see `beyond_float32`."""
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        token: str | None = None,
+        private: bool | None = None,
+        exist_ok: bool = False,
+        replace_model_card: bool = False,
+        commit_message: str | None = None,
+        revision: str | None = None,
+        create_pr: bool = False,
+    ) -> str:
+        """Upload the folder that `save_calibrator` writes, with its card, to the model hub.
+
+        The names are those of `SentenceTransformer.push_to_hub`. What the calibrator was fitted on
+        is part of it, names of files as they were given.
+
+        Args:
+            repo_id: Name of the repository, "user/name"; it is made.
+            token: Of the hub; None takes the one of `hf auth login` or HF_TOKEN.
+            private: Whether nobody else sees a new repository; None takes the account's default.
+            exist_ok: Whether the repository may be there already.
+            replace_model_card: Whether a card that is there gives way; otherwise it stays.
+            commit_message: Of the upload.
+            revision: Branch to upload to, made if it is not there.
+            create_pr: Open a pull request instead.
+
+        Returns:
+            The address of the commit or pull request.
+
+        Raises:
+            sklearn.exceptions.NotFittedError: fit has not been called.
+            huggingface_hub.errors.HfHubHTTPError: The hub refuses; nothing is uploaded then.
+
+        Example:
+            ``Whitening().fit(vectors).push_to_hub("me/whitening", private=True)``
+        """
+        from bertflow.calibrators.sharing import push_calibrator
+
+        return push_calibrator(
+            self,
+            repo_id,
+            token=token,
+            private=private,
+            exist_ok=exist_ok,
+            replace_model_card=replace_model_card,
+            commit_message=commit_message,
+            revision=revision,
+            create_pr=create_pr,
+        )
+
+    def facts(self) -> dict[str, str]:
+        """What was learned and on what, by name, as notebooks and model cards show it.
+
+        Returns:
+            Dimensions, rows where they are known and, of a flow, steps and bits per dimension;
+            nothing before the fit.
+
+        Example:
+            >>> import numpy as np
+            >>> from bertflow import Whitening
+            >>> Whitening(2).fit(np.random.default_rng(0).normal(size=(50, 4))).facts()
+            {'dimensions': '4 in, 2 out', 'fitted on': '50 rows'}
+        """
+        if not self.__sklearn_is_fitted__():
+            return {}
+        width, kept = self.n_features_in_, self._n_features_out
+        found = {"dimensions": f"{width:,}" if width == kept else f"{width:,} in, {kept:,} out"}
+        if fitted := self._fitted_on():
+            found["fitted on"] = fitted
+        return found
+
+    def _fitted_on(self) -> str:
+        """How many sentences or rows, as far as that is known."""
+        told = getattr(self, "provenance_", {})
+        counts = {
+            name: value
+            for name in ("sentences", "distinct", "rows")
+            if isinstance(value := told.get(name), int)
+        }
+        if "sentences" in counts:
+            distinct = f", {counts['distinct']:,} of them distinct" if "distinct" in counts else ""
+            return f"{counts['sentences']:,} sentences{distinct}"
+        rows = getattr(self, "n_samples_", counts.get("rows"))
+        return "" if rows is None else f"{rows:,} rows"
+
+    def _facts_html(self) -> str:
+        facts = self.facts()
+        return block(f"{type(self).__name__}, fitted", facts_table(facts)) if facts else ""
+
+    # scikit-learn's own page of an estimator, by both of the names that notebooks ask for, and what
+    # was learned below it.
+    def _repr_html_inner(self) -> str:
+        return f"{super()._repr_html_inner()}{self._facts_html()}"
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        bundle: dict[str, str] = super()._repr_mimebundle_(**kwargs)
+        if "text/html" in bundle:
+            bundle["text/html"] += self._facts_html()
+        return bundle
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = dict(super().__getstate__())

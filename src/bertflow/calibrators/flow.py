@@ -32,6 +32,7 @@ from bertflow.calibrators.frame import AxesName, Frame, Framing
 from bertflow.calibrators.presets import RELEASED, TEMPERED
 from bertflow.calibrators.threads import usual_threads
 from bertflow.calibrators.training import Progress, Schedule, put_back, train, training_device
+from bertflow.display import Bars, of_stage, watched
 from bertflow.errors import InputError, TrainingError
 from bertflow.flows import Glow, Permutation, ResidualForm
 from bertflow.flows.glow import CouplingName, PermutationName
@@ -227,7 +228,7 @@ class Flow(Calibrator):
         X: Any,  # noqa: N803
         y: None = None,
         *,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
         checkpoint: str | Path | None = None,
     ) -> Self:
         """Learn the flow from rows.
@@ -239,8 +240,11 @@ class Flow(Calibrator):
         Args:
             X: Vectors, shape (N, D): an array, a memory-mapped file or a tensor.
             y: Ignored, there for scikit-learn's sake.
-            progress: Called after every step with the steps done, their total and the loss in bits
-                per dimension.
+            progress: None shows a bar with the loss, the rate and the time left once the fit has
+                taken half a second, where someone watches: standard error is a terminal, or it is a
+                notebook; elsewhere, and in other threads and processes, nothing. False never does,
+                True at once and in any thread. A function is called after every step with the steps
+                done, their total and the loss in bits per dimension.
             checkpoint: File in which the state is kept, written every ten seconds. It stays, to be
                 removed once the flow is saved.
 
@@ -254,11 +258,13 @@ class Flow(Calibrator):
                 one some steps before that, whose losses were finite, fitted (`loss_curve_` has
                 its steps), or None where the first loss was not finite.
         """
-        self._progress, self._checkpoint = progress, checkpoint
-        try:
-            return super().fit(X)
-        finally:
-            del self._progress, self._checkpoint
+        with watched(progress) as report:
+            self._progress = of_stage(report, "fit") if isinstance(report, Bars) else report
+            self._checkpoint = checkpoint
+            try:
+                return super().fit(X)
+            finally:
+                del self._progress, self._checkpoint
 
     def log_prob(self, X: Any) -> Any:  # noqa: N803
         """Log-density of each row under the fitted flow, in nats, shape (N,).
@@ -300,6 +306,23 @@ class Flow(Calibrator):
         random = check_random_state(random_state)
         z = random.standard_normal((n_samples, self.n_features_in_)).astype(np.float32)
         return self.inverse_transform(self.frame_.temper(torch.from_numpy(z)).numpy())
+
+    def facts(self) -> dict[str, str]:
+        """As of every calibrator, with steps, bits per dimension and what does not vary.
+
+        Example:
+            >>> import numpy as np
+            >>> x = np.random.default_rng(0).normal(size=(64, 4))
+            >>> list(Flow(epochs=1).fit(x).facts())
+            ['dimensions', 'fitted on', 'steps', 'bits per dimension']
+        """
+        found = super().facts()
+        if found:
+            if still := self.n_features_in_ - self.frame_.count:
+                found["not varying"] = f"{still:,} dimensions, which bypass the flow"
+            found["steps"] = f"{len(self.loss_curve_):,}"
+            found["bits per dimension"] = f"{self.loss_:.4f}"
+        return found
 
     def _fit(self, rows: Array | Tensor) -> None:
         self._check_arguments()

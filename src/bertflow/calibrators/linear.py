@@ -159,6 +159,11 @@ class AllButTheTop(LinearCalibrator):
         _, directions, _ = principal_axes(moments.covariance() / torch.outer(scale, scale))
         self.components_ = directions[: self._count()].contiguous().numpy()
 
+    def facts(self) -> dict[str, str]:
+        """As of every calibrator, with how many directions are removed."""
+        found = super().facts()
+        return {**found, "directions removed": f"{self._count():,}"} if found else {}
+
     def _linear_into(self, centred: Tensor, out: Tensor) -> None:
         components = self._as("components", centred)
         torch.div(centred, self._as("scale", centred), out=out)

@@ -1,7 +1,11 @@
-"""Calibrators on disk: config.json and model.safetensors, a fixed table of names, no pickle."""
+"""Calibrators on disk: config.json and model.safetensors, a fixed table of names, no pickle.
+
+A card, README.md, lies beside them; nothing is read from it.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -18,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertflow.calibrators.base import Calibrator
+from bertflow.calibrators.card import CARD, calibrator_card
 from bertflow.calibrators.flow import Flow
 from bertflow.calibrators.linear import AllButTheTop, Standardization, Whitening
 from bertflow.calibrators.staging import remove_old, return_old, staged, take_place
@@ -82,6 +87,11 @@ def save_calibrator(
     """
     with replaced_folder(folder) as staging:
         write_calibrator(calibrator, staging, provenance=provenance)
+        described = copy.copy(calibrator)
+        if provenance is not None:
+            described.provenance_ = dict(provenance)
+        content = calibrator_card(described)
+        (staging / CARD).write_text(content, encoding="utf-8", newline="\n")
     log.info("wrote %s", folder)
 
 
@@ -98,6 +108,7 @@ def write_calibrator(
         "format": FORMAT,
         "calibrator": calibrator_name(calibrator),
         "n_features_in": calibrator.n_features_in_,
+        **({"n_samples": rows} if (rows := getattr(calibrator, "n_samples_", None)) else {}),
         "arguments": {k: _plain(k, v) for k, v in calibrator.get_params(deep=False).items()},
         "provenance": dict(provenance),
     }
@@ -377,6 +388,10 @@ def _constructed(config: Any) -> Calibrator:
     width = config["n_features_in"]
     if type(width) is not int or width < 2:
         raise InputError(f"n_features_in must be an integer from 2 up, got {shown(width)}")
+    # Files of earlier versions do not say how many rows there were.
+    rows = config.get("n_samples")
+    if rows is not None and (type(rows) is not int or rows < 2):
+        raise InputError(f"n_samples must be an integer from 2 up, got {shown(rows)}")
     if not isinstance(config["provenance"], dict):
         raise InputError(f"provenance must be an object, got {shown(config['provenance'])}")
     kind = CALIBRATORS[config["calibrator"]]
@@ -391,6 +406,8 @@ def _constructed(config: Any) -> Calibrator:
         )
     calibrator = kind(**config["arguments"])
     calibrator.n_features_in_ = width
+    if rows is not None:
+        calibrator.n_samples_ = rows
     return calibrator
 
 

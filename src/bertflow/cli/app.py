@@ -15,6 +15,7 @@ from bertflow.cli.fitting import encode, fit, transform
 from bertflow.cli.judging import compare, diagnose, evaluate
 from bertflow.cli.reporting import report
 from bertflow.cli.reproduction import reproduce
+from bertflow.cli.sharing import push
 from bertflow.cli.terminal import log_to_terminal
 from bertflow.cli.training import finetune
 
@@ -76,6 +77,7 @@ for command in (
     reproduce,
     report,
     demo,
+    push,
     cache,
 ):
     app.command()(command)

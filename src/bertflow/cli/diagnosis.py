@@ -10,9 +10,9 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bertflow.analysis import Diagnosis, diagnose
+from bertflow.analysis.diagnosis import VERDICTS
 from bertflow.calibrators.base import finite
 from bertflow.calibrators.vectors import read_vectors
-from bertflow.cli.grid import Grid
 from bertflow.cli.results import Page
 from bertflow.cli.terminal import progress_bars
 from bertflow.data import Pairs
@@ -20,11 +20,6 @@ from bertflow.encoders import Precision, SentenceCache, embed
 
 # Pairs alike are those with at least this share of the highest score.
 ALIKE = 0.8
-VERDICTS = {
-    "yes": "Calibration is likely to help",
-    "no": "Calibration is not likely to help, and may cost",
-    "unclear": "Cannot tell without trying",
-}
 MEASURED = (
     "where we measured it (docs/results.md), vectors with a mean cosine above 0.35 gained 5 "
     "to 40 points on STS-B, and those at 0.02 lost 1 to 3"
@@ -90,25 +85,9 @@ def diagnosis_page(source: str, found: Diagnosis) -> Page:
     top = ", ".join(f"{number} ({100 * share:.0f} %)" for number, share in found.dominance.top(3))
     dead = ", ".join(map(str, found.dead_dimensions[:5]))
     more = len(found.dead_dimensions) - 5
-    rows = [
-        ["mean cosine of random pairs", f"{found.mean_cosine:.3f}", "0"],
-        ["partition function isotropy", f"{found.partition_isotropy:.3f}", "1"],
-        ["IsoScore", f"{found.isoscore:.3f}", "1"],
-        ["effective rank", f"{found.effective_rank:.0f}", f"{min(found.width, found.rows - 1)}"],
-        ["hubness (skewness, k = 10)", f"{found.hubness.skewness:.2f}", "0"],
-        ["rows that are nobody's neighbour", f"{100 * found.hubness.antihubs:.0f} %", "0 %"],
-        ["uniformity", f"{found.uniformity:.2f}", "-4"],
-        ["dimensions that do not vary", f"{len(found.dead_dimensions)}", "0"],
-    ]
-    if found.alignment is not None:
-        rows.append(
-            [
-                f"alignment of pairs alike (score from {ALIKE} of the highest)",
-                f"{found.alignment:.3f}",
-                "0",
-            ]
-        )
     notes = [f"dimensions with most of the cosine: {top}"]
+    if found.alignment is not None:
+        notes.append(f"pairs alike are those with a score from {ALIKE} of the highest")
     if dead:
         notes.append(f"not varying: {dead}{f' and {more} more' if more > 0 else ''}")
     notes += found.warnings
@@ -120,4 +99,4 @@ def diagnosis_page(source: str, found: Diagnosis) -> Page:
     }
     if found.cut is not None:
         facts["cut"] = f"{found.cut:,} sentences are longer than the encoder takes"
-    return Page(facts, [Grid("evidence", ["measure", "here", "at best"], rows)], notes)
+    return Page(facts, [found.evidence()], notes)

@@ -160,6 +160,7 @@ def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int 
     from bertflow.calibrators.storage import check_replaceable
     from bertflow.calibrators.vectors import read_vectors
     from bertflow.cli.terminal import progress_bars
+    from bertflow.display import of_stage
 
     check_replaceable(output)
     rows = read_vectors(source)[:limit]
@@ -170,7 +171,7 @@ def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int 
             if isinstance(calibrator, Flow):
                 calibrator.fit(
                     rows,
-                    progress=lambda done, of, _: report("fit", done, of),
+                    progress=of_stage(report, "fit"),
                     checkpoint=checkpoint,
                 )
             else:

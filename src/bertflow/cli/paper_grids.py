@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Mapping, Sequence
 
-from bertflow.cli.grid import Grid
+from bertflow.display import Grid
 from bertflow.paper.results import CellResult, RowResult, TableResult
 
 # Rows of values whose median is worth a line: the seeds are what that table is about.

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from bertflow.analysis import Isotropy, Lexical, WordStatistics
 from bertflow.analysis.frequency import Mean
-from bertflow.cli.grid import Grid
 from bertflow.cli.results import Page
 from bertflow.data import Pairs
+from bertflow.display import Grid
 from bertflow.evaluation import Estimate
 
 

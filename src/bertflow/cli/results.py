@@ -8,15 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertflow.cli.grid import Grid
 from bertflow.cli.opening import show
 from bertflow.data import CATALOG
+from bertflow.display import Grid
 from bertflow.evaluation import METHODS, Comparison, Difference, Estimate, Scores
 from bertflow.evaluation.comparison import counted
-from bertflow.evaluation.scores import AVERAGES
-
-MEASURES = {"spearman": "Spearman × 100", "pearson": "Pearson × 100", "auc": "AUC × 100"}
-STS_COUNT = 7
+from bertflow.evaluation.tables import (
+    STS_COUNT,
+    averages,
+    gains_grid,
+    label_of,
+    p_value,
+    scores_grid,
+    signed,
+    span,
+    tasks_grid,
+)
 
 
 @dataclass(frozen=True)
@@ -68,35 +75,19 @@ def give(
 def scores_page(model: str, scores: Scores) -> Page:
     """The scores of a model."""
     several = list(scores.scores.values())
-    measures = [
-        name for name in MEASURES if any(name in one.aggregations["all"] for one in several)
-    ]
-    columns = ["task", "pairs"]
-    for measure in measures:
-        columns += [MEASURES[measure], "95 %"]
-    rows: list[list[str]] = []
     notes: list[str] = []
     for name, score in scores.scores.items():
-        label = name if score.split in ("test", "all") else f"{name} {score.split}"
-        total = sum(score.scored.values())
         for aggregation, found in score.aggregations.items():
-            named = f"{label}, {aggregation}" if len(score.aggregations) > 1 else label
-            rows.append([named, f"{total:,}", *_cells(found, measures)])
-            notes += _reasons(named, found)
+            notes += _reasons(label_of(score, aggregation), found)
         for subset, found in score.subsets.items():
-            rows.append([f"    {subset}", f"{score.scored[subset]:,}", *_cells(found, measures)])
             notes += _reasons(f"{name}, {subset}", found)
         skipped = [f"{count:,} {reason}" for reason, count in score.skipped.items() if count]
         if skipped:
             notes.append(f"{name}: {score.pairs:,} pairs; not scored: {', '.join(skipped)}")
     notes += [f"absent: {reason}" for reason in scores.absent.values()]
-    if len(scores.scores) + len(scores.absent) >= STS_COUNT:
-        for aggregation in AVERAGES:
-            one = scores.average(aggregation)
-            named = f"average of the seven, {aggregation}"
-            rows.append([named, "", *_cells({"spearman": one}, measures)])
-            if one.undefined:
-                notes.append(f"{named}: {one.undefined}")
+    for named, one in averages(scores).items():
+        if one.undefined:
+            notes.append(f"{named}: {one.undefined}")
     if any(len(score.aggregations) > 1 for score in several):
         notes.append(
             "wmean is the mean over subsets weighted by their pairs, mean the plain one, all is "
@@ -122,13 +113,13 @@ def scores_page(model: str, scores: Scores) -> Page:
     if len(several) > 1:
         cuts = [f"{name} {score.cut:,}" for name, score in scores.scores.items() if score.cut]
         facts["cut"] += f": {', '.join(cuts)}" if cuts else ""
-    return Page(facts, [Grid("cosine against gold", columns, rows)], notes)
+    return Page(facts, [scores_grid(scores)], notes)
 
 
 def difference_page(model: str, other: str, differences: Mapping[str, Difference]) -> Page:
     """How one model's scores differ from another's, by task and aggregation."""
     rows = [
-        [name, _signed(one.value), _span(one.low, one.high), _p(one.adjusted), _verdict(one)]
+        [name, signed(one.value), span(one.low, one.high), p_value(one.adjusted), _verdict(one)]
         for name, one in differences.items()
     ]
     title = f"{model} minus {other}, × 100"
@@ -158,8 +149,8 @@ def comparison_page(encoder: str, result: Comparison) -> Page:
     notes: list[str] = []
     for aggregation in result.aggregations:
         if len(tasks) > 1:
-            grids.append(_tasks_grid(result, aggregation, tasks, shown))
-        grids.append(_gains_grid(result, aggregation, shown))
+            grids.append(tasks_grid(result, aggregation))
+        grids.append(gains_grid(result, aggregation))
         notes += _verdicts(result, aggregation)
     grids.append(
         Grid(
@@ -203,51 +194,6 @@ def comparison_page(encoder: str, result: Comparison) -> Page:
     return Page(facts, grids, notes)
 
 
-def _tasks_grid(
-    result: Comparison, aggregation: str, tasks: Sequence[str], shown: Sequence[str]
-) -> Grid:
-    """Every method on every task."""
-    mean = [_overall_name(shown)] if len(shown) > 1 else []
-    rows = []
-    for entry in result.entries.values():
-        cells = [_number(entry.estimates[aggregation][task]) for task in tasks]
-        if mean:
-            cells.append(_number(entry.overall(aggregation)))
-        rows.append([entry.label, *cells])
-    return Grid(_title(result, aggregation), ["calibrator", *tasks, *mean], rows)
-
-
-def _gains_grid(result: Comparison, aggregation: str, shown: Sequence[str]) -> Grid:
-    """The overall value of every method, and how it differs from none."""
-    base = "none" if "none" in result.entries else next(iter(result.entries))
-    gains = result.against(base, aggregation)
-    rows = []
-    for name, entry in result.entries.items():
-        overall = entry.overall(aggregation)
-        cells = [_number(overall), _span(overall.low, overall.high)]
-        gain = gains.get(name)
-        if gain is None:
-            cells += ["", "", ""]
-        else:
-            cells += [_signed(gain.value), _span(gain.low, gain.high, signed=True)]
-            cells.append(_p(gain.adjusted))
-        rows.append([entry.label, *cells])
-    gain_column = f"gain on {result.entries[base].label}"
-    columns = ["calibrator", _overall_name(shown), "95 %", gain_column, "95 %", "p (Holm)"]
-    return Grid(_title(result, aggregation), columns, rows)
-
-
-def _overall_name(shown: Sequence[str]) -> str:
-    return {1: shown[0], STS_COUNT: "average"}.get(len(shown), f"mean of {len(shown)}")
-
-
-def _title(result: Comparison, aggregation: str) -> str:
-    measures = {MEASURES[one["measure"]] for one in result.tasks.values()}
-    areas = [task for task, one in result.tasks.items() if one["measure"] == "auc"]
-    title = measures.pop() if len(measures) == 1 else f"Spearman × 100, of {', '.join(areas)} AUC"
-    return f"{title}, {aggregation}" if len(result.aggregations) > 1 else title
-
-
 def _verdicts(result: Comparison, aggregation: str) -> list[str]:
     """Which differences are real, in words."""
     if len(result.entries) < 2:
@@ -274,7 +220,7 @@ def _told_apart(result: Comparison, reference: str, aggregation: str) -> tuple[s
     groups: tuple[list[str], list[str], list[str]] = ([], [], [])
     for name, one in result.against(reference, aggregation).items():
         place = (0 if (one.value or 0) > 0 else 1) if one.real else 2
-        groups[place].append(f"{result.entries[name].label} {_signed(one.value)}")
+        groups[place].append(f"{result.entries[name].label} {signed(one.value)}")
     above, below, unclear = (", ".join(group) for group in groups)
     return above, below, unclear
 
@@ -303,39 +249,12 @@ def _fitted(fitted_on: Mapping[str, Any]) -> str:
     return f"each task's own text: all splits that are there, also pairs never graded ({total})"
 
 
-def _cells(found: Mapping[str, Estimate], measures: Sequence[str]) -> list[str]:
-    cells = []
-    for measure in measures:
-        one = found.get(measure)
-        cells += ["", ""] if one is None else [_number(one), _span(one.low, one.high)]
-    return cells
-
-
 def _reasons(name: str, found: Mapping[str, Estimate]) -> list[str]:
     reasons = dict.fromkeys(one.undefined for one in found.values() if one.undefined)
     said = [f"{name}: undefined: {reason}" for reason in reasons]
     if any(one.value is not None and one.low is None for one in found.values()):
         said.append(f"{name}: no interval: too many resamples of so few pairs are undefined")
     return said
-
-
-def _number(one: Estimate) -> str:
-    return "undefined" if one.value is None else f"{100 * one.value:.2f}"
-
-
-def _signed(value: float | None) -> str:
-    return "undefined" if value is None else f"{100 * value:+.2f}"
-
-
-def _span(low: float | None, high: float | None, *, signed: bool = False) -> str:
-    if low is None or high is None:
-        return ""
-    form = "+.1f" if signed else ".1f"
-    return f"{100 * low:{form}} to {100 * high:{form}}"
-
-
-def _p(value: float | None) -> str:
-    return "" if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _verdict(one: Difference) -> str:

@@ -6,28 +6,12 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
+from bertflow.display import Bars
+from bertflow.display.bars import watcher
 from bertflow.errors import one_line
-
-LABELS = {
-    "encode": "encode sentences",
-    "fit": "fit steps",
-    "cells": "finished cells",
-    "train": "train steps",
-    "transform": "transform rows",
-}
 
 
 def console() -> Console:
@@ -71,13 +55,6 @@ def stop_logging() -> None:
     log.removeHandler(_HANDLER)
 
 
-class Report(Protocol):
-    """Called with a stage, the steps done and their total."""
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        """Show it."""
-
-
 @contextmanager
 def busy(text: str) -> Iterator[None]:
     """Show on standard error that something takes its time, if that is a terminal."""
@@ -90,25 +67,7 @@ def busy(text: str) -> Iterator[None]:
 
 
 @contextmanager
-def progress_bars() -> Iterator[Report]:
-    """Give a function that draws a bar a stage on standard error, if that is a terminal."""
-    terminal = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description:<17}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("elapsed,"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-        console=terminal,
-        disable=not terminal.is_terminal,
-    ) as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def report(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = progress.add_task(LABELS.get(stage, stage), total=total)
-            progress.update(tasks[stage], completed=done, total=total)
-
-        yield report
+def progress_bars() -> Iterator[Bars]:
+    """Give what draws a bar a stage on standard error, if that is a terminal."""
+    with Bars(place=watcher()) as bars:
+        yield bars

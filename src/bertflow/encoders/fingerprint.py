@@ -23,6 +23,11 @@ def describe_encoder(encoder: SentenceTransformer) -> dict[str, Any]:
         Its name, modules, pooling, averaged hidden states (None if its own), maximum length,
         data type, prompt, width and a SHA-256 of all its weights.
     """
+    return {**describe_settings(encoder), "weights": _weights_digest(encoder)}
+
+
+def describe_settings(encoder: SentenceTransformer) -> dict[str, Any]:
+    """The same without the weights, which takes no time."""
     pooling, layers = None, None
     for module in encoder:
         if isinstance(module, Pooling):
@@ -42,7 +47,6 @@ def describe_encoder(encoder: SentenceTransformer) -> dict[str, Any]:
         "dtype": str(encoder.dtype).removeprefix("torch."),
         "prompt": prompt,
         "width": min(encoder.get_embedding_dimension() or 0, encoder.truncate_dim or 1 << 30),
-        "weights": _weights_digest(encoder),
     }
 
 

@@ -104,7 +104,7 @@ def load_encoder(
         source = _locate(name, revision=revision)
     except OSError as error:  # Such as a name too long for the file system.
         raise ModelError(f"{str(name)[:80]} is no encoder: {error.strerror}") from None
-    began = time.perf_counter()
+    began, licence = time.perf_counter(), None
     keywords: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if source.offline:
         keywords["local_files_only"] = True
@@ -128,7 +128,7 @@ def load_encoder(
                 )
         else:
             if source.gguf is not None:
-                check_gguf(Path(source.name) / source.gguf)
+                licence = check_gguf(Path(source.name) / source.gguf)
                 keywords["gguf_file"] = source.gguf
             else:
                 home = Path(source.name) if source.local else _fetched(source.name, "", keywords)
@@ -150,6 +150,8 @@ def load_encoder(
         modules = [transformer, *_pooled(transformer, pooling or DEFAULT_POOLING)]
         keep_picklable(transformer)
         model = SentenceTransformer(modules=modules, device=device).eval()
+    # Nothing of a .gguf is left in the model by which its licence could be found later.
+    model.model_card_data.license = licence
     _told(source, model, began)
     return model
 

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -21,13 +22,17 @@ from sklearn.utils.validation import check_is_fitted
 
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.base import Array, check_device
+from bertflow.calibrators.card import CARD, HERE, named
 from bertflow.calibrators.storage import (
     SUBFOLDER,
+    calibrator_name,
     foreign_entries,
     merged_folder,
     replaced_folder,
     write_calibrator,
 )
+from bertflow.display import block, facts_table, of_stage, unfolded, watched
+from bertflow.encoders.card import model_card, renewed
 from bertflow.encoders.checkpoints import (
     check_files,
     check_weights,
@@ -39,10 +44,15 @@ from bertflow.encoders.checkpoints import (
 )
 from bertflow.encoders.corpus import CALIBRATOR
 from bertflow.encoders.encoding import Precision, resolved_precision
-from bertflow.encoders.fingerprint import describe_encoder, library_versions
+from bertflow.encoders.fingerprint import (
+    describe_encoder,
+    describe_settings,
+    library_versions,
+)
 from bertflow.encoders.half import HALF, kept_from_half, raise_input
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
+from bertflow.encoders.origin import origin_of, read_card
 from bertflow.encoders.pickling import keep_picklable
 from bertflow.encoders.portable import to_modules
 from bertflow.encoders.sampling import SAMPLE, sample_corpus
@@ -76,18 +86,34 @@ class CalibratedSentenceTransformer(SentenceTransformer):
     """
 
     calibrator: Calibrator
+    # What is known of the encoder's origin, the card that the model came with, and scores for it.
+    _origin: Mapping[str, str] = MappingProxyType({})
+    _card: str | None = None
+    _scores: tuple[Any, ...] = ()
 
-    def save(self, path: str, *args: Any, **kwargs: Any) -> None:
-        """Write the model, the calibrator and its provenance into a folder.
+    def save(
+        self,
+        path: str,
+        model_name: str | None = None,
+        create_model_card: bool = True,
+        train_datasets: list[str] | None = None,
+        safe_serialization: bool = True,
+    ) -> None:
+        """Write the model, the calibrator, its provenance and a card into a folder.
 
         The folder is then the new one whole, or still the old one. One that holds files of others,
         such as a clone of a repository, keeps them: each of ours is moved to its place whole, but
         one after another.
 
+        The card, README.md, is bertflow's own: what was fitted, on what, how to use it, limits and
+        licence. One that the model was loaded with stays, as someone may have edited it.
+
         Args:
             path: The folder, made if it is not there.
-            args: As in `SentenceTransformer.save`.
-            kwargs: Likewise.
+            model_name: Its name on the hub, for the code in the card.
+            create_model_card: Whether to write a card.
+            train_datasets: As in `SentenceTransformer.save`, which ignores it.
+            safe_serialization: As there: False writes weights as PyTorch does.
 
         Raises:
             ModelError: It cannot be written.
@@ -98,17 +124,109 @@ class CalibratedSentenceTransformer(SentenceTransformer):
         except OSError as error:
             raise ModelError(f"cannot write {target}: {error.strerror or error}") from None
         with merged_folder(target) if shared else replaced_folder(target) as staging:
-            self._fill(staging, *args, **kwargs)
+            self._fill(staging, model_name, create_model_card, safe_serialization)
 
-    def _fill(self, folder: Path, *args: Any, **kwargs: Any) -> None:
+    def _fill(
+        self,
+        folder: Path,
+        model_name: str | None = None,
+        create_model_card: bool = True,
+        safe_serialization: bool = True,
+    ) -> None:
+        # A model that was trained further has a card of that, which its trainer knows best.
+        trained = "generated_from_trainer" in self.model_card_data.tags
         with quietly():
-            super().save(str(folder), *args, **kwargs)
+            super().save(
+                str(folder),
+                model_name=model_name,
+                create_model_card=create_model_card and trained,
+                safe_serialization=safe_serialization,
+            )
         for file in folder.rglob("tokenizer.json"):
             forget_settings(file)
+        if create_model_card and not trained:
+            content = named(self._card_text(), self.model_card_data.model_id or model_name or HERE)
+            (folder / CARD).write_text(content, encoding="utf-8", newline="\n")
         name_modules_for_every_version(folder / "modules.json")
         native = folder / SUBFOLDER
         native.mkdir(exist_ok=True)
         write_calibrator(self.calibrator, native)
+
+    def add_scores(self, *scores: Any) -> None:
+        """Note what the model scores, for the card that is saved with it.
+
+        Args:
+            scores: What `bertflow.evaluate` or `evaluate_all` gave for this model.
+
+        Raises:
+            InputError: A score is another model's.
+
+        Example:
+            ``model.add_scores(bertflow.evaluate(model, "stsb"))``
+        """
+        several: list[Any] = []
+        for one in scores:
+            several += one.scores.values() if hasattr(one, "scores") else [one]
+        provenance = getattr(self.calibrator, "provenance_", None)
+        own = describe_encoder(self)["weights"], calibrator_name(self.calibrator), provenance
+        for score in several:
+            name = (score.calibrator or {}).get("name")
+            if (score.encoder.get("weights"), name, score.fitted_on) != own:
+                raise InputError(
+                    f"the score on {score.task} {score.split} is of another model than this one; "
+                    "give what bertflow.evaluate says of this model"
+                )
+        new = {(one.task, one.split): one for one in (*self._scores, *several)}
+        self._scores = tuple(new.values())
+
+    def facts(self) -> dict[str, str]:
+        """What the model is, by name: encoder, pooling, length, width, calibrator and its facts."""
+        settings = self._settings()
+        found = {
+            "encoder": str(settings["name"] or "without a name"),
+            "pooling": str(settings["pooling"] or "its own"),
+            "maximum length": f"{self.max_seq_length} tokens",
+            "modules": f"{len(self)}, {len(_calibrating(self._modules))} of which calibrate",
+            "calibrator": repr(self.calibrator),
+        }
+        if settings["layers"]:
+            found["pooling"] += f" of hidden states {', '.join(map(str, settings['layers']))}"
+        return {**found, **self.calibrator.facts()}
+
+    def _settings(self) -> dict[str, Any]:
+        """What `describe_settings` gives, with the name of the encoder that was fitted on."""
+        settings = describe_settings(self)
+        if self._card is not None:  # That is the name of the folder it was loaded from.
+            settings["name"] = None
+        fitted = getattr(self.calibrator, "provenance_", {}).get("encoder")
+        return {**settings, **({"name": fitted.get("name")} if isinstance(fitted, dict) else {})}
+
+    def _card_text(self) -> str:
+        """The card, before it has a name."""
+        if (kept := renewed(self._card or "", self._scores)) is not None:
+            return kept
+        return model_card(
+            self.calibrator,
+            self._settings(),
+            self._origin,
+            width=self.get_embedding_dimension() or 0,
+            portable=not any(isinstance(module, CalibratorModule) for module in self),
+            card_data=self.model_card_data,
+            scores=self._scores,
+        )
+
+    def extra_repr(self) -> str:
+        """The line that comes first where the modules are listed."""
+        if not hasattr(self, "calibrator"):
+            return ""
+        facts = [f"{name} {value}" for name, value in self.calibrator.facts().items()]
+        return f"calibrated: {self.calibrator!r}; {', '.join(facts)}"
+
+    def _repr_html_(self) -> str:
+        if not hasattr(self, "calibrator"):
+            return block(type(self).__name__)
+        modules = unfolded("modules", repr(self))
+        return block(type(self).__name__, facts_table(self.facts()), modules)
 
     @classmethod
     def _of(
@@ -127,6 +245,8 @@ class CalibratedSentenceTransformer(SentenceTransformer):
                 similarity_fn_name=encoder.similarity_fn_name,
             )
         model.calibrator = calibrator
+        told = getattr(calibrator, "provenance_", {}).get("origin")
+        model._origin = origin_of(encoder) if told is None else told
         return model.eval()
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
@@ -151,7 +271,7 @@ def calibrate(
     precision: Precision = "auto",
     devices: Sequence[str] | None = None,
     provenance: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     checkpoint: str | Path | None = None,
 ) -> CalibratedSentenceTransformer:
     """Fit a calibrator on an encoder's vectors of unlabelled sentences, and append it.
@@ -178,8 +298,9 @@ def calibrate(
         devices: Of the processes that encode, such as ["cuda:0", "cuda:1"], see `DevicesEncoding`;
             None encodes in this one.
         provenance: More to be kept with the model, such as the names of files.
-        progress: Called with the name of the stage ("encode" or "fit"), the steps done and
-            their total.
+        progress: None shows a bar for each stage, "encode" and "fit", where someone watches, as in
+            `bertflow.Flow.fit`; False never does, True at once and in any thread. A function is
+            called with the name of the stage, the steps done and their total.
         checkpoint: File from which the fit of a flow goes on after it was stopped, as in
             `bertflow.Flow.fit`; other calibrators are fitted too quickly to need one.
 
@@ -204,12 +325,11 @@ def calibrate(
     if sample is not None:
         if isinstance(sentences, str):
             raise InputError("expected sentences, got one text; put it in a list")
-        seed = getattr(calibrator, "random_state", None)
-        found = sample_corpus(
-            sentences, sample, seed=int(seed) if isinstance(seed, Integral) else 0
-        )
+        given = getattr(calibrator, "random_state", None)
+        seed = int(given) if isinstance(given, Integral) else 0
+        found = sample_corpus(sentences, sample, seed=seed)
         sentences, drawn = found.sentences, {} if found.whole else {"drawn_from": found.rows}
-    with Rows() as store:
+    with watched(progress) as report, Rows() as store:
         encoded = encode_rows(
             encoder,
             sentences,
@@ -219,7 +339,7 @@ def calibrate(
             precision=precision,
             devices=devices,
             description=description,
-            progress=None if progress is None else lambda done, of: progress("encode", done, of),
+            progress=None if report is None else lambda done, of: report("encode", done, of),
         )
         if encoded.distinct < 2:
             raise InputError(
@@ -234,6 +354,7 @@ def calibrate(
             **drawn,
             "precision": resolved_precision(precision, encoder),
             "versions": library_versions(),
+            **({"origin": origin} if (origin := origin_of(encoder)) else {}),
             **(provenance or {}),
         }
         rows = store.array()
@@ -246,7 +367,7 @@ def calibrate(
         if isinstance(calibrator, Flow):
             calibrator.fit(
                 rows,
-                progress=None if progress is None else lambda n, of, _: progress("fit", n, of),
+                progress=False if report is None else of_stage(report, "fit"),
                 checkpoint=checkpoint,
             )
         else:
@@ -357,6 +478,8 @@ def load(
     keep_picklable(model)
     log.info("%s: a calibrated model, %r", path, calibrator)
     model.calibrator = calibrator
+    model._origin = getattr(calibrator, "provenance_", {}).get("origin", {})
+    model._card = read_card(path / CARD)
     return model.eval()
 
 
@@ -430,7 +553,7 @@ def _refuse_what_cannot_be_portable(calibrator: Calibrator) -> None:
     """Say so before an hour of encoding, by fitting the same design on a handful of numbers."""
     if isinstance(calibrator, Flow) and calibrator.coupling != "additive":
         tiny = clone(calibrator).set_params(epochs=1, device="cpu")
-        to_modules(tiny.fit(np.random.default_rng(0).normal(size=(8, 4))), 4)
+        to_modules(tiny.fit(np.random.default_rng(0).normal(size=(8, 4)), progress=False), 4)
 
 
 def _check_portable(

@@ -23,6 +23,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array
+from bertflow.display import block, facts_table
 from bertflow.encoders.cache import VectorCache
 from bertflow.encoders.digests import DIGEST
 from bertflow.encoders.fingerprint import describe_encoder
@@ -198,6 +199,25 @@ class SentenceCache:
             reason = " ".join(str(error).split()) or type(error).__name__
             log.warning("the cache of sentence vectors is not used: %s", reason)
         self._warned = True
+
+    def __repr__(self) -> str:
+        bound = f"at most {self.size / 10**9:,.3g} GB"
+        return (
+            f"SentenceCache({str(self.folder)!r}: {bound}; since it was made {self.found:,} "
+            f"sentences were found in it and {self.encoded:,} were not)"
+        )
+
+    def _repr_html_(self) -> str:
+        contents = self.contents()
+        held = sum(one.bytes for one in contents) + self.results.bytes()
+        facts = {
+            "folder": str(self.folder),
+            "size": f"{held / 10**6:,.1f} MB of at most {self.size / 10**9:,.3g} GB",
+            "encoders": f"{len(contents):,}",
+            "sentences": f"{sum(one.sentences for one in contents):,}",
+            "since it was made": f"{self.found:,} found, {self.encoded:,} not",
+        }
+        return block("SentenceCache", facts_table(facts))
 
     def __str__(self) -> str:
         """How many of the sentences had their vector there."""

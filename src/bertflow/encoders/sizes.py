@@ -122,18 +122,21 @@ def check_module(folder: Path) -> None:
         )
 
 
-def check_gguf(path: Path) -> None:
+def check_gguf(path: Path) -> str | None:
     """Refuse a .gguf whose header promises what the file cannot hold.
 
     Args:
         path: The file.
+
+    Returns:
+        The licence that it names, if it does.
 
     Raises:
         ModelError: It does, or it is no .gguf.
     """
     try:
         size = path.stat().st_size
-        tensors, facts = _gguf_header(path, size)
+        tensors, facts, licence = _gguf_header(path, size)
     except (OSError, ValueError, struct.error, OverflowError) as error:
         raise ModelError(f"{path} cannot be loaded: it is not a whole .gguf: {error}") from None
     capacity = 2 * NUMBERS_A_BYTE * size  # Some formats have one bit a number.
@@ -144,6 +147,7 @@ def check_gguf(path: Path) -> None:
                 f"{path} asks for {number:,} ({shown(name)}), more than its {tensors:,} tensors "
                 f"in {size:,} bytes can hold; get the file again"
             )
+    return licence
 
 
 def _wording(
@@ -223,13 +227,14 @@ def _weights(folder: Path) -> tuple[dict[str, Shape], int]:
     return shapes, size
 
 
-def _gguf_header(path: Path, size: int) -> tuple[int, dict[str, int]]:
-    """How many tensors a .gguf has, and the integers it says of the model.
+def _gguf_header(path: Path, size: int) -> tuple[int, dict[str, int], str | None]:
+    """How many tensors a .gguf has, the integers it says of the model, and its licence.
 
     Raises:
         ValueError: It is none, or is cut off.
     """
     facts: dict[str, int] = {}
+    licence = None
     with path.open("rb") as file:
 
         def read(form: str) -> Any:
@@ -271,6 +276,8 @@ def _gguf_header(path: Path, size: int) -> tuple[int, dict[str, int]]:
             form = GGUF_FORMS.get(kind, "")
             if form and form in "BbHhIiQq":
                 facts[name] = read(form)
+            elif name == "general.license" and kind == GGUF_TEXT:
+                licence = text().decode("utf-8", "replace")
             else:
                 skip(kind)
-    return tensors, facts
+    return tensors, facts, licence

@@ -12,6 +12,7 @@ import numpy as np
 
 from bertflow.calibrators.base import Array
 from bertflow.data import STS_TASKS
+from bertflow.display import block, facts_table
 from bertflow.encoders import library_versions
 from bertflow.errors import InputError
 from bertflow.evaluation.bootstrap import Difference, holm, paired_difference
@@ -141,6 +142,19 @@ class Comparison:
             )
         corrected = holm(raw)
         return {name: corrected[name] for name in raw}
+
+    def __repr__(self) -> str:
+        from bertflow.evaluation.tables import comparison_grids, comparison_title
+
+        grids = [grid.text() for grid in comparison_grids(self)]
+        return "\n\n".join([f"Comparison of {comparison_title(self)}", *grids])
+
+    def _repr_html_(self) -> str:
+        from bertflow.evaluation.tables import comparison_grids, comparison_title
+
+        absent = facts_table({"absent": ", ".join(self.absent)}) if self.absent else ""
+        grids = [grid.html() for grid in comparison_grids(self)]
+        return block(f"Comparison of {comparison_title(self)}", absent, *grids)
 
     def to_dict(self) -> dict[str, Any]:
         """The comparison as JSON has it."""

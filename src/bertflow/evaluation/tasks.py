@@ -16,6 +16,7 @@ from sentence_transformers import SentenceTransformer
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.storage import calibrator_name
 from bertflow.data import CATALOG, Pairs, read_task
+from bertflow.display import block, facts_table
 from bertflow.encoders import (
     CalibratedSentenceTransformer,
     Precision,
@@ -36,6 +37,7 @@ from bertflow.evaluation.scores import (
     average,
     figures,
 )
+from bertflow.evaluation.tables import model_name, score_facts, score_line, scores_grid
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +127,13 @@ class Score:
         subsets = pairs.subset or [""] * count
         return list(zip(subsets, rows, pairs.gold, self.cosines.tolist(), strict=True))
 
+    def __repr__(self) -> str:
+        return f"Score({score_line(self)})"
+
+    def _repr_html_(self) -> str:
+        grid = scores_grid(Scores(scores={self.task: self}, absent={}))
+        return block(f"{self.task} {self.split}", facts_table(score_facts(self)), grid.html())
+
     def to_dict(self) -> dict[str, Any]:
         """The score as JSON has it."""
         plain = {
@@ -158,6 +167,20 @@ class Scores:
             aggregation: "wmean" or "all": what the tasks with subsets go in with.
         """
         return average(self.scores, aggregation)
+
+    def __repr__(self) -> str:
+        absent = f"\nabsent: {', '.join(self.absent)}" if self.absent else ""
+        return (
+            f"{scores_grid(self).text()}{absent}" if self.scores else f"Scores of no task{absent}"
+        )
+
+    def _repr_html_(self) -> str:
+        several = list(self.scores.values())
+        facts = {"model": model_name(several[0])} if several else {}
+        if self.absent:
+            facts["absent"] = ", ".join(self.absent)
+        grids = [scores_grid(self).html()] if several else []
+        return block("Scores", facts_table(facts), *grids)
 
     def to_dict(self) -> dict[str, Any]:
         """The scores as JSON has them."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bertflow.calibrators import AllButTheTop, Calibrator
+from bertflow.calibrators import AllButTheTop, Calibrator, Flow
 from bertflow.calibrators.base import Array
 from bertflow.evaluation.correlation import correlate, paired_cosine
 from bertflow.evaluation.methods import METHODS
@@ -119,7 +119,10 @@ def judged(
     if dev is not None and isinstance(calibrator, AllButTheTop):
         chosen = _best_count(calibrator, rows if tuning is None else tuning, vectors, dev)
         calibrator.set_params(n_components=chosen)
-    calibrator.fit(rows)
+    if isinstance(calibrator, Flow):
+        calibrator.fit(rows, progress=False)
+    else:
+        calibrator.fit(rows)
     seconds = time.perf_counter() - began
     return Outcome(
         cosines=[_cosines(vectors, test, calibrator) for test in tests],

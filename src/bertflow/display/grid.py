@@ -1,9 +1,12 @@
-"""A table of text: aligned for a terminal, or as Markdown."""
+"""A table of text: aligned for a terminal, as Markdown or as HTML."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
+
+from bertflow.display.html import CELL, LINE
 
 
 @dataclass(frozen=True)
@@ -51,3 +54,22 @@ class Grid:
             "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
         )
         return f"**{self.title}**\n\n{body}\n"
+
+    def html(self) -> str:
+        """As a notebook has it."""
+
+        def line(cells: Sequence[str], kind: str, rule: str = "") -> str:
+            shown = "".join(
+                f'<{kind} style="{CELL} text-align: {"right" if place else "left"};{rule}">'
+                f"{escape(cell)}</{kind}>"
+                for place, cell in enumerate(cells)
+            )
+            return f'<tr style="background: transparent;">{shown}</tr>'
+
+        head = line(self.columns, "th", f" border-bottom: {LINE};")
+        body = "".join(line(cells, "td") for cells in self.rows)
+        return (
+            '<table style="color: inherit; border-collapse: collapse;">'
+            f'<caption style="color: inherit; text-align: left;">{escape(self.title)}</caption>'
+            f"<thead>{head}</thead><tbody>{body}</tbody></table>"
+        )

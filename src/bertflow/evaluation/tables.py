@@ -1,0 +1,179 @@
+"""Scores and comparisons as tables of text: for a terminal, a page or a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from bertflow.display import Grid
+from bertflow.evaluation.comparison import counted
+from bertflow.evaluation.scores import AVERAGES, Estimate
+
+if TYPE_CHECKING:
+    from bertflow.evaluation.comparison import Comparison
+    from bertflow.evaluation.tasks import Score, Scores
+
+MEASURES = {"spearman": "Spearman × 100", "pearson": "Pearson × 100", "auc": "AUC × 100"}
+STS_COUNT = 7
+
+
+def label_of(score: Score, aggregation: str) -> str:
+    """A score's name in a table: its task, what it is not usual about it, the aggregation."""
+    label = score.task if score.split in ("test", "all") else f"{score.task} {score.split}"
+    return f"{label}, {aggregation}" if len(score.aggregations) > 1 else label
+
+
+def averages(scores: Scores) -> dict[str, Estimate]:
+    """The averages of the seven STS tasks by name, where that many were asked for."""
+    if len(scores.scores) + len(scores.absent) < STS_COUNT:
+        return {}
+    return {f"average of the seven, {name}": scores.average(name) for name in AVERAGES}
+
+
+def scores_grid(scores: Scores) -> Grid:
+    """Every task with its subsets and, of the seven, the average."""
+    several = list(scores.scores.values())
+    measures = [
+        name for name in MEASURES if any(name in one.aggregations["all"] for one in several)
+    ]
+    columns = ["task", "pairs"]
+    for measure in measures:
+        columns += [MEASURES[measure], "95 %"]
+    rows: list[list[str]] = []
+    for score in several:
+        total = sum(score.scored.values())
+        for aggregation, found in score.aggregations.items():
+            rows.append([label_of(score, aggregation), f"{total:,}", *cells(found, measures)])
+        for subset, found in score.subsets.items():
+            rows.append([f"    {subset}", f"{score.scored[subset]:,}", *cells(found, measures)])
+    for name, one in averages(scores).items():
+        rows.append([name, "", *cells({"spearman": one}, measures)])
+    return Grid("cosine against gold", columns, rows)
+
+
+def score_facts(score: Score) -> dict[str, str]:
+    """What a score is of, by name."""
+    skipped = sum(score.skipped.values())
+    counted = f"{sum(score.scored.values()):,}"
+    return {
+        "data": score.data,
+        "pairs": f"{counted} scored, {skipped:,} not" if skipped else counted,
+        "model": model_name(score),
+        "when": score.time,
+    }
+
+
+def model_name(score: Score) -> str:
+    """The encoder by its name, after the calibrator if there is one."""
+    encoder = str(score.encoder.get("name") or "an encoder without a name")
+    return f"{score.calibrator['name']} on {encoder}" if score.calibrator else encoder
+
+
+def score_line(score: Score) -> str:
+    """A score in a line: what it is of, the main measure by aggregation, and whose it is."""
+    several = len(score.aggregations) > 1
+    shown = []
+    for name, found in score.aggregations.items():
+        one = found[score.measure]
+        ends = f" ({span(one.low, one.high)})" if one.low is not None else ""
+        shown.append(f"{name} {number(one)}{ends}" if several else f"{number(one)}{ends}")
+    pairs = f"{sum(score.scored.values()):,} pairs"
+    return (
+        f"{score.task} {score.split}, {pairs}: {MEASURES[score.measure]} {', '.join(shown)}; "
+        f"{model_name(score)}"
+    )
+
+
+def comparison_grids(result: Comparison) -> list[Grid]:
+    """What a comparison is, by aggregation: every method on every task, and what it gains."""
+    grids = []
+    for aggregation in result.aggregations if result.entries else ():
+        if len(result.tasks) > 1:
+            grids.append(tasks_grid(result, aggregation))
+        grids.append(gains_grid(result, aggregation))
+    return grids
+
+
+def comparison_title(result: Comparison) -> str:
+    """How many calibrators on which encoder."""
+    seeds = f", {result.seeds} seeds" if result.seeds > 1 else ""
+    encoder = result.encoder.get("name") or "an encoder without a name"
+    return f"{len(result.entries)} calibrators on {encoder}, {len(result.tasks)} tasks{seeds}"
+
+
+def tasks_grid(result: Comparison, aggregation: str) -> Grid:
+    """Every method on every task."""
+    tasks = list(result.tasks)
+    shown = counted(tasks)
+    mean = [_overall_name(shown)] if len(shown) > 1 else []
+    rows = []
+    for entry in result.entries.values():
+        cells = [number(entry.estimates[aggregation][task]) for task in tasks]
+        if mean:
+            cells.append(number(entry.overall(aggregation)))
+        rows.append([entry.label, *cells])
+    return Grid(_title(result, aggregation), ["calibrator", *tasks, *mean], rows)
+
+
+def gains_grid(result: Comparison, aggregation: str) -> Grid:
+    """The overall value of every method, and how it differs from none."""
+    shown = counted(list(result.tasks))
+    base = "none" if "none" in result.entries else next(iter(result.entries))
+    gains = result.against(base, aggregation)
+    rows = []
+    for name, entry in result.entries.items():
+        overall = entry.overall(aggregation)
+        cells = [number(overall), span(overall.low, overall.high)]
+        gain = gains.get(name)
+        if gain is None:
+            cells += ["", "", ""]
+        else:
+            cells += [signed(gain.value), span(gain.low, gain.high, signed=True)]
+            cells.append(p_value(gain.adjusted))
+        rows.append([entry.label, *cells])
+    gain_column = f"gain on {result.entries[base].label}"
+    columns = ["calibrator", _overall_name(shown), "95 %", gain_column, "95 %", "p (Holm)"]
+    return Grid(_title(result, aggregation), columns, rows)
+
+
+def _overall_name(shown: Sequence[str]) -> str:
+    return {1: shown[0], STS_COUNT: "average"}.get(len(shown), f"mean of {len(shown)}")
+
+
+def _title(result: Comparison, aggregation: str) -> str:
+    measures = {MEASURES[one["measure"]] for one in result.tasks.values()}
+    areas = [task for task, one in result.tasks.items() if one["measure"] == "auc"]
+    title = measures.pop() if len(measures) == 1 else f"Spearman × 100, of {', '.join(areas)} AUC"
+    return f"{title}, {aggregation}" if len(result.aggregations) > 1 else title
+
+
+def cells(found: Mapping[str, Estimate], measures: Sequence[str]) -> list[str]:
+    """Each measure and its interval."""
+    shown = []
+    for measure in measures:
+        one = found.get(measure)
+        shown += ["", ""] if one is None else [number(one), span(one.low, one.high)]
+    return shown
+
+
+def number(one: Estimate) -> str:
+    """An estimate × 100."""
+    return "undefined" if one.value is None else f"{100 * one.value:.2f}"
+
+
+def signed(value: float | None) -> str:
+    """A difference × 100."""
+    return "undefined" if value is None else f"{100 * value:+.2f}"
+
+
+def span(low: float | None, high: float | None, *, signed: bool = False) -> str:
+    """An interval × 100; nothing where there is none."""
+    if low is None or high is None:
+        return ""
+    form = "+.1f" if signed else ".1f"
+    return f"{100 * low:{form}} to {100 * high:{form}}"
+
+
+def p_value(value: float | None) -> str:
+    """A p-value; nothing where there is none."""
+    return "" if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"

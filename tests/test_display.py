@@ -1,0 +1,382 @@
+"""What objects look like on a terminal and in a notebook, and bars where someone watches."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+import types
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+import sklearn
+from sklearn.pipeline import make_pipeline
+
+from bertflow import (
+    AllButTheTop,
+    Flow,
+    SentenceCache,
+    Standardization,
+    Whitening,
+    calibrate,
+    diagnose,
+    load_calibrator,
+    load_encoder,
+    save_calibrator,
+)
+from bertflow.data import Pairs
+from bertflow.display import Bars, Grid, block, facts_table, unfolded
+from bertflow.display import bars as drawing
+from bertflow.evaluation import Scores, compare, score_pairs
+
+NASTY = "<b>&\"'</b>"
+CALIBRATORS = [Flow(epochs=1), Whitening(3), AllButTheTop(1), Standardization()]
+
+
+def parsed(html: str) -> ElementTree.Element:
+    """What is shown, which must be well-formed and have no colour, script or sheet of its own."""
+    root = ElementTree.fromstring(f"<div>{html}</div>")
+    for part in root.iter():
+        assert part.tag not in ("script", "style", "link", "img", "b" * 2)
+        style = part.get("style", "")
+        assert "#" not in style
+        for value in style.split(";"):
+            name, _, what = value.strip().partition(": ")
+            if name in ("color", "background"):
+                assert what in ("inherit", "transparent")
+    return root
+
+
+def words(html: str) -> str:
+    return " ".join("".join(part.itertext()).strip() for part in parsed(html).iter("div"))
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return np.random.default_rng(0).normal(size=(120, 4)) @ np.diag([1.0, 2.0, 3.0, 4.0]) + 5.0
+
+
+# Pieces.
+
+
+def test_whatever_is_shown_is_escaped():
+    pieces = [
+        facts_table({NASTY: NASTY}),
+        unfolded(NASTY, NASTY),
+        Grid(NASTY, [NASTY, NASTY], [[NASTY, NASTY]]).html(),
+    ]
+    html = block(NASTY, *pieces)
+    assert html.count("<b>") == 1  # The title's own.
+    assert "".join(parsed(html).itertext()).count(NASTY) == 10
+
+
+# Calibrators.
+
+
+@pytest.mark.parametrize("calibrator", CALIBRATORS, ids=lambda one: type(one).__name__)
+def test_a_fitted_calibrator_shows_scikit_learns_page_and_what_it_learned(calibrator, rows):
+    fitted = sklearn.base.clone(calibrator).fit(rows)
+    bundle = fitted._repr_mimebundle_()
+    assert bundle["text/plain"] == repr(fitted) == repr(calibrator)
+    for html in (bundle["text/html"], fitted._repr_html_()):
+        assert "sk-top-container" in html
+        ours = words(html[html.index('<div class="bertflow"') :])
+        assert f"{type(calibrator).__name__}, fitted" in ours
+        for name, value in fitted.facts().items():
+            assert f"{name}{value}" in ours
+    assert fitted.facts()["fitted on"] == "120 rows"
+    bare = calibrator._repr_html_()
+    assert "sk-top-container" in bare
+    assert 'class="bertflow"' not in bare
+    assert calibrator.facts() == {}
+    assert "sk-top-container" in make_pipeline(fitted)._repr_html_()
+
+
+def test_scikit_learns_wish_for_text_is_respected(rows):
+    fitted = Whitening().fit(rows)
+    with sklearn.config_context(display="text"):
+        assert not hasattr(fitted, "_repr_html_")
+        assert fitted._repr_mimebundle_() == {"text/plain": "Whitening()"}
+
+
+def test_a_flow_shows_dimensions_rows_steps_and_bits_also_when_it_is_loaded(rows, tmp_path):
+    still = np.concatenate([rows, np.ones((120, 1))], axis=1)
+    flow = Flow(epochs=2, batch_size=60).fit(still)
+    assert flow.facts() == {
+        "dimensions": "5",
+        "fitted on": "120 rows",
+        "not varying": "1 dimensions, which bypass the flow",
+        "steps": "4",
+        "bits per dimension": f"{flow.loss_:.4f}",
+    }
+    save_calibrator(flow, tmp_path / "flow")
+    assert load_calibrator(tmp_path / "flow").facts() == flow.facts()
+
+
+def test_names_in_a_provenance_cannot_break_the_page(rows):
+    fitted = Whitening(3).fit(rows)
+    fitted.provenance_ = {"sentences": 7, "distinct": NASTY, "encoder": {"name": NASTY}}
+    assert fitted.facts()["fitted on"] == "7 sentences"
+    html = fitted._repr_html_()
+    parsed(html[html.index('<div class="bertflow"') :])
+
+
+# Scores, comparisons, diagnoses, caches and models.
+
+
+@pytest.fixture(scope="module")
+def encoder(tiny_bert):
+    """Not to be changed."""
+    return load_encoder(tiny_bert, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def pairs(tiny_sentences):
+    gold = [float(number % 6) for number in range(60)]
+    parts = ["one", "two"] * 30
+    first, second = tiny_sentences[:60], tiny_sentences[60:120]
+    return Pairs(
+        task="mine", split="all", first=first, second=second, gold=gold, source=NASTY, subset=parts
+    )
+
+
+def test_a_score_shows_its_figures_by_their_names(encoder, pairs):
+    score = score_pairs(encoder, pairs)
+    said = repr(score)
+    assert said.startswith("Score(mine all, 60 pairs: Spearman × 100 wmean ")
+    for aggregation in ("wmean", "mean", "all"):
+        one = score.main(aggregation)
+        assert f"{aggregation} {100 * one.value:.2f} ({100 * one.low:.1f} to " in said
+    assert "\n" not in said
+    shown = words(score._repr_html_())
+    assert NASTY in shown
+    assert f"{100 * score.wmean.value:.2f}" in shown
+    several = Scores(scores={"mine": score}, absent={"stsb": NASTY})
+    assert repr(several).splitlines()[0] == "cosine against gold"
+    assert repr(several).endswith("absent: stsb")
+    assert f"{100 * score.wmean.value:.2f}" in words(several._repr_html_())
+    nothing = Scores(scores={}, absent={})
+    assert repr(nothing) == "Scores of no task"
+    parsed(nothing._repr_html_())
+
+
+def test_a_comparison_shows_every_calibrator(encoder, pairs):
+    result = compare(encoder, [pairs], methods=["none", "whitening"], seeds=1, jobs=1, fit="target")
+    best = result.entries["whitening"].overall("wmean")
+    for shown in (repr(result), words(result._repr_html_())):
+        assert "Comparison of 2 calibrators on" in shown
+        assert f"{100 * best.value:.2f}" in shown
+        assert "gain on" in shown
+
+
+def test_a_diagnosis_shows_its_verdict_first(rows):
+    found = diagnose(rows)
+    assert repr(found).splitlines()[0] == f"Calibration is likely to help: {found.reason}"
+    assert f"{found.mean_cosine:.3f}" in repr(found)
+    shown = words(found._repr_html_())
+    assert found.reason in shown
+    assert f"{found.isoscore:.3f}" in shown
+    assert found.warnings[0] in shown
+
+
+def test_a_cache_shows_where_it_is_and_what_it_holds(encoder, tiny_sentences, tmp_path):
+    cache = SentenceCache(tmp_path / NASTY.replace("/", ""), 2 * 10**9)
+    assert "at most 2 GB" in repr(cache)
+    calibrate(encoder, tiny_sentences[:9], Whitening(2), cache=cache)
+    assert f"and {cache.encoded} were not" in repr(cache)
+    shown = words(cache._repr_html_())
+    assert str(cache.folder) in shown
+    assert "encoders1" in shown
+
+
+def test_a_calibrated_model_shows_its_encoder_and_calibrator(encoder, tiny_sentences):
+    model = calibrate(encoder, tiny_sentences, Flow(epochs=1))
+    assert "calibrated: Flow(epochs=1); dimensions 16, fitted on 300 sentences" in repr(model)
+    assert "(calibrator_3): Dense(" in repr(model)
+    shown = words(model._repr_html_())
+    for name, value in model.facts().items():
+        assert f"{name}{value}" in shown
+    del model.calibrator
+    assert "calibrated" not in repr(model).splitlines()[1]
+    parsed(model._repr_html_())
+
+
+# Bars.
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(drawing, "time", made)
+    return made
+
+
+def test_a_bar_says_count_loss_rate_and_time_left(clock):
+    with Bars() as bars:
+        bars("fit", 1, 401, 3.0)
+        clock.now += 2.0
+        bars("fit", 101, 401, 3.0)
+        said = bars.stages["fit"].parts()
+        assert said == {
+            "count": "101/401",
+            "bits": "3.000 bits/dim",
+            "rate": "50/s",
+            "clock": "0:06 left",
+        }
+        clock.now += 6.0
+        bars("fit", 401, 401, 3.0)
+        assert bars.stages["fit"].parts()["clock"] == "in 0:08"
+        bars("encode", 7, 9)
+        assert str(bars.stages["encode"]) == "encode sentences: 7/9"
+
+
+def test_what_a_fit_that_goes_on_had_done_is_not_in_its_rate(clock):
+    with Bars() as bars:
+        bars("fit", 1000, 2000, 1.0)
+        clock.now += 1.0
+        bars("fit", 1010, 2000, 1.0)
+        assert bars.stages["fit"].parts()["rate"] == "10/s"
+
+
+TERMINAL = """
+import os, pty, sys
+source = sys.argv[1]
+child, file = pty.fork()
+if child == 0:
+    os.environ["TERM"] = "xterm"
+    os.execv(sys.executable, [sys.executable, "-c", source])
+said = b""
+while True:
+    try:
+        part = os.read(file, 65536)
+    except OSError:
+        break
+    if not part:
+        break
+    said += part
+sys.stdout.buffer.write(said)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+FIT = """
+import numpy as np
+from bertflow import Flow
+rows = np.random.default_rng(0).normal(size=(200, 4))
+Flow(epochs=1).fit(rows, progress={progress})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no terminals to be had")
+@pytest.mark.parametrize(("progress", "seen"), [("True", True), ("None", False), ("False", False)])
+def test_on_a_terminal_a_fit_shows_a_bar_unless_it_is_short_or_none_is_wanted(progress, seen):
+    ran = subprocess.run(
+        [sys.executable, "-c", TERMINAL, FIT.format(progress=progress)],
+        capture_output=True,
+        check=True,
+        timeout=300,
+    )
+    said = ran.stdout.decode()
+    assert ("bits/dim" in said) == seen
+    assert ("fit steps" in said) == seen
+    assert seen or said == ""
+
+
+def test_without_a_terminal_nothing_is_shown(rows, capfd, monkeypatch):
+    monkeypatch.setattr(drawing, "DELAY", 0.0)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    for progress in (None, True, False):
+        Flow(epochs=1).fit(rows, progress=progress)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """As in a kernel: what is displayed, and what it was replaced by."""
+    shown: list[object] = []
+
+    class Handle:
+        def update(self, what: object) -> None:
+            shown.append((repr(what), what._repr_html_()))
+
+    def display(what: object, *, display_id: bool) -> Handle:
+        assert display_id
+        return Handle()
+
+    shell = types.SimpleNamespace(kernel=object())
+    outer, inner = types.ModuleType("IPython"), types.ModuleType("IPython.display")
+    outer.get_ipython = lambda: shell
+    inner.display = display
+    monkeypatch.setitem(sys.modules, "IPython", outer)
+    monkeypatch.setitem(sys.modules, "IPython.display", inner)
+    return shown
+
+
+def test_in_a_notebook_a_fit_shows_a_bar_once_it_takes_time(rows, notebook, monkeypatch, capfd):
+    quick = Flow(epochs=1).fit(rows)
+    assert notebook == []
+    monkeypatch.setattr(drawing, "DELAY", 0.0)
+    slow = Flow(epochs=1).fit(rows)
+    text, html = notebook[-1]
+    assert text.startswith("fit steps: 4/4, ")
+    assert "bits/dim" in text
+    bar = parsed(html).find(".//progress")
+    assert (bar.get("max"), bar.get("value")) == ("4", "4")
+    assert capfd.readouterr() == ("", "")
+    np.testing.assert_array_equal(quick.transform(rows), slow.transform(rows))
+    before = len(notebook)
+    Flow(epochs=1).fit(rows, progress=False)
+    assert len(notebook) == before
+
+
+def test_both_stages_of_calibrate_have_a_bar(encoder, tiny_sentences, notebook):
+    calibrate(encoder, tiny_sentences, Flow(epochs=1), progress=True)
+    text, html = notebook[-1]
+    assert [line.partition(":")[0] for line in text.splitlines()] == [
+        "encode sentences",
+        "fit steps",
+    ]
+    assert len(parsed(html).findall(".//progress")) == 2
+
+
+def test_a_function_is_called_as_before(encoder, tiny_sentences, notebook):
+    seen = []
+    calibrate(encoder, tiny_sentences, Flow(epochs=1), progress=lambda *state: seen.append(state))
+    assert {state[0] for state in seen} == {"encode", "fit"}
+    assert all(len(state) == 3 for state in seen)
+    assert notebook == []
+
+
+def test_threads_and_other_fits_of_a_search_draw_nothing(rows, notebook, monkeypatch):
+    monkeypatch.setattr(drawing, "DELAY", 0.0)
+    thread = threading.Thread(target=lambda: Flow(epochs=1).fit(rows))
+    thread.start()
+    thread.join()
+    assert notebook == []
+    process = types.SimpleNamespace(current_process=lambda: types.SimpleNamespace(name="Loky-1"))
+    monkeypatch.setattr(drawing, "multiprocessing", process)
+    Flow(epochs=1).fit(rows)
+    assert notebook == []
+
+
+def test_a_bar_ends_with_a_fit_that_fails(rows, notebook, caplog):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bertflow.calibrators.training._Adam.step", interrupted)
+        with pytest.raises(KeyboardInterrupt), caplog.at_level(logging.WARNING):
+            Flow(epochs=1).fit(rows, progress=True)
+    assert caplog.text == ""
+    Flow(epochs=1).fit(rows, progress=True)
+    assert notebook[-1][0].startswith("fit steps: 4/4")
