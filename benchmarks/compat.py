@@ -2,10 +2,13 @@
 
 Each combination has an environment of its own below `.cache/compat`, kept between runs; torch,
 which is large, is installed once a version and shared. "oldest" are the lower bounds of
-pyproject.toml, all at once; "newest" is what pip gives. The table goes to docs/compatibility.md,
-between its two marks, and the last line says how many rows passed. Ends with 1 if one did not.
+pyproject.toml, all at once; "newest" is what pip gives. Each row goes to docs/compatibility.md,
+between its two marks, as soon as it has run; those that were not run stay as they are there. The
+last line says how many rows passed. Ends with 1 if one did not.
 
-    python -m benchmarks.compat [--only NAME ...] [--python PATH] [--fresh] [--list]
+    python -m benchmarks.compat [--only NAME ...] [--python PATH ...] [--fresh] [--list]
+
+Each `--python` is one more row, "newest, Python 3.12", its number as the interpreter says it.
 
 Needs nothing but Python, pip and a package registry; 20 GB of disk and, the first time, some
 minutes of network: wheels of torch for Linux come with GPU libraries.
@@ -46,7 +49,6 @@ MORE = (
     "memory_mapped plots readers sentence_cache streaming vectors"
 ).split()
 GRID = ("sentence-transformers", "transformers", "torch")
-OTHER = "newest, another Python"
 SHOWN = (*GRID, "numpy", "scipy", "scikit-learn", "huggingface-hub", "safetensors")
 
 
@@ -69,15 +71,16 @@ class Row:
     more: bool = False
 
 
-def rows(other: str | None) -> list[Row]:
-    """The oldest, the newest, all between them, and the newest with another Python."""
+def rows(others: list[str]) -> list[Row]:
+    """The oldest, all between it and the newest, and the newest, also with other Pythons."""
     found = [Row("oldest", GRID, all_old=True, more=True)]
     for chosen in list(product([True, False], repeat=len(GRID)))[1:-1]:
         old = tuple(name for name, one in zip(GRID, chosen, strict=True) if one)
         found.append(Row("oldest " + ", ".join(old), old))
     found.append(Row("newest", more=True))
-    if other is not None:
-        found.append(Row(OTHER, python=other))
+    ask = "import sys; print('{}.{}'.format(*sys.version_info))"
+    for python in others:
+        found.append(Row(f"newest, Python {_quietly([python, '-c', ask]).strip()}", python=python))
     return found
 
 
@@ -100,7 +103,9 @@ def main() -> None:
     """Run the rows, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="Rows to run; others are kept.")
-    parser.add_argument("--python", metavar="PATH", help="Another Python, for one more row.")
+    parser.add_argument(
+        "--python", nargs="+", default=[], metavar="PATH", help="Other Pythons, a row each."
+    )
     parser.add_argument("--fresh", action="store_true", help="Make every environment again.")
     parser.add_argument("--install", action="store_true", help="Only make the environments.")
     parser.add_argument("--list", action="store_true", help="Say which rows there are.")
@@ -117,16 +122,14 @@ def main() -> None:
         for row in chosen:
             environment(row)
         return
-    kept = HOME / "results.json"
-    results: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
+    good = 0
     for row in chosen:
-        results[row.name] = run(row)
-        kept.write_text(json.dumps(results, indent=2) + "\n")
-        print(line(row.name, results[row.name]), flush=True)
-    write_table(results)
-    good = [row.name for row in chosen if passed(results[row.name])]
-    print(f"{len(good)} passed, {len(chosen) - len(good)} failed")
-    sys.exit(len(good) < len(chosen))
+        result = run(row)
+        good += passed(result)
+        print(line(row.name, result), *result.get("broken", []), sep="\n  ", flush=True)
+        write_row(row.name, line(row.name, result))
+    print(f"{good} passed, {len(chosen) - good} failed")
+    sys.exit(good < len(chosen))
 
 
 def run(row: Row) -> dict[str, Any]:
@@ -266,14 +269,18 @@ def line(name: str, result: dict[str, Any]) -> str:
     return f"| {name} | {shown} | {counts}{demo} ({result['date']}) |"
 
 
-def write_table(results: dict[str, dict[str, Any]]) -> None:
-    """Put the rows that have been run between the marks of the page."""
+def write_row(name: str, text: str) -> None:
+    """Put a row between the marks of the page; the others there stay."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    inside, _, after = rest.partition(END)
     heads = ["", "Python", *SHOWN, "tests"]
-    table = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    table += [line(row.name, results[row.name]) for row in rows(OTHER) if row.name in results]
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
+    names = [row.name for row in rows([])]
+    there = {one.split("|")[1].strip(): one for one in inside.splitlines() if one.startswith("|")}
+    found = {one: kept for one, kept in there.items() if one in names or "Python" in one}
+    found[name] = text
+    # Those of other Pythons come last.
+    order = sorted(found, key=lambda one: (names.index(one) if one in names else len(names), one))
+    table = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *(found[one] for one in order)]
     PAGE.write_text("\n".join([before + BEGIN, *table, END + after]), encoding="utf-8")
 
 
