@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks import compat
 from sentence_transformers import SentenceTransformer
 
 import bertflow
@@ -323,3 +324,33 @@ def test_a_later_folder_of_vectors_is_refused_by_name(saved, tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
     with pytest.raises(ModelError, match="vectors"):
         VectorCache(tmp_path / "vectors", {"encoder": "tiny", "max_length": 32})
+
+
+# The table of `make compat`.
+
+
+def test_a_row_that_is_run_takes_its_place_and_the_others_stay(tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{compat.BEGIN}\nnothing yet\n{compat.END}\nafter\n")
+    monkeypatch.setattr(compat, "PAGE", page)
+    for name in ["newest, Python 3.13", "newest", "newest, Python 3.12", "oldest"]:
+        compat.write_row(name, f"| {name} | 1 |")
+    compat.write_row("newest", "| newest | 2 |")
+    before, begin, *table, end, after = page.read_text().splitlines()
+    assert (before, begin, end, after) == ("before", compat.BEGIN, compat.END, "after")
+    assert table[2:] == [
+        "| oldest | 1 |",
+        "| newest | 2 |",
+        "| newest, Python 3.12 | 1 |",
+        "| newest, Python 3.13 | 1 |",
+    ]
+    assert [line.count("|") for line in table[:2]] == [len(compat.SHOWN) + 4] * 2
+
+
+def test_every_lower_bound_of_the_project_is_a_plain_one():
+    """Of `oldest`, that is what is installed; a row that differs holds what its name says."""
+    bounds = compat.lower_bounds()
+    assert {*compat.GRID, "numpy", "accelerate", "matplotlib"} <= bounds.keys()
+    rows = compat.rows([])
+    assert [rows[0].name, rows[-1].name] == ["oldest", "newest"]
+    assert len({row.old for row in rows}) == len(rows) == 2 ** len(compat.GRID)
