@@ -27,6 +27,7 @@ LABELS = {
     "cells": "finished cells",
     "train": "train steps",
     "transform": "transform rows",
+    "moments": "moments of rows",
 }
 
 
