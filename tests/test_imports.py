@@ -24,12 +24,13 @@ ALLOWED = {
     "encoders": {"flows", "calibrators", "display", "network", "strict_json"},
     "evaluation": {"flows", "calibrators", "encoders", "data", "display"},
     "analysis": {"flows", "calibrators", "encoders", "data", "evaluation", "display"},
+    "scale": {"flows", "calibrators", "encoders", "data", "strict_json"},
     "finetuning": {"flows", "calibrators", "encoders", "data", "evaluation", "strict_json"},
     "demo": {"flows", "calibrators", "encoders", "data", "evaluation", "analysis"},
 }
 ALLOWED["paper"] = {*ALLOWED["demo"], "finetuning", "network", "strict_json"}
 ALLOWED["report"] = {*ALLOWED["paper"], "paper"}
-ALLOWED["cli"] = {*ALLOWED["report"], "demo", "report", "display"}
+ALLOWED["cli"] = {*ALLOWED["report"], "demo", "report", "scale", "display"}
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))
 INSIDE = [path for path in MODULES if path.parts[0] != "__init__.py"]
 HEAVY = ["torch", "transformers", "sentence_transformers", "sklearn", "scipy", "numpy"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -17,7 +18,13 @@ from bertflow.calibrators.base import (
     empty,
     like,
 )
-from bertflow.calibrators.moments import ROUNDING, Moments, moments_of, principal_axes
+from bertflow.calibrators.moments import (
+    ROUNDING,
+    Moments,
+    check_moments,
+    moments_of,
+    principal_axes,
+)
 from bertflow.errors import InputError
 from bertflow.flows import bounded_deviation
 
@@ -27,6 +34,64 @@ class LinearCalibrator(Calibrator):
 
     mean_: Array
     scale_: Array
+
+    # Whether the full covariance is learned from, or the variances alone.
+    needs_covariance = True
+
+    def fit_moments(self, moments: Moments) -> Self:
+        """Learn the map from the moments of rows instead of the rows: those of many files, merged.
+
+        What is learned is what `fit` learns from the same moments.
+
+        Args:
+            moments: Count, mean and centred second moments of at least 2 rows; with the full
+                covariance where `needs_covariance` says so.
+
+        Returns:
+            The calibrator itself.
+
+        Raises:
+            InputError: Fewer than 2 rows or dimensions, all rows equal, the diagonal alone where
+                the covariance is needed, or an argument of the constructor out of its range.
+
+        Example:
+            >>> import torch
+            >>> rows = torch.tensor([[0.0, 10.0], [2.0, 30.0], [4.0, 20.0]])
+            >>> one, other = Moments(2), Moments(2)
+            >>> one.update(rows[:1])
+            >>> other.update(rows[1:])
+            >>> one.merge(other)
+            >>> Standardization().fit_moments(one).mean_
+            array([ 2., 20.])
+        """
+        self._fitted = False
+        self._kept: dict[Any, Any] = {}
+        width, name = len(moments.mean), type(self).__name__
+        if moments.count < 2 or width < 2:
+            raise InputError(
+                f"moments of {moments.count} rows of {width} dimensions: {name} needs at least 2 "
+                "of both"
+            )
+        if not bool(moments.mean.isfinite().all()):
+            raise InputError("the moments are not finite; a row they were taken from is not")
+        if self.needs_covariance and moments.second.ndim != 2:
+            raise InputError(f"{name} needs the covariance: build Moments with covariance=True")
+        self.n_features_in_ = width
+        check_moments(moments)
+        self._fit_moments(moments)
+        self._fitted = True
+        return self
+
+    def _fit(self, rows: Array | Tensor) -> None:
+        self._check_arguments()
+        self._fit_moments(moments_of(rows, covariance=self.needs_covariance))
+
+    def _check_arguments(self) -> None:
+        """Refuse arguments of the constructor that are out of their range."""
+
+    @abstractmethod
+    def _fit_moments(self, moments: Moments) -> None:
+        """Learn from checked moments: set the attributes that end in an underscore."""
 
     def affine(self) -> tuple[Tensor, Tensor]:
         r"""The centre :math:`\mu`, shape (D,), and the matrix A, shape (K, D), in float64."""
@@ -86,8 +151,9 @@ class Standardization(LinearCalibrator):
                [ 1.,  1.]])
     """
 
-    def _fit(self, rows: Array | Tensor) -> None:
-        moments = moments_of(rows, covariance=False)
+    needs_covariance = False
+
+    def _fit_moments(self, moments: Moments) -> None:
         self.mean_ = moments.mean.numpy()
         self.scale_ = _scale(moments).numpy()
 
@@ -149,10 +215,9 @@ class AllButTheTop(LinearCalibrator):
         if not isinstance(self.standardize, bool | np.bool_):
             raise InputError(f"standardize must be True or False, got {self.standardize!r}")
 
-    def _fit(self, rows: Array | Tensor) -> None:
+    def _fit_moments(self, moments: Moments) -> None:
         self._check_arguments()
         width = self.n_features_in_
-        moments = moments_of(rows)
         self.mean_ = moments.mean.numpy()
         scale = _scale(moments) if self.standardize else torch.ones(width, dtype=torch.float64)
         self.scale_ = scale.numpy()
@@ -229,10 +294,9 @@ class Whitening(LinearCalibrator):
         check_number("power", self.power, 0, 1)
         check_number("shrinkage", self.shrinkage, 0, 1)
 
-    def _fit(self, rows: Array | Tensor) -> None:
+    def _fit_moments(self, moments: Moments) -> None:
         self._check_arguments()
         width = self.n_features_in_
-        moments = moments_of(rows)
         covariance = moments.covariance()
         ridge = self.shrinkage * covariance.trace() / width
         covariance = (1 - self.shrinkage) * covariance + ridge * torch.eye(width).double()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -70,6 +72,38 @@ class Moments:
         self.mean = self.mean + delta * (other.count / total)
         self.count = total
 
+    @classmethod
+    def restored(cls, count: int, mean: Tensor, second: Tensor) -> Moments:
+        """What was kept of moments: their count, mean (D,) and `second`, (D, D) or (D,).
+
+        Raises:
+            InputError: These are no moments of anything.
+
+        Example:
+            >>> import torch
+            >>> moments = Moments(2, covariance=False)
+            >>> moments.update(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
+            >>> again = Moments.restored(moments.count, moments.mean, moments.second)
+            >>> again.variance().tolist()
+            [1.0, 4.0]
+        """
+        width = len(mean)
+        shapes = ((width,), (width, width))
+        if count < 0 or mean.shape != (width,) or tuple(second.shape) not in shapes:
+            raise InputError(
+                f"count {count}, mean of shape {tuple(mean.shape)} and second moments of shape "
+                f"{tuple(second.shape)} are no moments; expected (D,) and (D,) or (D, D)"
+            )
+        moments = cls.__new__(cls)
+        moments.count = count
+        moments.mean, moments._second = mean.double(), second.double()
+        return moments
+
+    @property
+    def second(self) -> Tensor:
+        """The centred second moments: sums of products, (D, D), or of squares alone, (D,)."""
+        return self._second
+
     def _product(self, centred: Tensor) -> Tensor:
         full = self._second.ndim == 2
         return centred.T @ centred if full else centred.square().sum(dim=0)
@@ -106,21 +140,38 @@ def moments_of(
     for chunk in chunks(rows):
         wide = _wide(chunk)
         moments.update(unit_length(wide) if normalize else wide)
+    alike = " at unit length" if normalize else ""
+    check_moments(moments, alike, equal=lambda: _are_equal(rows, normalize))
+    return moments
+
+
+def check_moments(
+    moments: Moments, alike: str = "", equal: Callable[[], bool] | None = None
+) -> None:
+    """Refuse moments from which nothing can be learned.
+
+    Args:
+        moments: Of at least one row.
+        alike: How the rows were made alike before, for the message.
+        equal: Whether all rows are the first one; None where that can no longer be looked up.
+
+    Raises:
+        InputError: They are of rows that are all equal, or too large or too small to square.
+    """
     deviation = moments.deviation()
     if not bool(deviation.isfinite().all()):
         raise InputError("X holds values too large to square in float64; scale it down")
     if not bool((deviation > ROUNDING * moments.mean.abs()).any()):
-        alike = " at unit length" if normalize else ""
-        if not _are_equal(rows, normalize):
-            if float(moments.mean.abs().max()) < LEAST_DEVIATION:
+        if equal is None or not equal():
+            tiny = float(moments.mean.abs().max()) < LEAST_DEVIATION
+            if tiny and (equal is not None or bool(moments.mean.any())):
                 raise _too_small()
             alike += " up to rounding"
         raise InputError(
-            f"all {len(rows)} rows are equal{alike}: there is nothing to learn from them"
+            f"all {moments.count} rows are equal{alike}: there is nothing to learn from them"
         )
     if float(deviation.max()) < LEAST_DEVIATION:
         raise _too_small()
-    return moments
 
 
 def _wide(rows: Tensor) -> Tensor:

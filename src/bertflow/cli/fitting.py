@@ -25,6 +25,21 @@ from bertflow.cli.options import (
     Pooling,
     TrustRemoteCode,
     build_calibrator,
+    device_or_none,
+)
+from bertflow.cli.scaling import (
+    Address,
+    EngineName,
+    Keep,
+    Numbers,
+    Scaling,
+    SkipBlank,
+    SkipUnreadable,
+    Vector,
+    Workers,
+    encode_shards,
+    fit_shards,
+    transform_shards,
 )
 from bertflow.errors import InputError, ModelError, TrainingError
 
@@ -49,8 +64,12 @@ def fit(
         ),
     ] = None,
     vectors: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.npy", help="Vectors instead of encoder and corpus."),
+        str | None,
+        typer.Option(
+            metavar="FILE.npy|DIR",
+            help="Vectors instead of encoder and corpus; of a folder of .parquet, or with "
+            "--engine, the calibrator learns from moments.",
+        ),
     ] = None,
     column: Annotated[
         str | None, typer.Option(metavar="NAME", help="Text column of a table.")
@@ -92,9 +111,15 @@ def fit(
     device: Device = "auto",
     devices: Devices = None,
     trust_remote_code: TrustRemoteCode = False,
+    engine: EngineName = None,
+    address: Address = None,
+    workers: Workers = None,
+    skip_unreadable: SkipUnreadable = False,
+    vector: Vector = "vector",
 ) -> None:
     """Fit a calibrator on unlabelled sentences or vectors, and save it; stopped, it goes on."""
     built = build_calibrator(calibrator, set_ or [], random_state, device)
+    scaling = Scaling(engine, address, workers, skip_unreadable, vector)
     if vectors is not None:
         given = {
             "--encoder": encoder,
@@ -108,8 +133,15 @@ def fit(
         }
         if clash := [name for name, value in given.items() if value]:
             raise InputError(f"--vectors goes without {', '.join(clash)}")
-        _fit_vectors(vectors, built, output, limit)
+        if engine is not None or _are_shards(vectors):
+            fit_shards(vectors, built, output, scaling, limit)
+            return
+        scaling.refuse_without_engine()
+        _fit_vectors(Path(vectors), built, output, limit)
         return
+    if engine is not None:
+        raise InputError("--engine goes with --vectors; encode the corpus to a folder first")
+    scaling.refuse_without_engine()
     if encoder is None or not corpus:
         raise InputError("give --encoder with at least one --corpus, or --vectors")
     from bertflow.calibrators.storage import check_replaceable
@@ -153,6 +185,11 @@ def fit(
     plainly = "SentenceTransformer({!r}) loads it anywhere"
     how = plainly if portable else "bertflow.load({!r}) loads it"
     show(f"saved to {output}: {how.format(str(output))}")
+
+
+def _are_shards(vectors: str) -> bool:
+    """Whether vectors are a folder of .parquet files, or one of them."""
+    return "://" in vectors or vectors.endswith(".parquet") or Path(vectors).is_dir()
 
 
 def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int | None) -> None:
@@ -246,11 +283,25 @@ def transform(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="A saved calibrator or calibrated model.")
     ],
-    vectors: Annotated[Path, typer.Option(metavar="IN.npy", help="Vectors, one a row.")],
-    output: Annotated[Path, typer.Option(metavar="OUT.npy", help="File to write.")],
+    vectors: Annotated[
+        str, typer.Option(metavar="IN.npy|DIR", help="Vectors, one a row; or a folder of .parquet.")
+    ],
+    output: Annotated[
+        Path, typer.Option(metavar="OUT.npy|DIR", help="File to write; of a folder, a folder.")
+    ],
     inverse: Annotated[bool, typer.Option("--inverse", help="Undo the calibration.")] = False,
+    engine: EngineName = None,
+    address: Address = None,
+    workers: Workers = None,
+    skip_unreadable: SkipUnreadable = False,
+    vector: Vector = "vector",
 ) -> None:
     """Apply a saved calibrator to vectors."""
+    scaling = Scaling(engine, address, workers, skip_unreadable, vector)
+    if engine is not None or _are_shards(vectors):
+        transform_shards(folder, vectors, output, scaling, inverse)
+        return
+    scaling.refuse_without_engine()
     from bertflow.calibrators import load_calibrator
     from bertflow.calibrators.vectors import transform_file
     from bertflow.cli.terminal import progress_bars
@@ -296,8 +347,33 @@ def encode(
     device: Device = "auto",
     devices: Devices = None,
     trust_remote_code: TrustRemoteCode = False,
+    engine: EngineName = None,
+    address: Address = None,
+    workers: Workers = None,
+    skip_unreadable: SkipUnreadable = False,
+    vector: Vector = "vector",
+    keep: Keep = None,
+    numbers: Numbers = "float32",
+    skip_blank: SkipBlank = False,
 ) -> None:
-    """Encode sentences to vectors, row i for sentence i."""
+    """Encode sentences to vectors, row i for sentence i; of a folder of shards, a folder."""
+    scaling = Scaling(engine, address, workers, skip_unreadable, vector, keep, numbers, skip_blank)
+    if engine is not None:
+        encode_shards(
+            model,
+            corpus,
+            output,
+            scaling,
+            column=column,
+            pooling=pooling,
+            max_length=max_length,
+            device=device_or_none(device),
+            batch_size=batch_size,
+            precision=as_precision(precision),
+            trust_remote_code=trust_remote_code,
+        )
+        return
+    scaling.refuse_without_engine()
     from bertflow.calibrators.staging import part_path
     from bertflow.calibrators.storage import check_writable
     from bertflow.data import checked_corpus

@@ -22,6 +22,7 @@ LABELS = {
     "encode": "encode sentences",
     "fit": "fit steps",
     "cells": "finished cells",
+    "moments": "moments of rows",
     "train": "train steps",
     "transform": "transform rows",
 }

@@ -1,0 +1,115 @@
+"""Calibrators learned from more vectors than one machine reads: by moments, merged exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from bertflow.calibrators import Calibrator, LinearCalibrator, Moments
+from bertflow.errors import InputError
+from bertflow.scale.engines import Engine
+from bertflow.scale.running import Outcome, Progress, files_of, run
+from bertflow.scale.shards import SHARD_ROWS, VECTOR
+from bertflow.scale.workers import BlockMoments, merged_moments
+
+
+def folder_moments(
+    source: str | Path,
+    folder: str | Path,
+    *,
+    vector: str = VECTOR,
+    covariance: bool = True,
+    engine: Engine | None = None,
+    skip_unreadable: bool = False,
+    shard_rows: int = SHARD_ROWS,
+    progress: Progress | None = None,
+) -> tuple[Moments, Outcome]:
+    """The moments of all vectors of a folder of .parquet files, or of a .npy file.
+
+    Each shard's are a file of their own, so that what was stopped goes on; they are merged in the
+    order of the shards, whoever was first.
+
+    Args:
+        source: As in `run`, or a .npy file.
+        folder: For the moments of shards; it may be removed afterwards.
+        vector: The column of vectors.
+        covariance: As in `BlockMoments`.
+        engine: As in `run`.
+        skip_unreadable: As in `run`.
+        shard_rows: As in `run`.
+        progress: As in `run`.
+
+    Returns:
+        The moments, and what was done.
+
+    Raises:
+        InputError: As in `run`, or the shards' vectors are of different widths.
+        ModelError: As in `run`.
+    """
+    import pyarrow.parquet
+
+    worker = BlockMoments(vector=vector, covariance=covariance)
+    outcome = run(
+        worker,
+        source,
+        folder,
+        engine=engine,
+        skip_unreadable=skip_unreadable,
+        shard_rows=shard_rows,
+        progress=progress,
+    )
+    merged = merged_moments(pyarrow.parquet.read_table(file) for file in files_of(folder))
+    return merged, outcome
+
+
+def fit_folder(
+    calibrator: Calibrator,
+    source: str | Path,
+    folder: str | Path,
+    *,
+    vector: str = VECTOR,
+    engine: Engine | None = None,
+    skip_unreadable: bool = False,
+    shard_rows: int = SHARD_ROWS,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Fit a calibrator that learns from moments on all vectors of a folder.
+
+    Args:
+        calibrator: `Whitening`, `Standardization` or `AllButTheTop`.
+        source: As in `folder_moments`.
+        folder: As in `folder_moments`.
+        vector: As in `folder_moments`.
+        engine: As in `run`.
+        skip_unreadable: As in `run`.
+        shard_rows: As in `run`.
+        progress: As in `run`.
+
+    Returns:
+        What was done.
+
+    Raises:
+        InputError: As in `folder_moments`, or the calibrator needs rows.
+        ModelError: As in `run`.
+    """
+    if not isinstance(calibrator, LinearCalibrator):
+        raise InputError(
+            f"{type(calibrator).__name__} is trained on rows, not on moments, and cannot be fitted "
+            "on a folder of shards; fit it on a sample (a .npy of some 200,000 vectors)"
+        )
+    moments, outcome = folder_moments(
+        source,
+        folder,
+        vector=vector,
+        covariance=calibrator.needs_covariance,
+        engine=engine,
+        skip_unreadable=skip_unreadable,
+        shard_rows=shard_rows,
+        progress=progress,
+    )
+    if not bool(torch.isfinite(moments.second).all()):
+        raise InputError("the vectors hold values too large to square in float64; scale them down")
+    calibrator.fit_moments(moments)
+    calibrator.provenance_ = {"vectors": str(source), "rows": moments.count, "limit": None}
+    return outcome

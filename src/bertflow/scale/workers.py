@@ -1,0 +1,623 @@
+"""What is done with batches of rows: encode, transform, take moments.
+
+Each is a class whose instances take a batch and return one, as `ray.data.Dataset.map_batches` wants
+them, and does the same in one process. A model is loaded when the first batch comes, once an
+instance, and does not travel with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from bertflow.calibrators import Calibrator, Moments, load_calibrator
+from bertflow.calibrators.base import Array, as_tensor, finite
+from bertflow.calibrators.storage import calibrator_name
+from bertflow.data.tables import LONGEST_LINE, listed, too_long
+from bertflow.errors import BertflowError, InputError
+from bertflow.scale.places import needs_pyarrow
+from bertflow.scale.shards import VECTOR, is_vectors, vector_column, vectors_of
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from bertflow.encoders import Precision
+    from bertflow.encoders.encoding import Encoding
+
+BATCH = "the batch"
+# As a caller of a class knows nothing of shards.
+TYPES = {"float32": np.float32, "float16": np.float16}
+Blank = Literal["refuse", "skip"]
+
+
+class Worker(ABC):
+    """What is done with the rows of a shard."""
+
+    # How many rows have been left out since that was asked last.
+    left_out = 0
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """All that the output depends on, as JSON can hold it; loads the model."""
+
+    @abstractmethod
+    def columns(self, schema: Any, place: str) -> list[str]:
+        """The columns of a schema that are read.
+
+        Raises:
+            InputError: It lacks one, or one is of another type; the message names the place.
+        """
+
+    @abstractmethod
+    def schema(self, read: Any) -> Any:
+        """The schema of what comes of batches with another schema."""
+
+    @abstractmethod
+    def process(self, batches: Iterable[Any], place: str = BATCH, first: int = 0) -> Iterator[Any]:
+        """What comes of record batches, in order.
+
+        Args:
+            batches: With the columns that `columns` gives.
+            place: What they are of, for messages.
+            first: The number of their first row there.
+
+        Raises:
+            InputError: A row cannot be used; the message names it.
+        """
+
+    def __call__(self, batch: Any) -> Any:
+        """What comes of one batch.
+
+        Args:
+            batch: A `pyarrow.Table`, or a mapping of names to arrays (`batch_format="numpy"`, which
+                is what map_batches gives). Vectors are an array (N, D) there.
+
+        Returns:
+            The same kind.
+
+        Raises:
+            InputError: A column is missing or of another type, or a row cannot be used.
+        """
+        needs_pyarrow("batches of rows")
+        import pyarrow
+
+        if isinstance(batch, pyarrow.Table):
+            read = batch.select(self.columns(batch.schema, BATCH))
+            found = list(self.process(read.combine_chunks().to_batches()))
+            return pyarrow.Table.from_batches(found, self.schema(read.schema))
+        if not isinstance(batch, Mapping):
+            raise InputError(
+                f"a batch is {type(batch).__name__}; expected a mapping of names to arrays or a "
+                "pyarrow.Table: batch_format='numpy' or 'pyarrow'"
+            )
+        columns = {name: _as_column(name, values) for name, values in batch.items()}
+        table = self(pyarrow.table(columns))
+        return {name: _as_array(table.column(name).combine_chunks()) for name in table.column_names}
+
+
+class Encode(Worker):
+    """Sentences to vectors.
+
+    Rows without text, null or blank, are refused or left out. Text is stripped as `bertflow encode`
+    does it. Sentences that are equal within a batch are encoded once.
+
+    Args:
+        model: A saved model, a sentence-transformers folder, a hub name or a .gguf file, which
+            every worker can open; a loaded SentenceTransformer; or a function that gives one.
+        column: Where the text is; None where there is one column of text.
+        keep: Columns that the output has beside the vector; None for all but the text.
+        vector: The output's column of vectors, lists of one length.
+        numbers: "float32" or "float16": what the vectors are written in.
+        blank: "refuse" rows without text, or "skip" them.
+        pooling: As in `load_encoder`.
+        max_length: As in `load_encoder`.
+        device: As in `load_encoder`; None for the best one there is.
+        batch_size: As in `encode_distinct`.
+        precision: As in `encode_distinct`.
+        trust_remote_code: As in `load_encoder`.
+
+    Raises:
+        InputError: An argument is none of its choices.
+
+    Example:
+        >>> import numpy as np
+        >>> from sentence_transformers import SentenceTransformer
+        >>> class Lengths(SentenceTransformer):
+        ...     def encode(self, texts, **keywords):
+        ...         return np.array([[len(text), 1.0] for text in texts], dtype=np.float32)
+        >>> class Two(torch.nn.Module):
+        ...     def get_embedding_dimension(self):
+        ...         return 2
+        >>> encode = Encode(lambda: Lengths(modules=[Two()], device="cpu"), column="text")
+        >>> found = encode({"id": np.array([7, 8]), "text": np.array(["one", "three"])})
+        >>> found["id"].tolist(), found["vector"].tolist()
+        ([7, 8], [[3.0, 1.0], [5.0, 1.0]])
+    """
+
+    def __init__(
+        self,
+        model: str | Path | SentenceTransformer | Callable[[], SentenceTransformer],
+        *,
+        column: str | None = None,
+        keep: Sequence[str] | None = None,
+        vector: str = VECTOR,
+        numbers: str = "float32",
+        blank: Blank = "refuse",
+        pooling: str | None = None,
+        max_length: int | None = None,
+        device: str | None = None,
+        batch_size: int = 32,
+        precision: Precision = "auto",
+        trust_remote_code: bool = False,
+    ) -> None:
+        if numbers not in TYPES:
+            raise InputError(f"numbers must be one of {', '.join(TYPES)}, got {numbers!r}")
+        if blank not in ("refuse", "skip"):
+            raise InputError(f"blank must be refuse or skip, got {blank!r}")
+        self.model, self.column, self.vector = model, column, vector
+        self.keep = None if keep is None else list(keep)
+        self.numbers, self.blank = numbers, blank
+        self.pooling, self.max_length, self.device = pooling, max_length, device
+        self.batch_size, self.precision = batch_size, precision
+        self.trust_remote_code = trust_remote_code
+        self._encoding: Encoding | None = None
+        self._width = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_encoding": None}
+
+    def describe(self) -> dict[str, Any]:
+        """All that the vectors depend on: encoder, its settings and versions, columns, types."""
+        from bertflow.encoders.sentence_cache import describe_vectors
+
+        encoding = self._opened()
+        return {
+            "task": "encode",
+            **describe_vectors(encoding.encoder, encoding.kind),
+            "column": self.column,
+            "keep": self.keep,
+            "vector": self.vector,
+            "numbers": self.numbers,
+            "blank": self.blank,
+        }
+
+    def columns(self, schema: Any, place: str) -> list[str]:
+        """The text, and what is kept."""
+        text = self._text(schema, place)
+        kept = self.keep
+        if kept is None:
+            kept = [name for name in schema.names if name != text]
+        for name in kept:
+            _check_column(schema, name, place)
+        if self.vector in kept:
+            raise InputError(
+                f"{place} has a column {self.vector!r} already; name another for the vectors, or "
+                "do not keep it"
+            )
+        return [text, *(name for name in kept if name != text)]
+
+    def schema(self, read: Any) -> Any:
+        """What is kept, and lists of as many numbers as the encoder gives."""
+        import pyarrow
+
+        self._opened()
+        number = pyarrow.from_numpy_dtype(TYPES[self.numbers])
+        kept = [read.field(name) for name in self._kept(read)]
+        return pyarrow.schema(
+            [*kept, pyarrow.field(self.vector, pyarrow.list_(number, self._width))]
+        )
+
+    def process(self, batches: Iterable[Any], place: str = BATCH, first: int = 0) -> Iterator[Any]:
+        """Encode record batches, the next of which is tokenized while one is encoded."""
+        from bertflow.encoders.corpus import first_not_finite, group_size, longest_first
+
+        encoding = self._opened()
+        size = group_size(encoding.encoder)
+        waiting: deque[_Window] = deque()
+        ahead: deque[tuple[_Window, list[str]]] = deque()
+
+        def groups() -> Iterator[list[str]]:
+            start = first
+            for batch in batches:
+                window = self._window(batch, place, start)
+                start += batch.num_rows
+                waiting.append(window)
+                distinct = longest_first(window.row_of)
+                window.left = len(distinct)
+                for begin in range(0, len(distinct), size):
+                    group = distinct[begin : begin + size]
+                    ahead.append((window, group))
+                    yield group
+
+        for vectors in encoding.each(groups()):
+            window, group = ahead.popleft()
+            if (bad := first_not_finite(vectors)) is not None:
+                row = window.rows[int(np.flatnonzero(window.index == window.row_of[group[bad]])[0])]
+                raise InputError(
+                    f"{place}, row {row}: the encoder's vector is not finite: {group[bad][:80]!r}"
+                )
+            window.put(group, vectors)
+            while waiting and not waiting[0].left:
+                yield self._written(waiting.popleft())
+        while waiting:
+            yield self._written(waiting.popleft())
+
+    def _opened(self) -> Encoding:
+        if self._encoding is None:
+            from sentence_transformers import SentenceTransformer
+
+            from bertflow.encoders import open_model, resolved_precision
+            from bertflow.encoders.encoding import Encoding
+
+            if isinstance(self.model, SentenceTransformer):
+                encoder = self.model
+            elif callable(self.model):
+                encoder = self.model()
+            else:
+                encoder = open_model(
+                    str(self.model),
+                    pooling=self.pooling,
+                    max_length=self.max_length,
+                    device=self.device,
+                    trust_remote_code=self.trust_remote_code,
+                )
+            width: int = encoder.get_embedding_dimension() or 0
+            self._width = min(width, encoder.truncate_dim or width)
+            kind = resolved_precision(self.precision, encoder)
+            self._encoding = Encoding(encoder, batch_size=self.batch_size, precision=kind)
+        return self._encoding
+
+    def _text(self, schema: Any, place: str) -> str:
+        texts = [field.name for field in schema if _is_text(field.type)]
+        if self.column is None:
+            if len(texts) != 1:
+                raise InputError(
+                    f"{place} has {len(texts)} text columns ({listed(texts)}); name one by column"
+                )
+            return str(texts[0])
+        _check_column(schema, self.column, place)
+        kind = schema.field(self.column).type
+        if self.column not in texts and str(kind) != "null":
+            raise InputError(f"{place}: column {self.column!r} is {kind}, expected text")
+        return self.column
+
+    def _kept(self, read: Any) -> list[str]:
+        # The text comes first of what is read, and stays if that is asked for.
+        names = list(read.names)
+        return names[1:] if self.keep is None or names[0] not in self.keep else names
+
+    def _window(self, batch: Any, place: str, first: int) -> _Window:
+        from bertflow.encoders.corpus import check_text
+
+        try:
+            cells = batch.column(0).to_pylist()
+        except UnicodeDecodeError:
+            raise InputError(f"{place}: column {batch.schema.names[0]!r} is not UTF-8") from None
+        texts = ["" if cell is None else cell.strip() for cell in cells]
+        for row, text in enumerate(texts, first):
+            if len(text) > LONGEST_LINE:
+                raise too_long(f"{place}, row {row}")
+        full = np.array([bool(text) for text in texts], dtype=bool)
+        if not full.all():
+            if self.blank == "refuse":
+                raise InputError(
+                    f"{place}, row {first + int(full.argmin())} has no text: it would have no "
+                    "vector; leave such rows out"
+                )
+            self.left_out += int((~full).sum())
+            texts = [text for text in texts if text]
+            batch = batch.take(np.flatnonzero(full))
+        try:
+            check_text(texts)
+        except InputError as error:
+            raise InputError(f"{place}, rows from {first}: {error}") from None
+        return _Window(batch, texts, first + np.flatnonzero(full), self._width)
+
+    def _written(self, window: _Window) -> Any:
+        import pyarrow
+
+        kind = TYPES[self.numbers]
+        vectors = window.vectors[window.index].astype(kind, copy=False)
+        if not np.isfinite(vectors).all():
+            raise InputError(f"a number of a vector is too large for {self.numbers}; use float32")
+        batch = window.batch
+        kept = self._kept(batch.schema)
+        columns = [*(batch.column(name) for name in kept), vector_column(vectors)]
+        return pyarrow.RecordBatch.from_arrays(columns, schema=self.schema(batch.schema))
+
+
+class _Window:
+    """Rows whose sentences are being encoded."""
+
+    def __init__(self, batch: Any, texts: list[str], rows: Array, width: int) -> None:
+        self.batch, self.rows = batch, rows
+        self.row_of: dict[str, int] = {}
+        self.index = np.fromiter(
+            (self.row_of.setdefault(text, len(self.row_of)) for text in texts), dtype=np.int64
+        )
+        self.vectors = np.empty((len(self.row_of), width), dtype=np.float32)
+        self.left = len(self.row_of)
+
+    def put(self, group: Sequence[str], vectors: Array) -> None:
+        if vectors.shape[1] != self.vectors.shape[1]:
+            raise InputError(
+                f"the encoder gives vectors of {vectors.shape[1]} numbers, but says "
+                f"{self.vectors.shape[1]}"
+            )
+        self.vectors[[self.row_of[text] for text in group]] = vectors
+        self.left -= len(group)
+
+
+class Transform(Worker):
+    """Vectors to calibrated vectors, in their own type; all other columns stay.
+
+    Args:
+        calibrator: Fitted, or the folder of a saved one.
+        vector: The column of vectors.
+        inverse: Undo the calibration instead.
+
+    Example:
+        >>> import numpy as np
+        >>> from bertflow import Standardization
+        >>> x = np.array([[0.0, 10.0], [2.0, 30.0]])
+        >>> Transform(Standardization().fit(x))({"vector": x})["vector"].tolist()
+        [[-1.0, -1.0], [1.0, 1.0]]
+    """
+
+    def __init__(
+        self, calibrator: str | Path | Calibrator, *, vector: str = VECTOR, inverse: bool = False
+    ) -> None:
+        self.calibrator, self.vector, self.inverse = calibrator, vector, inverse
+        self._loaded: Calibrator | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loaded": None}
+
+    def describe(self) -> dict[str, Any]:
+        """All that the output depends on: what the calibrator has learned, and the direction."""
+        calibrator, digest = self._opened(), hashlib.sha256()
+        for name, tensor in sorted(calibrator._learned().items()):
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        arguments = calibrator.get_params(deep=False)
+        return {
+            "task": "transform",
+            "calibrator": calibrator_name(calibrator),
+            # How it was trained, and where, is in what it has learned.
+            "arguments": {k: repr(v) for k, v in sorted(arguments.items()) if k != "device"},
+            "learned": digest.hexdigest(),
+            "vector": self.vector,
+            "inverse": self.inverse,
+        }
+
+    def columns(self, schema: Any, place: str) -> list[str]:
+        """All of them."""
+        _check_vectors(schema, self.vector, place)
+        return list(schema.names)
+
+    def schema(self, read: Any) -> Any:
+        """The same with vectors of another width."""
+        import pyarrow
+
+        calibrator = self._opened()
+        width = calibrator.n_features_in_ if self.inverse else calibrator._n_features_out
+        at = read.get_field_index(self.vector)
+        kind = _storage(read.field(at).type)
+        number = pyarrow.float32() if str(kind) == "null" else kind.value_type
+        return read.set(at, pyarrow.field(self.vector, pyarrow.list_(number, width)))
+
+    def process(self, batches: Iterable[Any], place: str = BATCH, first: int = 0) -> Iterator[Any]:
+        """Map record batches."""
+        calibrator = self._opened()
+        apply = calibrator.inverse_transform if self.inverse else calibrator.transform
+        for batch in batches:
+            rows = vectors_of(batch.column(self.vector), place, first)
+            schema = self.schema(batch.schema)
+            if len(rows):
+                try:
+                    rows = apply(rows)
+                except BertflowError as error:
+                    start = f", with row {first} counted as 0" if first else ""
+                    raise InputError(f"{place}{start}: {error}") from None
+                at = batch.schema.get_field_index(self.vector)
+                columns = [*batch.columns[:at], vector_column(rows), *batch.columns[at + 1 :]]
+                first += batch.num_rows
+                yield type(batch).from_arrays(columns, schema=schema)
+
+    def _opened(self) -> Calibrator:
+        if isinstance(self.calibrator, Calibrator):
+            return self.calibrator
+        if self._loaded is None:
+            self._loaded = load_calibrator(self.calibrator)
+        return self._loaded
+
+
+class BlockMoments(Worker):
+    r"""The moments of the vectors of a block, as one row; those of all blocks are merged exactly.
+
+    Args:
+        vector: The column of vectors.
+        covariance: Take sums of products (D, D), as whitening and all-but-the-top need them;
+            otherwise of squares alone (D,), which is enough for standardization.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.random.default_rng(0).normal(size=(100, 3)) + 5.0
+        >>> take = BlockMoments()
+        >>> blocks = [take({"vector": x[:30]}), take({"vector": x[30:]})]
+        >>> moments = merged_moments(blocks)
+        >>> moments.count, np.allclose(moments.covariance(), np.cov(x.T, ddof=0))
+        (100, True)
+    """
+
+    def __init__(self, *, vector: str = VECTOR, covariance: bool = True) -> None:
+        self.vector, self.covariance = vector, covariance
+
+    def describe(self) -> dict[str, Any]:
+        """Which column, and which moments."""
+        return {"task": "moments", "vector": self.vector, "covariance": self.covariance}
+
+    def columns(self, schema: Any, place: str) -> list[str]:
+        """The vectors alone."""
+        _check_vectors(schema, self.vector, place)
+        return [self.vector]
+
+    def schema(self, read: Any) -> Any:
+        """A count, a mean, and second moments: the upper half of the matrix, row after row."""
+        import pyarrow
+
+        numbers = pyarrow.list_(pyarrow.float64())
+        return pyarrow.schema([("count", pyarrow.int64()), ("mean", numbers), ("second", numbers)])
+
+    def process(self, batches: Iterable[Any], place: str = BATCH, first: int = 0) -> Iterator[Any]:
+        """Take moments of all of them together; nothing where there is no row."""
+        import pyarrow
+
+        moments: Moments | None = None
+        schema: Any = None
+        for batch in batches:
+            schema = self.schema(batch.schema)
+            rows = vectors_of(batch.column(self.vector), place, first)
+            if not len(rows):
+                continue
+            if moments is None:
+                moments = Moments(rows.shape[1], covariance=self.covariance)
+            elif len(moments.mean) != rows.shape[1]:
+                raise InputError(
+                    f"{place}, row {first}: its vector has {rows.shape[1]} numbers, those before "
+                    f"have {len(moments.mean)}"
+                )
+            try:
+                finite(rows)
+            except InputError as error:
+                start = f", with row {first} counted as 0" if first else ""
+                raise InputError(f"{place}{start}: {error}") from None
+            moments.update(as_tensor(rows))
+            first += len(rows)
+        if moments is not None:
+            row = [[value] for value in _packed(moments).values()]
+            yield pyarrow.RecordBatch.from_arrays(
+                [pyarrow.array(v, f.type) for v, f in zip(row, schema, strict=True)],
+                schema=schema,
+            )
+
+
+def merged_moments(blocks: Iterable[Any]) -> Moments:
+    """Merge what `BlockMoments` gives, in order.
+
+    Args:
+        blocks: Batches as it returns them, or rows of them: mappings with count, mean and second.
+
+    Returns:
+        The moments of all rows.
+
+    Raises:
+        InputError: There is no block, or they are of different widths or kinds.
+    """
+    merged: Moments | None = None
+    for block in blocks:
+        for one in _rows(block):
+            if merged is None:
+                merged = one
+                continue
+            if one.second.shape != merged.second.shape:
+                raise InputError(
+                    f"moments of shape {tuple(one.second.shape)} do not go with those of shape "
+                    f"{tuple(merged.second.shape)}; take all of vectors of one width"
+                )
+            merged.merge(one)
+    if merged is None:
+        raise InputError("there are no moments to merge: the input holds no vector")
+    return merged
+
+
+def _rows(block: Any) -> Iterator[Moments]:
+    if hasattr(block, "to_pylist"):
+        for row in block.to_pylist():
+            yield _unpacked(row)
+    elif np.ndim(block["count"]):
+        for row in zip(block["count"], block["mean"], block["second"], strict=True):
+            yield _unpacked(dict(zip(("count", "mean", "second"), row, strict=True)))
+    else:
+        yield _unpacked(block)
+
+
+def _packed(moments: Moments) -> dict[str, Any]:
+    second = moments.second
+    if second.ndim == 2:
+        second = second[tuple(torch.triu_indices(*second.shape))]
+    return {"count": moments.count, "mean": moments.mean.numpy(), "second": second.numpy()}
+
+
+def _unpacked(row: Mapping[str, Any]) -> Moments:
+    mean = torch.from_numpy(np.array(row["mean"], dtype=np.float64))
+    flat = torch.from_numpy(np.array(row["second"], dtype=np.float64))
+    width = len(mean)
+    if len(flat) == width * (width + 1) // 2 and width > 1:
+        second = torch.zeros(width, width, dtype=torch.float64)
+        above = torch.triu_indices(width, width)
+        second[above[0], above[1]] = flat
+        second[above[1], above[0]] = flat
+    else:
+        second = flat
+    return Moments.restored(int(row["count"]), mean, second)
+
+
+def digest_of(description: Mapping[str, Any]) -> str:
+    """A hash by which two workers are told to do the same."""
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+
+
+def _check_column(schema: Any, name: str, place: str) -> None:
+    count = schema.names.count(name)
+    if count != 1:
+        said = "no column" if not count else f"{count} columns"
+        raise InputError(f"{place} has {said} {name!r}; it has {listed(schema.names)}")
+
+
+def _check_vectors(schema: Any, name: str, place: str) -> None:
+    _check_column(schema, name, place)
+    kind = schema.field(name).type
+    if not is_vectors(kind) and str(kind) != "null":  # A column without a value has no type.
+        raise InputError(
+            f"{place}: column {name!r} is {kind}, expected vectors: lists of floating numbers"
+        )
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _storage(kind: Any) -> Any:
+    import pyarrow
+
+    return kind.storage_type if isinstance(kind, pyarrow.BaseExtensionType) else kind
+
+
+def _as_column(name: str, values: Any) -> Any:
+    import pyarrow
+
+    array = np.asarray(values)
+    if array.ndim == 2:
+        return vector_column(array)
+    if array.ndim > 2:
+        raise InputError(f"column {name!r} has shape {array.shape}; expected rows or vectors")
+    return pyarrow.array(array.tolist() if array.dtype.kind in "OUT" else array)
+
+
+def _as_array(column: Any) -> Any:
+    if is_vectors(column.type):
+        return vectors_of(column, BATCH)
+    return column.to_numpy(zero_copy_only=False)
