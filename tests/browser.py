@@ -136,7 +136,7 @@ class Browser:
             self._notice(answer)
 
     def open(self, address: str, *, scripts: bool = True) -> None:
-        """Go to a page, and wait until it is loaded and drawn; without scripts only loaded."""
+        """Go to a page, and wait until it is loaded and drawn; without its scripts if so asked."""
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
         self._events.clear()
         self.call("Page.navigate", url=address)
@@ -145,8 +145,8 @@ class Browser:
             if time.monotonic() > end:
                 raise TimeoutError(f"{address} is not loaded after {PATIENCE:.0f} s")
             self._notice(self._message())
-        if scripts:
-            self.settle()
+        self.call("Emulation.setScriptExecutionDisabled", value=False)
+        self.settle()
 
     def settle(self) -> None:
         """Wait until what was asked for is drawn."""

@@ -173,7 +173,7 @@ def test_scores_are_those_of_cosines_whose_sentences_all_have_vectors(vectors, r
     assert "may be chance" in found.verdict or "Calibration" in found.verdict
     lacking = build_report("x.npy", data=data)
     assert lacking.scores is None
-    assert "bertflow evaluate MODEL" in lacking.absent["scores"]
+    assert "vectors of all of its sentences" in lacking.absent["scores"]
 
 
 # A model.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from sentence_transformers import SentenceTransformer
 
 from bertflow.analysis import Diagnosis, diagnose, frequent_words, word_embeddings
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
@@ -36,7 +37,7 @@ from bertflow.report.figures import (
     summarize_training,
 )
 from bertflow.report.runs import SAME, Run, is_run, take_from
-from bertflow.report.scores import Headline, edits_of_sides, score_sides
+from bertflow.report.scores import LACKING, Headline, edits_of_sides, score_sides
 from bertflow.report.sides import (
     Chosen,
     Side,
@@ -255,8 +256,9 @@ def _of_model(
     draft.provenance += _calibrator_facts(calibrator, str(path))
     saved: Mapping[str, Any] = calibrator.provenance_
     if (path / "modules.json").is_file():
-        base = _of_cache(draft, path, saved, corpus, column, opened)
-        draft.words = draft.put("words", _words_of(path))
+        model = load(path, device="cpu")
+        base = _of_cache(draft, model, path, saved, corpus, column, opened)
+        draft.words = draft.put("words", _words_of(model, path.resolve().name))
     else:
         base = _of_fitted_rows(draft, path, saved, corpus, column)
         draft.absent["words"] = "the report of a saved model shows it (bertflow fit --encoder)"
@@ -269,12 +271,13 @@ def _of_model(
     draft.sides = [base, after]
     if against is not None:
         draft.sides, kinds = _two_models(draft, path, base, after, against), ["", ""]
-    _score(draft, kinds, data)
+    _score(draft, kinds, data, lambda task: f"bertflow evaluate {path} --task {task} keeps them")
     return draft
 
 
 def _of_cache(
     draft: _Draft,
+    model: SentenceTransformer,
     path: Path,
     saved: Mapping[str, Any],
     corpus: str | Path | None,
@@ -295,7 +298,7 @@ def _of_cache(
     if column is not None:
         shown += f" --column {column}"
     try:
-        take, precision = opened.enter_context(cached_vectors(path, chosen.texts))
+        take, precision = opened.enter_context(cached_vectors(model, path, chosen.texts))
         rows = rows_of_all(take, chosen.texts, shown)
     except ModelError as error:
         if corpus is not None:
@@ -459,17 +462,16 @@ def _of_run(
     return draft
 
 
-def _words_of(path: Path) -> WordNorms | str:
+def _words_of(model: SentenceTransformer, label: str) -> WordNorms | str:
     """Norms of the model's word embeddings, or what would fill that section."""
     numbers = published("table1")
     try:
-        model = load(path, device="cpu")
         found = frequent_words(getattr(model[0], "tokenizer", None))
         table = word_embeddings(model)
     except BertflowError as error:
         return str(error)
     printed = [numbers.value("norm", column) for column in numbers.columns]
-    return measure_word_norms(table, found, encoder=path.resolve().name, published=printed)
+    return measure_word_norms(table, found, encoder=label, published=printed)
 
 
 def _fitted_corpus(saved: Mapping[str, Any]) -> tuple[list[str | Path], str | None, int | None]:
@@ -492,15 +494,23 @@ def _nothing(draft: _Draft, reason: str) -> None:
             draft.absent.setdefault(section, reason)
 
 
-def _score(draft: _Draft, kinds: Sequence[str], data: str | Path | None) -> None:
+def _score(
+    draft: _Draft,
+    kinds: Sequence[str],
+    data: str | Path | None,
+    remedy: Callable[[str], str] = lambda task: "give the vectors of a corpus that holds them",
+) -> None:
     """Score the sides on the tasks whose sentences have vectors, and set them beside edits."""
     draft.scores, draft.headline = score_sides(draft.sides, kinds, data)
     if draft.scores is None:
         draft.absent["scores"] = (
             "it takes a task's pairs (--data DIR or BERTFLOW_DATA) and vectors of all of its "
-            "sentences: of a model, bertflow evaluate MODEL --task all keeps them"
+            f"sentences: {remedy('all')}"
         )
-    draft.edits = draft.put("edits", edits_of_sides(draft.sides, data))
+    told = edits_of_sides(draft.sides, data)
+    if told == LACKING:
+        told = f"{LACKING}: {remedy('stsb --split dev')}"
+    draft.edits = draft.put("edits", told)
 
 
 def _calibrator_facts(calibrator: Calibrator, where: str) -> list[tuple[str, str]]:

@@ -29,6 +29,7 @@ PUBLISHED = {"encoder": "base last2avg", "flow": "base flow target"}
 PUBLISHED_FOR = "BERT-base"
 # How far pairs are apart is counted in words: by characters, hardly any are close (14 of 1,500).
 EDIT_UNIT = "words"
+LACKING = "vectors of all sentences of STS-B dev would fill it"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -252,7 +253,7 @@ def edits_of_sides(sides: Sequence[Side], data: str | Path | None) -> EditScatte
         return f"STS-B dev would fill it: --data DIR or {DATA_VARIABLE} names the folder"
     cosines = {side.name: cosines_of(pairs, side) for side in sides}
     if any(one is None for one in cosines.values()):
-        return "vectors of all sentences of STS-B dev would fill it"
+        return LACKING
     return edits_of(pairs, {name: one for name, one in cosines.items() if one is not None})
 
 

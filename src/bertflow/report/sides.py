@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
+from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators import Calibrator
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.vectors import read_vectors
-from bertflow.encoders import SentenceCache, load, resolved_precision
+from bertflow.encoders import SentenceCache, resolved_precision
 from bertflow.encoders.corpus import halves
 from bertflow.errors import InputError, ModelError, shown
 
@@ -152,23 +153,24 @@ def side_of_file(
 
 
 @contextmanager
-def cached_vectors(folder: Path, sentences: Sequence[str]) -> Iterator[tuple[Take, str]]:
+def cached_vectors(
+    model: SentenceTransformer, folder: Path, sentences: Sequence[str]
+) -> Iterator[tuple[Take, str]]:
     """The encoder's vectors that lie in the user's cache, for a saved calibrated model.
 
-    The model's files are read, to tell its encoder from all others, and no sentence goes through
-    it.
+    Its weights tell its encoder from all others; no sentence goes through it.
 
     Args:
-        folder: The saved model.
+        model: As `bertflow.load` gives it.
+        folder: Where it was saved, for messages.
         sentences: Distinct. Of several precisions, the one is taken that has most of them.
 
     Yields:
         What gives vectors of sentences, and the precision they were encoded in.
 
     Raises:
-        ModelError: The model cannot be read, or its encoder is not told apart from its calibrator.
+        ModelError: Its encoder is not told apart from its calibrator.
     """
-    model = load(folder, device="cpu")
     bare, _ = halves(model)
     if bare is model:
         raise ModelError(
