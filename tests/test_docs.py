@@ -9,6 +9,8 @@ from __future__ import annotations
 import doctest
 import functools
 import importlib
+import itertools
+import json
 import re
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bertflow.data import NLI_LABELS
 from conftest import REPOSITORY
 from pages import OUTPUT, Block, blocks
 from task_files import graded_rows, write_tasks
@@ -101,6 +104,12 @@ def place(encoders, tiny_sentences, tmp_path, monkeypatch) -> Path:
         np.save(tmp_path / file, random.normal(size=(count, 16)).astype(np.float32) + 2)
     tasks = [*(f"sts{year}" for year in range(12, 17)), "stsb", "sick-r", "qnli", "snli"]
     write_tasks(tmp_path / "DIR", *tasks)
+    labelled = zip(itertools.cycle(NLI_LABELS), graded_rows(72, 31), strict=False)
+    lines = [
+        json.dumps({"gold_label": label, "sentence1": first, "sentence2": second}) + "\n"
+        for label, (first, second, _) in labelled
+    ]
+    (tmp_path / "DIR/nli/multinli_1.0_dev_matched.jsonl").write_text("".join(lines))
     monkeypatch.chdir(tmp_path)
     # Fits take turns in this process: to start others takes longer than all of them.
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0}, raising=False)
