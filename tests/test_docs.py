@@ -9,6 +9,8 @@ from __future__ import annotations
 import doctest
 import functools
 import importlib
+import itertools
+import json
 import re
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bertflow.data import NLI_LABELS
 from conftest import REPOSITORY
 from pages import OUTPUT, Block, blocks
 from task_files import graded_rows, write_tasks
@@ -32,6 +35,7 @@ PAGES = [
 # What the README cannot say in its own text, because it is not read with comments.
 UNMARKED = {("README.md", 'model = SentenceTransformer("my-model")'): "MTEB asks the hub"}
 MOST_NOT_RUN = 8
+WIDTH = 128
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -65,16 +69,30 @@ WITH_CODE = [
 ]
 
 
-@pytest.fixture
-def place(tiny_bert, tiny_sentences, tmp_path, monkeypatch) -> Path:
-    """A folder in which everything that the pages name is there."""
+@pytest.fixture(scope="module")
+def encoders(tiny_bert, tmp_path_factory) -> dict[str, Path]:
+    """Small encoders by the names that the pages have: raw ones, and one that can pool."""
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
     from bertflow.encoders import load_encoder
 
-    for encoder in ("bert-base-uncased", "bert-large-uncased", "my-encoder"):
-        (tmp_path / encoder).symlink_to(tiny_bert)
-    home = tmp_path / "sentence-transformers"
-    home.mkdir()
-    load_encoder(tiny_bert, pooling="mean").save_pretrained(str(home / "all-MiniLM-L6-v2"))
+    home = tmp_path_factory.mktemp("encoders")
+    raw, pooling = home / "raw", home / "pooling"
+    # As many tokens as the commands ask for by themselves.
+    config = BertConfig.from_pretrained(tiny_bert, max_position_embeddings=WIDTH)
+    BertModel(config).save_pretrained(raw)
+    AutoTokenizer.from_pretrained(tiny_bert, model_max_length=WIDTH).save_pretrained(raw)
+    load_encoder(raw, pooling="mean").save_pretrained(str(pooling))
+    names = ("bert-base-uncased", "bert-large-uncased", "my-encoder")
+    return {**dict.fromkeys(names, raw), "sentence-transformers/all-MiniLM-L6-v2": pooling}
+
+
+@pytest.fixture
+def place(encoders, tiny_sentences, tmp_path, monkeypatch) -> Path:
+    """A folder in which everything that the pages name is there."""
+    for encoder, folder in encoders.items():
+        (tmp_path / encoder).parent.mkdir(exist_ok=True)
+        (tmp_path / encoder).symlink_to(folder)
     (tmp_path / "sentences.txt").write_text("\n".join(tiny_sentences), encoding="utf-8")
     (tmp_path / "new.txt").write_text("\n".join(tiny_sentences[:20]), encoding="utf-8")
     rows = ["sentence1,sentence2,score"] + [
@@ -83,10 +101,18 @@ def place(tiny_bert, tiny_sentences, tmp_path, monkeypatch) -> Path:
     (tmp_path / "mine.csv").write_text("\n".join(rows), encoding="utf-8")
     random = np.random.default_rng(0)
     for file, count in [("vectors.npy", 600), ("new.npy", 50)]:
-        np.save(tmp_path / file, random.normal(size=(count, 32)).astype(np.float32) + 2)
+        np.save(tmp_path / file, random.normal(size=(count, 16)).astype(np.float32) + 2)
     tasks = [*(f"sts{year}" for year in range(12, 17)), "stsb", "sick-r", "qnli", "snli"]
     write_tasks(tmp_path / "DIR", *tasks)
+    labelled = zip(itertools.cycle(NLI_LABELS), graded_rows(72, 31), strict=False)
+    lines = [
+        json.dumps({"gold_label": label, "sentence1": first, "sentence2": second}) + "\n"
+        for label, (first, second, _) in labelled
+    ]
+    (tmp_path / "DIR/nli/multinli_1.0_dev_matched.jsonl").write_text("".join(lines))
     monkeypatch.chdir(tmp_path)
+    # Fits take turns in this process: to start others takes longer than all of them.
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0}, raising=False)
     return tmp_path
 
 
@@ -236,7 +262,7 @@ def test_blocks_are_told_apart(tmp_path):
     assert (three.kind, three.not_run) == ("doctest", "it is a test of this")
     assert (four.kind, four.not_run, five.kind) == (OUTPUT, None, "directive")
     assert six.not_run is None
-    with pytest.raises(AssertionError, match="page.md:26: Python without its language"):
+    with pytest.raises(AssertionError, match="page.md:29: Python without its language"):
         _ = six.kind
 
 
