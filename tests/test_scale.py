@@ -578,6 +578,11 @@ def test_no_shards_are_an_error(tmp_path, source, said):
         run(Encode(Lengths()), tmp_path / source, tmp_path / "out")
 
 
+def test_an_output_elsewhere_than_on_a_disk_is_refused(tmp_path, corpus):
+    with pytest.raises(InputError, match="s3://bucket/out is an address; give a folder on a disk"):
+        run(Encode(Lengths()), corpus, "s3://bucket/out")
+
+
 def test_an_output_inside_the_input_is_refused(tmp_path, corpus):
     with pytest.raises(InputError, match="lies in the input"):
         run(Encode(Lengths()), corpus, corpus / "out")
@@ -790,6 +795,15 @@ def test_from_text_to_calibrated_vectors_in_folders(here, done, tiny_bert, tiny_
     assert load_calibrator("w").provenance_ == {"vectors": "raw", "rows": 300, "limit": None}
     whole = Whitening().fit(raw)
     np.testing.assert_allclose(whole.scale_, load_calibrator("w").scale_, rtol=1e-4)
+
+
+def test_a_npy_is_learned_from_by_moments_where_an_engine_is_named(here, done, vectors):
+    np.save("x.npy", vectors)
+    command = ["fit", "--vectors", "x.npy", "--calibrator", "standardization"]
+    done(*command, "--output", "rows")
+    assert "in 1 shards" in done(*command, "--output", "moments", "--engine", "local")
+    one, other = load_calibrator("rows"), load_calibrator("moments")
+    np.testing.assert_allclose(one.scale_, other.scale_, rtol=1e-12)
 
 
 def test_skipped_shards_are_counted_and_listed(here, done, refused, vectors):

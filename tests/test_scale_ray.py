@@ -37,8 +37,8 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'bert
 
 pytestmark = [
     pytest.mark.slow,
-    # Ray Data sets a switch of its own that it calls deprecated.
-    pytest.mark.filterwarnings("ignore:`use_push_based_shuffle` is deprecated:DeprecationWarning"),
+    # Ray Data sets switches of its own that it calls deprecated.
+    pytest.mark.filterwarnings("ignore:`use_.*is deprecated:DeprecationWarning:ray.data.context"),
 ]
 WORKERS = 2
 WIDTH = 5

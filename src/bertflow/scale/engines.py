@@ -79,7 +79,10 @@ class RayEngine:
         """What a worker says of itself on a node of the cluster."""
         ray = _ray()
         remote = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(_described)
-        found, kind, said = ray.get(remote.remote(worker))
+        try:
+            found, kind, said = ray.get(remote.remote(worker))
+        except ray.exceptions.RayError as error:
+            raise ModelError(f"the cluster failed: {_reason(error)}") from error
         if kind is not None:
             raise kind(said)
         description: dict[str, Any] = found

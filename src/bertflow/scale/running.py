@@ -79,8 +79,8 @@ def run(
         What was done.
 
     Raises:
-        InputError: There is no such folder, a file cannot be used or was changed meanwhile (it is
-            named), or files of the output come from files that are gone.
+        InputError: There is no such folder, the output is an address, a file cannot be used or was
+            changed meanwhile (it is named), or files of the output come from files that are gone.
         ModelError: The output cannot be written, holds something else, was made in another way, or
             another process is writing it; or the model cannot be loaded.
         MissingDependencyError: pyarrow is not there.
@@ -105,6 +105,8 @@ def run(
         (2, 0, 1)
     """
     engine = engine or Local()
+    if "://" in str(output):
+        raise InputError(f"{output} is an address; give a folder on a disk that all workers share")
     output = Path(output)
     place = Place(source)
     with _held(output):

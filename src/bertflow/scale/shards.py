@@ -430,7 +430,7 @@ def write(path: Path, schema: Any, batches: Iterable[Any]) -> tuple[int, str]:
     """Write a parquet file through to the disk.
 
     Args:
-        path: Where; its folder is made.
+        path: Where. Its folder is there as long as whoever asked for this waits for it.
         schema: Of all batches.
         batches: Each becomes a row group.
 
@@ -447,7 +447,6 @@ def write(path: Path, schema: Any, batches: Iterable[Any]) -> tuple[int, str]:
     plain = [field.name for field in schema if not is_vectors(field.type)]
     rows = 0
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
             hashed = _Hashed(file)
             with pyarrow.parquet.ParquetWriter(
