@@ -374,7 +374,7 @@ def test_a_bar_ends_with_a_fit_that_fails(rows, notebook, caplog):
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bertflow.calibrators.training._Adam.step", interrupted)
+        patch.setattr("bertflow.calibrators.training._Adam.factors", interrupted)
         with pytest.raises(KeyboardInterrupt), caplog.at_level(logging.WARNING):
             Flow(epochs=1).fit(rows, progress=True)
     assert caplog.text == ""

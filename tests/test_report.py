@@ -231,8 +231,7 @@ def test_what_is_not_in_the_cache_is_told_with_the_command_that_puts_it_there(
     assert "\n" not in str(error.value)
 
 
-def test_the_command_that_is_told_makes_the_page(model, done, no_encoder_runs, monkeypatch):
-    monkeypatch.undo()
+def test_the_command_that_is_told_makes_the_page(model, done, monkeypatch):
     monkeypatch.setenv("BERTFLOW_CACHE", "own-cache")
     saved, corpus = model / "saved", model / "corpus.txt"
     done("encode", saved, "--corpus", corpus, "--output", "out.npy")

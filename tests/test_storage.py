@@ -208,7 +208,7 @@ def test_config_holds_every_argument_and_nothing_else(name, tmp_path):
     assert list(config["arguments"]) == sorted(names)
     assert config["n_features_in"] == 8
     assert config["calibrator"] in ("standardization", "all-but-the-top", "whitening", "flow")
-    assert visible(tmp_path / "saved") == [CONFIG, WEIGHTS]
+    assert visible(tmp_path / "saved") == ["README.md", CONFIG, WEIGHTS]
 
 
 def test_numpy_numbers_as_arguments_are_stored_as_numbers(tmp_path):
@@ -480,7 +480,7 @@ def test_saved_calibrator_is_replaced_and_nothing_is_left_over(folder):
     save_calibrator(fitted("whitening"), folder)
     assert_same(load_calibrator(folder), fitted("whitening"))
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
-    assert visible(folder) == [CONFIG, WEIGHTS]
+    assert visible(folder) == ["README.md", CONFIG, WEIGHTS]
 
 
 def notes(place):

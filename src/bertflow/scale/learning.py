@@ -96,7 +96,7 @@ def fit_folder(
     if not isinstance(calibrator, LinearCalibrator):
         raise InputError(
             f"{type(calibrator).__name__} is trained on rows, not on moments, and cannot be fitted "
-            "on a folder of shards; fit it on a sample (a .npy of some 200,000 vectors)"
+            f"on the folder {source}; fit it on a sample (a .npy of some 200,000 vectors)"
         )
     moments, outcome = folder_moments(
         source,
