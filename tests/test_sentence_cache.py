@@ -590,3 +590,11 @@ def test_a_process_of_its_own_goes_on_with_one_line(work, tiny_bert):
     assert ran.stderr.count("\n") == 1
     assert ran.stderr.startswith("the cache of sentence vectors is not used: ")
     assert np.load("z.npy").shape == (60, 16)
+
+
+def test_what_saving_notes_of_the_class_changes_no_vector(tiny_bert):
+    """A .gguf names no class, and the model saved from it does."""
+    encoder = load_encoder(tiny_bert)
+    expected = describe_vectors(encoder)
+    encoder[0].model.config.architectures = None
+    assert describe_vectors(encoder) == expected

@@ -39,7 +39,7 @@ KEY = re.compile(r"[0-9a-f]{32}")
 IN_USE = ".in-use"
 FILES = ("about.json", "vectors.f32", "sentences", "count", ".lock", IN_USE)
 # Of a model's configuration: where it lies, and what is described elsewhere.
-APART = ("_name_or_path", "dtype", "transformers_version")
+APART = ("_name_or_path", "architectures", "dtype", "transformers_version")
 # How often a folder is made again that another process is removing, and how long that may take.
 HOLD_TRIES, HOLD_SECONDS = 50, 0.02
 UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
