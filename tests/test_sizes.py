@@ -17,7 +17,7 @@ from sentence_transformers.sentence_transformer.modules import Dense
 
 from bertflow import load_encoder
 from bertflow.encoders.sizes import check_gguf, check_transformer
-from bertflow.errors import ModelError
+from bertflow.errors import InputError, ModelError
 
 
 @pytest.fixture
@@ -72,6 +72,18 @@ def test_blocks_are_counted_against_the_tensors(folder):
     assert "asks for 257 blocks (num_hidden_layers), but its weights hold" in refused(folder)
     edit(folder / "config.json", num_hidden_layers=3)
     load_encoder(folder, device="cpu")
+
+
+def test_a_count_of_blocks_that_cannot_be_is_refused_naming_the_encoder(folder):
+    edit(folder / "config.json", num_hidden_layers=-1)
+    assert "config.json asks for -1 blocks (num_hidden_layers), expected 0" in refused(folder)
+    edit(folder / "config.json", num_hidden_layers=0)
+    with pytest.raises(
+        InputError, match="asks for hidden state 1, but the encoder has 0"
+    ) as caught:
+        load_encoder(folder, device="cpu")
+    assert str(caught.value).startswith(f"{folder}: ")
+    load_encoder(folder, pooling="layers:0", device="cpu")
 
 
 def test_what_fits_is_let_pass(tiny_bert, tiny_llama, shared_data):

@@ -498,7 +498,14 @@ def mapped(
             # One look is enough for both: rows that are not finite have no finite image.
             if not _is_finite(out):
                 _refuse_not_finite(chunk, start)
-                _refuse_overflow(out, start)
+                # The image may fit where something on the way to it does not.
+                lost = ~out.isfinite().all(dim=1)
+                again = chunk[lost].double()
+                image = torch.empty(len(again), width, dtype=torch.float64, device=out.device)
+                function(again, image)
+                out[lost] = image.to(out.dtype)
+                if not _is_finite(out):
+                    _refuse_overflow(out, start)
             start += len(chunk)
     return cast("Rows", result)
 

@@ -147,7 +147,10 @@ def load_encoder(
             _forget_gguf(transformer.model, source.gguf)
         _pad_right(transformer, name)
         _limit(transformer, max_length, default=None if source.modules else DEFAULT_MAX_LENGTH)
-        modules = [transformer, *_pooled(transformer, pooling or DEFAULT_POOLING)]
+        try:
+            modules = [transformer, *_pooled(transformer, pooling or DEFAULT_POOLING)]
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
         keep_picklable(transformer)
         model = SentenceTransformer(modules=modules, device=device).eval()
     # Nothing of a .gguf is left in the model by which its licence could be found later.

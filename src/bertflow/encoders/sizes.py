@@ -78,6 +78,11 @@ def check_transformer(folder: Path, *, trust_remote_code: bool = False) -> None:
     numbers = dict(_integers(config))
     tensors = len(shapes) or size // PICKLED_TENSOR
     for name, number in numbers.items():
+        if name.rpartition(".")[2] == "num_hidden_layers" and number < 0:
+            raise ModelError(
+                f"{folder / 'config.json'} asks for {number} blocks ({name}), expected 0 or more; "
+                "get its files again"
+            )
         if "layer" in name.rpartition(".")[2] and number > max(BLOCKS, tensors):
             raise ModelError(
                 f"{folder / 'config.json'} asks for {number:,} blocks ({name}), but its weights "
