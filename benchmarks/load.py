@@ -3,11 +3,11 @@
 A calibrated model is encoded with again and again, other sentences each time, and vectors are
 mapped again and again. Each kind of call has a process of its own, and memory is looked at twenty
 times. What grows at first is not a leak: buffers that are kept for the next call, tables that are
-filled once. A leak goes on growing. So the second half counts: the slope of a line through its
-looks, in bytes a call, and how many objects of Python are there more at its end than at its
-beginning; both stay near 0 however many calls there were before. Printed is also how much memory
-grew in all, how many files and threads were opened and not closed, and as the last line all of it
-as JSON, the looks included.
+filled once. A leak goes on growing. So the second half counts: what memory grows by in it, and from
+one look to the next, the median, in bytes a call, and how many objects of Python are there more at
+its end than at its beginning; all stay near 0 however many calls there were before. Printed is also
+how much memory grew in all, how many files and threads were opened and not closed, and as the last
+line all of it as JSON, the looks included.
 
     python -m benchmarks.load [--calls 10000] [--encoder NAME] [--only encode transform ...]
 """
@@ -22,13 +22,15 @@ import multiprocessing
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 LOOKS = 20
+PR_SET_THP_DISABLE = 41
 KINDS = ("encode", "embed", "embed, cached", "transform", "inverse")
 WORDS = "a man woman dog cat is was plays runs eats guitar bread street red blue small old".split()
 
@@ -46,7 +48,7 @@ def main() -> None:
         results.append(found)
         print(
             f"{kind:>16}: {found['calls']:,} calls, {found['per_second']:,.0f} a second; "
-            f"{found['grown_mb']:+.2f} MB in all, in the second half "
+            f"{found['grown_mb']:+.2f} MB in all, {found['later_mb']:+.2f} MB in the second half, "
             f"{found['bytes_per_call']:+,.0f} bytes a call and {found['objects']:+,d} objects; "
             f"{found['files']:+d} files, {found['threads']:+d} threads",
             flush=True,
@@ -63,6 +65,7 @@ def apart(kind: str, encoder: str, calls: int) -> dict[str, Any]:
 
 def alone(kind: str, encoder: str, calls: int) -> dict[str, Any]:
     """Measure one kind of call in this process."""
+    keep_pages_small()
     with tempfile.TemporaryDirectory() as place:
         return measured(calls_of(encoder, Path(place))[kind], calls)
 
@@ -130,7 +133,8 @@ def measured(call: Callable[[int], Any], calls: int) -> dict[str, Any]:
         "calls": calls,
         "per_second": calls / seconds,
         "grown_mb": (looks[-1] - looks[0]) / 1e6,
-        "bytes_per_call": slope(looks[half:]) / (calls / LOOKS),
+        "later_mb": (looks[-1] - looks[half]) / 1e6,
+        "bytes_per_call": median(b - a for a, b in pairwise(looks[half:])) / (calls / LOOKS),
         "objects": objects[-1] - objects[half],
         "files": open_files() - before[0],
         "threads": threading.active_count() - before[1],
@@ -138,12 +142,16 @@ def measured(call: Callable[[int], Any], calls: int) -> dict[str, Any]:
     }
 
 
-def slope(values: Sequence[float]) -> float:
-    """Of the straight line nearest to values one apart, by least squares."""
-    middle = (len(values) - 1) / 2
-    return sum((at - middle) * value for at, value in enumerate(values)) / sum(
-        (at - middle) ** 2 for at in range(len(values))
-    )
+def keep_pages_small() -> None:
+    """Have Linux leave this process's pages as they are.
+
+    Otherwise it gathers pages of large arrays into huge ones when it has time, and what was never
+    touched then counts as memory: some MB at some moment, whatever the process does.
+    """
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    except AttributeError:
+        pass  # Not the C library of Linux.
 
 
 def memory() -> int:
