@@ -126,7 +126,7 @@ def test_other_vectors_of_the_same_rows_are_the_other_side(vectors):
     found = build_report("x.npy", against="z.npy")
     assert dict(found.sides) == {"before": "x.npy", "after": "z.npy"}
     assert found.diagnoses["after"].width == 3
-    assert "after it" in found.verdict
+    assert " before, and of " in found.verdict
 
 
 def test_a_calibrator_draws_the_vectors_that_it_was_fitted_on(vectors, flow):
@@ -231,8 +231,7 @@ def test_what_is_not_in_the_cache_is_told_with_the_command_that_puts_it_there(
     assert "\n" not in str(error.value)
 
 
-def test_the_command_that_is_told_makes_the_page(model, done, monkeypatch):
-    monkeypatch.setenv("BERTFLOW_CACHE", "own-cache")
+def test_the_command_that_is_told_makes_the_page(model, done):
     saved, corpus = model / "saved", model / "corpus.txt"
     done("encode", saved, "--corpus", corpus, "--output", "out.npy")
     said = done("report", saved, "--corpus", corpus, "--output", "r.html")

@@ -325,7 +325,11 @@ def _of_fitted_rows(
     """The rows that a calibrator was fitted on, or a note of what to give instead."""
     file = saved.get("vectors")
     if not isinstance(file, str) or not Path(file).is_file():
-        what = f"{file}, which it was fitted on, is not there" if file else "it holds no vectors"
+        what = (
+            f"{file}, which it was fitted on, is not there"
+            if file
+            else "a calibrator holds no vectors"
+        )
         remedy = f"bertflow report VECTORS.npy --against {path} draws vectors of its encoder"
         if corpus is not None:
             raise ModelError(f"{path} is a calibrator without its encoder, and {what}; {remedy}")
@@ -525,10 +529,10 @@ def _calibrator_facts(calibrator: Calibrator, where: str) -> list[tuple[str, str
     told = ", ".join(f"{name}={value}" for name, value in changed.items())
     facts = [("calibrator", f"{where}: {calibrator_name(calibrator)}({told})")]
     if "sentences" in saved:
-        distinct = saved.get("distinct")
-        facts.append(("fitted on", f"{saved['sentences']} sentences, {distinct} distinct"))
+        told = f"{_count(saved['sentences'])} sentences, {_count(saved.get('distinct'))} distinct"
+        facts.append(("fitted on", told))
     elif "rows" in saved:
-        facts.append(("fitted on", f"{saved['rows']} vectors"))
+        facts.append(("fitted on", f"{_count(saved['rows'])} vectors"))
     encoder = saved.get("encoder")
     if isinstance(encoder, Mapping):
         told = ", ".join(
@@ -542,6 +546,11 @@ def _calibrator_facts(calibrator: Calibrator, where: str) -> list[tuple[str, str
     if isinstance(versions, Mapping):
         facts.append(("fitted with", json.dumps(dict(versions)).strip("{}").replace('"', "")))
     return facts
+
+
+def _count(value: Any) -> str:
+    """A count as a stranger's file has it."""
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _tell_chosen(draft: _Draft, chosen: Chosen) -> None:

@@ -25,13 +25,18 @@ from bertflow.report.figures import (
 )
 
 WIDTH, HEIGHT = 360.0, 240.0
-LEFT, RIGHT, TOP, BOTTOM = 44.0, 12.0, 12.0, 36.0
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 12.0, 36.0
 TICKS = 5
 # Half of what a digit is wide, in the size that ticks have.
 HALF_DIGIT = 3.2
 # Three panels side by side are narrower.
 NARROW = 270.0
 MINUS = "−"
+# Numbers from the first up, and below the second, are shown by their power of ten.
+LARGE, SMALL = 1e5, 0.01
+RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+# Singular values below this are rounding, or of dimensions that do not vary.
+LEAST_SINGULAR = 1e-4
 
 
 @dataclass(frozen=True)
@@ -103,9 +108,14 @@ def number(value: float) -> str:
     """A number on an axis, short.
 
     Example:
-        >>> number(0.2), number(-1000.0), number(5000.0), number(0.001)
-        ('0.2', '−1,000', '5,000', '0.001')
+        >>> number(0.2), number(-1000.0), number(5000.0), number(0.001), number(-2.5e6)
+        ('0.2', '−1,000', '5,000', '10⁻³', '−2.5·10⁶')
     """
+    if value and not SMALL <= abs(value) < LARGE:
+        power = math.floor(math.log10(abs(value)) + 1e-9)
+        factor = f"{value / 10.0**power:.3g}".replace("-", MINUS)
+        raised = f"10{str(power).translate(RAISED)}"
+        return {"1": raised, f"{MINUS}1": f"{MINUS}{raised}"}.get(factor, f"{factor}·{raised}")
     text = f"{value:,.0f}" if abs(value) >= 10 and value == round(value) else f"{value:,.4g}"
     return text.replace("-", MINUS)
 
@@ -197,7 +207,7 @@ def cosines_chart(found: CosineHistogram, label: str) -> str:
         mean = x(found.means[name])
         parts.append(
             f'<path class="mean s{side}" d="M{mean:.1f} {y.start:.1f}V{y.end:.1f}">'
-            f"<title>{escape(name)}: mean {number(round(found.means[name], 3))}</title></path>"
+            f"<title>{escape(name)}: mean {found.means[name]:.3f}</title></path>"
         )
     return drawing("".join(parts), label)
 
@@ -208,7 +218,7 @@ def spectra_chart(found: Spectra, label: str) -> str:
     least = min(
         float(values[values > 0].min()) for values in found.values.values() if (values > 0).any()
     )
-    low = max(10.0 ** math.floor(math.log10(least)) if least < 1 else 0.1, 1e-6)
+    low = max(10.0 ** math.floor(math.log10(least)) if least < 1 else 0.1, LEAST_SINGULAR)
     x, y = _frame((1.0, max(float(longest), 2.0)), (low, 1.0), logs=(True, True))
     parts = [axes(x, y, x_label="rank of the singular value", y_label="relative to the first")]
     for side, values in enumerate(found.values.values()):

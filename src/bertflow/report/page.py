@@ -500,8 +500,9 @@ def _cloud(report: Report) -> str:
         figure = _figure(stage, _widths(found, name), single=False)
         figures.append(f"<div><h3>{escape(name)}</h3>{figure}</div>")
     how = (
-        " Point at a dot, tap it, or move by arrow keys: the same row is marked on every side, "
-        "with its nearest neighbours in rings, and Enter or a click asks for them below."
+        ' <span class="how">Point at a dot, tap it, or move by arrow keys: the same row is marked '
+        "on every side, with its nearest neighbours in rings, and Enter or a click asks for them "
+        "below.</span>"
         if linked
         else ""
     )

@@ -56,7 +56,7 @@ def conclude(
         return "Without scores, which of the two is better cannot be told.", crowd
     said = f"{LIKELY[first.verdict]}: random pairs have a mean cosine of {first.mean_cosine:.2f}"
     if AFTER in diagnoses:
-        said += f", and {diagnoses[AFTER].mean_cosine:.2f} after it"
+        said += f" before, and of {diagnoses[AFTER].mean_cosine:.2f} after"
     return f"{said}.".replace("-0.00", "0.00").replace("-", "−"), crowd
 
 
