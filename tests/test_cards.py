@@ -29,7 +29,7 @@ from bertflow.calibrators.card import HERE, calibrator_card, code, named, text
 from bertflow.data import Pairs
 from bertflow.encoders import save_model
 from bertflow.encoders.card import GENERATED
-from bertflow.encoders.origin import KNOWN, licence_in_card, origin_of
+from bertflow.encoders.origin import KNOWN, licence_in_card, note_hub, origin_of
 from bertflow.errors import InputError
 from bertflow.evaluation import Scores, score_pairs
 from conftest import tree
@@ -241,13 +241,10 @@ def test_the_licence_of_an_encoder_is_found_in_its_card_or_files(
 
 def test_only_what_came_from_the_hub_is_called_by_a_name_of_it(tiny_bert, monkeypatch):
     encoder = load_encoder(tiny_bert, device="cpu")
-    config = encoder[0].model.config
-    monkeypatch.setattr(config, "_name_or_path", "someone/tiny")
+    monkeypatch.setattr(encoder[0].model.config, "_name_or_path", "someone/tiny")
     assert origin_of(encoder) == {}  # It might be a folder of that name that is gone.
-    monkeypatch.setattr(config, "_commit_hash", "0" * 40, raising=False)
-    assert origin_of(encoder) == {"base_model": "someone/tiny", "revision": "0" * 40}
-    monkeypatch.setattr(config, "_name_or_path", str(tiny_bert))
-    assert origin_of(encoder) == {}
+    note_hub(encoder, "someone/tiny", None)
+    assert origin_of(encoder) == {"base_model": "someone/tiny"}
 
 
 def test_identifiers_of_licences_are_the_hubs():

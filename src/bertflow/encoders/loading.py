@@ -31,6 +31,7 @@ from bertflow.encoders.checkpoints import (
     shapes_named,
 )
 from bertflow.encoders.cutting import cut_blocks
+from bertflow.encoders.origin import note_hub
 from bertflow.encoders.pickling import keep_picklable
 from bertflow.encoders.sizes import check_gguf, check_sizes, check_transformer
 from bertflow.errors import InputError, MissingDependencyError, ModelError
@@ -119,6 +120,8 @@ def load_encoder(
                 _limit(model[0], max_length, default=None)
                 keep_picklable(model)
                 _told(source, model, began)
+                if not source.local:
+                    note_hub(model, source.name, revision)
                 return model.eval()
             transformer = model[0]
             if not isinstance(transformer, Transformer):
@@ -155,6 +158,8 @@ def load_encoder(
         model = SentenceTransformer(modules=modules, device=device).eval()
     # Nothing of a .gguf is left in the model by which its licence could be found later.
     model.model_card_data.license = licence
+    if not source.local:
+        note_hub(model, source.name, revision)
     _told(source, model, began)
     return model
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import load_file_path
 
 from bertflow.network import hub_answers
 
@@ -39,11 +40,29 @@ KNOWN = frozenset(
 )
 
 
-def origin_of(encoder: SentenceTransformer) -> dict[str, str]:
-    """Where an encoder comes from: what its configuration, card and files tell.
+def note_hub(model: SentenceTransformer, name: str, revision: str | None) -> None:
+    """Note in an encoder that has just come from the hub what it is called there.
 
-    A name counts as the hub's only if transformers has noted the commit that it loaded from there,
-    so that no folder of a user is taken for one. The card is asked of the hub if it is not at hand.
+    Args:
+        model: The encoder.
+        name: Its name there.
+        revision: The branch, tag or commit that was asked for.
+    """
+    note: Any = model
+    note._hub_name = name
+    with suppress(Exception):  # Without the commit the name is still right.
+        for file in ("config.json", "modules.json"):
+            where: dict[str, Any] = {"revision": revision, "local_files_only": True}
+            home = Path(load_file_path(name, file, **where) or "").parent.name
+            if COMMIT.fullmatch(home):
+                note._hub_commit = home
+
+
+def origin_of(encoder: SentenceTransformer) -> dict[str, str]:
+    """Where an encoder comes from: what was noted when it was loaded, its card and its files.
+
+    A name counts as the hub's only if the encoder has come from there, so that no folder of a user
+    is taken for one. The card is asked of the hub if it is not at hand.
 
     Args:
         encoder: Any SentenceTransformer.
@@ -54,43 +73,45 @@ def origin_of(encoder: SentenceTransformer) -> dict[str, str]:
 
     Example:
         >>> from sentence_transformers import SentenceTransformer
-        >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> origin_of(SentenceTransformer(modules=[BoW(["word"])], device="cpu"))
+        >>> from torch import nn
+        >>> origin_of(SentenceTransformer(modules=[nn.Identity()], device="cpu"))
         {}
     """
     found: dict[str, str] = {}
-    config: Any = getattr(getattr(encoder[0], "model", None), "config", None)
-    name = str(getattr(config, "_name_or_path", None) or "")
-    commit = str(getattr(config, "_commit_hash", None) or "")
-    if name and COMMIT.fullmatch(commit) and not Path(name).is_dir():
-        found |= {"base_model": name, "revision": commit}
-    return found | _licence(encoder, name, found)
+    # sentence-transformers has asked the hub before it calls a name a base model.
+    told = getattr(encoder, "_hub_name", None) or encoder.model_card_data.base_model
+    if isinstance(told, str):
+        found["base_model"] = told
+        if commit := getattr(encoder, "_hub_commit", None):
+            found["revision"] = commit
+    return found | _licence(encoder, found)
 
 
-def _licence(encoder: SentenceTransformer, name: str, found: dict[str, str]) -> dict[str, str]:
+def _licence(encoder: SentenceTransformer, found: dict[str, str]) -> dict[str, str]:
     if told := licence_named(getattr(encoder.model_card_data, "license", None)):
         return {"license": told, "license_from": "its file or its owner"}
-    folder = Path(name) if name else None
+    config: Any = getattr(getattr(encoder[0], "model", None), "config", None)
+    name = getattr(config, "_name_or_path", None)
+    folder = Path(name) if isinstance(name, str) and name else None
+    if "base_model" in found or (folder is not None and not folder.is_dir()):
+        folder = None
     text = getattr(encoder, "_model_card_text", None) or ""
     with suppress(Exception):  # Whatever a card is like, the work does not depend on it.
         if not text and "base_model" in found:
-            from sentence_transformers.util import load_file_path
-
             where: dict[str, Any] = {
-                "revision": found["revision"],
+                "revision": found.get("revision"),
                 "local_files_only": not hub_answers(),
             }
-            text = read_card(Path(load_file_path(name, "README.md", **where) or ""))
-        elif not text and folder is not None and folder.is_dir():
+            text = read_card(Path(load_file_path(found["base_model"], "README.md", **where) or ""))
+        elif not text and folder is not None:
             text = read_card(folder / "README.md")
     if told := licence_in_card(text):
         return {"license": told, "license_from": "its card"}
-    if folder is not None and folder.is_dir():
-        for file in LICENCE_FILES:
-            words = " ".join(read_card(folder / file).split())
-            for licence, parts in WORDING.items():
-                if all(part in words for part in parts):
-                    return {"license": licence, "license_from": f"its file {file}"}
+    for file in LICENCE_FILES if folder is not None else ():
+        words = " ".join(read_card(Path(folder or "", file)).split())
+        for licence, parts in WORDING.items():
+            if all(part in words for part in parts):
+                return {"license": licence, "license_from": f"its file {file}"}
     return {}
 
 
