@@ -752,6 +752,19 @@ def test_transform_takes_batches_of_arrays_and_of_arrow(vectors, calibrator):
     np.testing.assert_array_equal(np.array(table["vector"].to_pylist(), np.float32), expected)
 
 
+def test_a_batch_of_arrays_is_one_call(vectors, calibrator):
+    # Ray Data gives each call to a thread, of which it has one: a second would wait for the first.
+    calls = []
+
+    class Counted(Transform):
+        def __call__(self, batch):
+            calls.append(type(batch))
+            return super().__call__(batch)
+
+    Counted(calibrator)({"vector": vectors})
+    assert calls == [dict]
+
+
 def test_a_batch_of_another_kind_is_refused(calibrator):
     with pytest.raises(InputError, match="a batch is list; expected a mapping"):
         Transform(calibrator)([1, 2])

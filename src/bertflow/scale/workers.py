@@ -90,17 +90,23 @@ class Worker(ABC):
         import pyarrow
 
         if isinstance(batch, pyarrow.Table):
-            read = batch.select(self.columns(batch.schema, BATCH))
-            found = list(self.process(read.combine_chunks().to_batches()))
-            return pyarrow.Table.from_batches(found, self.schema(read.schema))
+            return self._table(batch)
         if not isinstance(batch, Mapping):
             raise InputError(
                 f"a batch is {type(batch).__name__}; expected a mapping of names to arrays or a "
                 "pyarrow.Table: batch_format='numpy' or 'pyarrow'"
             )
         columns = {name: _as_column(name, values) for name, values in batch.items()}
-        table = self(pyarrow.table(columns))
+        # Not by calling itself: Ray Data gives each call to one thread, which would wait for it.
+        table = self._table(pyarrow.table(columns))
         return {name: _as_array(table.column(name).combine_chunks()) for name in table.column_names}
+
+    def _table(self, batch: Any) -> Any:
+        import pyarrow
+
+        read = batch.select(self.columns(batch.schema, BATCH))
+        found = list(self.process(read.combine_chunks().to_batches()))
+        return pyarrow.Table.from_batches(found, self.schema(read.schema))
 
 
 class Encode(Worker):
