@@ -93,6 +93,10 @@ def busy(text: str) -> Iterator[None]:
 def progress_bars() -> Iterator[Report]:
     """Give a function that draws a bar a stage on standard error, if that is a terminal."""
     terminal = Console(stderr=True)
+    if not terminal.is_terminal:
+        # A disabled `Progress` ends with an empty line in some versions of rich.
+        yield lambda stage, done, total: None
+        return
     with Progress(
         TextColumn("{task.description:<17}"),
         BarColumn(),
@@ -102,7 +106,6 @@ def progress_bars() -> Iterator[Report]:
         TimeRemainingColumn(),
         TextColumn("left"),
         console=terminal,
-        disable=not terminal.is_terminal,
     ) as progress:
         tasks: dict[str, TaskID] = {}
 
