@@ -178,3 +178,22 @@ def test_chunks_of_checked_rows_are_one_shot(rng, covariance, kind):
     x = rng.normal(size=(10_000, 3)) + 5
     found = moments_of(kind(x), covariance=covariance)
     assert_same(found, of(x, covariance=covariance), full=covariance)
+
+
+@every_kind
+def test_moments_that_were_kept_are_those_that_were_taken(rng, covariance):
+    taken = of(rng.normal(size=(100, 3)) + 5, covariance=covariance)
+    again = Moments.restored(taken.count, taken.mean, taken.second)
+    assert_same(again, taken, full=covariance)
+    other = of(rng.normal(size=(50, 3)), covariance=covariance)
+    again.merge(other)
+    taken.merge(other)
+    assert_same(again, taken, full=covariance)
+
+
+@pytest.mark.parametrize(
+    ("count", "mean", "second"), [(-1, (2,), (2,)), (3, (2,), (3,)), (3, (2,), (2, 3))]
+)
+def test_what_is_no_moments_is_refused(count, mean, second):
+    with pytest.raises(InputError, match="are no moments; expected"):
+        Moments.restored(count, torch.zeros(mean), torch.zeros(second))
