@@ -44,8 +44,8 @@ wheel:
 	$(PYTHON) -m benchmarks.wheel --torch $(TORCH)
 
 lint: $(VENV)/.installed
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs examples
+	$(BIN)/ruff format --check src tests benchmarks docs/conf.py docs/_extensions examples
 	$(BIN)/mypy
 
 # The Python of the docstrings and of the README, run as it stands.
@@ -96,4 +96,4 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo-model runs .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) demo-model runs docs/build .mypy_cache .pytest_cache .ruff_cache

@@ -33,8 +33,6 @@ PAGES = [
     REPOSITORY / "README.md",
     REPOSITORY / "CONTRIBUTING.md",
 ]
-# What the README cannot say in its own text, because it is not read with comments.
-UNMARKED = {("README.md", 'model = SentenceTransformer("my-model")'): "MTEB asks the hub"}
 MOST_NOT_RUN = 12
 OF_OTHERS = {"ray"}  # Programs that pages name without running them.
 WIDTH = 128
@@ -50,9 +48,6 @@ def found(page: Path) -> list[Block]:
     """The blocks that are run or looked at."""
     kept = []
     for block in blocks(page):
-        first = block.text.splitlines()[0] if block.text else ""
-        if (page.name, first) in UNMARKED:
-            block = Block(page, block.line, "python", block.text, UNMARKED[page.name, first])
         if block.kind not in ("directive", OUTPUT):
             kept.append(block)
     return kept
