@@ -612,13 +612,12 @@ def load_figures(tiny_bert: Path, calls: int, *kinds: str) -> list[dict]:
 
 @LINUX
 @pytest.mark.slow
-def test_hundreds_of_calls_of_each_kind_leave_nothing(tiny_bert):
-    found = load_figures(tiny_bert, 200, *KINDS)
-    assert [one["kind"] for one in found] == list(KINDS)
-    for one in found:
-        assert (one["files"], one["threads"]) == (0, 0), one
-        assert one["grown_mb"] < 2, one
-        assert one["objects"] < 50, one
+def test_hundreds_of_calls_leave_nothing(tiny_bert):
+    """Of every kind, and thousands of them: `make torture`."""
+    (one,) = load_figures(tiny_bert, 200, "encode")
+    assert (one["files"], one["threads"]) == (0, 0), one
+    assert one["grown_mb"] < 2, one
+    assert one["objects"] < 50, one
 
 
 @LINUX
