@@ -359,7 +359,7 @@ def test_every_lower_bound_of_the_project_is_a_plain_one():
 
 def test_where_no_terminal_shows_a_bar_none_is_begun(monkeypatch, capsys):
     """A disabled one of rich 13.7 ends with an empty line on standard error."""
-    monkeypatch.setattr(terminal, "Progress", None)
+    monkeypatch.setattr("bertflow.display.bars.Screen", None)
     with terminal.progress_bars() as report:
         report("fit", 1, 2)
     assert capsys.readouterr() == ("", "")
