@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -66,10 +66,15 @@ def test_every_sentence_has_the_same_chance():
 
 
 def test_what_is_held_does_not_grow():
-    def many(count: int) -> Iterator[str]:
-        return (f"sentence {number}" for number in range(count))
+    def most_held(count: int) -> int:
+        tracemalloc.start()
+        sample_corpus((f"sentence {number}" for number in range(count)), 100)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return peak
 
-    assert len(sample_corpus(many(50_000), 10).sentences) == 10
+    most_held(1000)
+    assert most_held(50_000) < most_held(5_000) + 20_000
 
 
 @pytest.mark.parametrize("size", [1, 0, -3])
