@@ -105,7 +105,7 @@ class RayEngine:
                 num_cpus=self.cpus,
                 num_gpus=self.gpus or None,
                 compute=ray.data.ActorPoolStrategy(
-                    size=min(self.workers, len(jobs)), max_tasks_in_flight_per_actor=1
+                    size=min(self.workers, len(jobs)), max_tasks_in_flight_per_actor=2
                 ),
             )
             for batch in data.iter_batches(
