@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from huggingface_hub import ModelCard, constants
 
-from bertflow import Flow, Whitening, calibrate, load, load_calibrator, load_encoder
+from bertflow import Flow, Whitening, attach, calibrate, load, load_calibrator, load_encoder
 from bertflow.encoders import save_model
 from conftest import tree
 from hub_stand_in import hub_running
@@ -64,7 +65,10 @@ def test_what_is_pushed_is_the_saved_folder_with_a_card_that_names_it(
     pushed = hub.repositories["me/calibrated"]
     saved = {name: one for name, one in tree(tmp_path / "saved").items() if one}
     assert pushed.keys() == saved.keys()
-    assert [name for name in saved if pushed[name] != saved[name]] == ["README.md"]
+    differing = {name for name in saved if pushed[name] != saved[name]}
+    told = {name for name in saved if name.endswith("config.json") and b"provenance" in saved[name]}
+    assert differing == {"README.md"} | told
+    assert str(tmp_path.parent.parent).encode() not in b"".join(pushed.values())
     card = pushed["README.md"].decode()
     assert hub.cards == [card]
     there = 'bertflow.load(snapshot_download("me/calibrated"))'
@@ -113,6 +117,25 @@ def test_a_calibrator_is_pushed_and_loads_again(hub, rng, tmp_path):
     assert 'load_calibrator(snapshot_download("me/flow"))' in card.text
     again = load_calibrator(fetched(hub, "me/flow", tmp_path / "fetched"))
     np.testing.assert_array_equal(again.transform(rows), flow.transform(rows))
+
+
+def test_no_folder_of_this_machine_is_published(hub, encoder, tiny_sentences, tmp_path):
+    files = {"corpus": [f"{tmp_path}/secret/a.txt", "b.txt"], "column": "text"}
+    model = calibrate(encoder, tiny_sentences, Whitening(4), provenance=files)
+    kept = model.calibrator.provenance_
+    model.push_to_hub("me/model")
+    model.calibrator.push_to_hub("me/calibrator")
+    for name, file in [("me/model", "bertflow/config.json"), ("me/calibrator", "config.json")]:
+        told = json.loads(hub.repositories[name][file])["provenance"]
+        assert told["corpus"] == ["a.txt", "b.txt"]
+        assert told["encoder"] == {**kept["encoder"], "name": Path(kept["encoder"]["name"]).name}
+        assert b"secret" not in b"".join(hub.repositories[name].values())
+    assert model.calibrator.provenance_ is kept
+    assert kept["corpus"] == files["corpus"]
+    again = load(fetched(hub, "me/model", tmp_path / "fetched"), device="cpu")
+    assert np.array_equal(again.encode(tiny_sentences[:3]), model.encode(tiny_sentences[:3]))
+    # Attached anew, it still knows its encoder.
+    attach(encoder, again.calibrator)
 
 
 def test_nothing_is_made_on_the_hub_for_what_cannot_be_saved(hub):

@@ -207,7 +207,7 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """Upload the folder that `save_calibrator` writes, with its card, to the model hub.
 
         The names are those of `SentenceTransformer.push_to_hub`. What the calibrator was fitted on
-        is part of it, names of files as they were given.
+        is part of it, files and encoder without the folders they lie in here.
 
         Args:
             repo_id: Name of the repository, "user/name"; it is made.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bertflow.calibrators.base import Calibrator
@@ -23,6 +25,7 @@ def push_calibrator(
     create_pr: bool = False,
 ) -> str:
     """Upload a calibrator's folder, see `Calibrator.push_to_hub`."""
+    calibrator = without_folders(calibrator)
     from huggingface_hub import HfApi
 
     from bertflow.calibrators.card import CARD, calibrator_card
@@ -48,3 +51,28 @@ def push_calibrator(
             create_pr=create_pr,
         )
     return str(done.pr_url if create_pr else done.commit_url)
+
+
+def without_folders(calibrator: Calibrator) -> Calibrator:
+    """The same calibrator, what it was fitted on named without the folders of this machine.
+
+    Args:
+        calibrator: Left as it is.
+    """
+    from bertflow.calibrators.card import last_part
+
+    def shortened(told: Any) -> Any:
+        if isinstance(told, str):
+            return last_part(told)
+        return [shortened(one) for one in told] if isinstance(told, list | tuple) else told
+
+    provenance = dict(getattr(calibrator, "provenance_", {}))
+    for key in ("corpus", "vectors"):
+        if key in provenance:
+            provenance[key] = shortened(provenance[key])
+    encoder = provenance.get("encoder")
+    if isinstance(encoder, Mapping) and "name" in encoder:
+        provenance["encoder"] = {**encoder, "name": shortened(encoder["name"])}
+    public = copy.copy(calibrator)
+    public.provenance_ = provenance
+    return public

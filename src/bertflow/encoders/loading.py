@@ -8,11 +8,13 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.version import Version
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
     Pooling,
@@ -45,6 +47,8 @@ RECIPES = ("cls", "mean", "last2avg", "first-last-avg", "embed-last-avg", "layer
 # Said outright, because an instruction-tuned model's sentences would else be wrapped in its chat
 # template: dozens of tokens that are the same for every sentence.
 TEXT_ONLY: Any = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+# Those before do not know what transformers calls the weights of a model without a head.
+OLDEST_GGUF = Version("0.18")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -258,6 +262,8 @@ def _locate_gguf(path: Path) -> _Source:
     if path.suffix != ".gguf":
         raise ModelError(f"{path} is a file, but not a .gguf; give a folder or a .gguf file")
     missing = [package for package in ["gguf", "accelerate"] if find_spec(package) is None]
+    if not missing and Version(there := version("gguf")) < OLDEST_GGUF:
+        missing = [f"gguf from {OLDEST_GGUF} on, and {there} is installed"]
     if missing:
         raise MissingDependencyError(
             f"reading {path.name} needs {' and '.join(missing)}: pip install 'bertflow[gguf]'"

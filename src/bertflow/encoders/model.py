@@ -23,6 +23,7 @@ from sklearn.utils.validation import check_is_fitted
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.base import Array, check_device
 from bertflow.calibrators.card import CARD, HERE, named
+from bertflow.calibrators.sharing import without_folders
 from bertflow.calibrators.storage import (
     SUBFOLDER,
     calibrator_name,
@@ -151,6 +152,36 @@ class CalibratedSentenceTransformer(SentenceTransformer):
         native = folder / SUBFOLDER
         native.mkdir(exist_ok=True)
         write_calibrator(self.calibrator, native)
+
+    def push_to_hub(self, repo_id: str, *args: Any, **kwargs: Any) -> str:
+        """Upload the folder that `save_model` writes, with its card, to the model hub.
+
+        What the calibrator was fitted on is part of it, files and encoder without the folders they
+        lie in here.
+
+        Args:
+            repo_id: Name of the repository, "user/name"; it is made.
+            *args: As in `SentenceTransformer.push_to_hub`.
+            **kwargs: As there: private, exist_ok, replace_model_card and others.
+
+        Returns:
+            The address of the commit or pull request.
+
+        Raises:
+            huggingface_hub.errors.HfHubHTTPError: The hub refuses; nothing is uploaded then.
+
+        Example:
+            ``model.push_to_hub("me/calibrated", private=True)``
+        """
+        calibrator = without_folders(self.calibrator)
+        public = copy.copy(self)
+        public.calibrator = calibrator
+        public._modules = {
+            name: CalibratorModule(calibrator) if isinstance(module, CalibratorModule) else module
+            for name, module in self._modules.items()
+        }
+        push = super(CalibratedSentenceTransformer, public).push_to_hub
+        return str(push(repo_id, *args, **kwargs))
 
     def add_scores(self, *scores: Any) -> None:
         """Note what the model scores, for the card that is saved with it.
