@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from scipy.stats import norm
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
@@ -749,6 +750,28 @@ def test_what_is_written_beside_it_says_how_it_came_about(uninterrupted, corpus,
     saved = load_file(tmp_path / "saved/classifier.safetensors")
     assert torch.equal(saved["weight"], uninterrupted.classifier.weight)
     assert saved["weight"].shape == (3, 48)
+
+
+def test_its_card_says_what_it_is_how_it_was_trained_and_what_it_gets(uninterrupted, tmp_path):
+    save_finetuned(uninterrupted, tmp_path / "saved")
+    card = ModelCard((tmp_path / "saved/README.md").read_text())
+    assert card.data.library_name == "sentence-transformers"
+    assert {"sentence-transformers", "bertflow"} <= set(card.data.tags)
+    accuracy = uninterrupted.accuracy
+    for told in (
+        ", fine-tuned on NLI",
+        f"{sum(uninterrupted.counts['train'].values())} labelled pairs of sentences (snli)",
+        f"| {accuracy.pairs} | {accuracy.value:.1%} | {accuracy.low:.1%} to {accuracy.high:.1%} |",
+        f"{uninterrupted.provenance['steps']} steps of {FAST.batch_size} pairs",
+        "The encoder's is not known here",
+        "## Limits",
+    ):
+        assert told in card.text, told
+    assert "dataset_size" not in card.content  # sentence-transformers' own card has these.
+    assert str(tmp_path.parent) not in card.content
+    again = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    again.save_pretrained(str(tmp_path / "again"))
+    assert (tmp_path / "again/README.md").read_text() == card.content
 
 
 def test_no_sentence_of_the_corpus_is_in_the_saved_folder(uninterrupted, corpus, tmp_path):

@@ -101,7 +101,6 @@ def run_demo(
     model = calibrate(
         raw, corpus, calibrator, cache=cache, provenance={"corpus": "demo"}, progress=progress
     )
-    save_model(model, output)
 
     def side(encoder: SentenceTransformer) -> Side:
         vectors = embed(encoder, everyday, cache=cache).rows()
@@ -118,6 +117,8 @@ def run_demo(
         )
 
     before, after = side(raw), side(model)
+    model.add_scores(after.score)
+    save_model(model, output)
     return Demonstration(
         calibrator=type(model.calibrator).__name__,
         sentences=len(corpus),

@@ -115,7 +115,7 @@ def model_card(
             "## Limits\n",
             *(f"- {limit}" for limit in (*LIMITS, *_limits(portable))),
             "\n## Licence\n",
-            f"{_licence(licence, origin)}\n",
+            f"{licence_text(licence, origin)}\n",
             "## Source\n",
             source,
             "",
@@ -216,7 +216,8 @@ def _limits(portable: bool) -> list[str]:
     ]
 
 
-def _licence(licence: str | None, origin: Mapping[str, str]) -> str:
+def licence_text(licence: str | None, origin: Mapping[str, str]) -> str:
+    """What a card says of the licence."""
     if licence is None:
         return (
             "The encoder's is not known here: look it up before this model, which holds the "

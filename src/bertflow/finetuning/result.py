@@ -15,8 +15,10 @@ from scipy.stats import binomtest
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
+from bertflow.calibrators.card import CARD
 from bertflow.calibrators.storage import replaced_folder
 from bertflow.encoders.model import name_modules_for_every_version
+from bertflow.finetuning.card import finetuned_card
 
 FORMAT = 1
 FACTS, CLASSIFIER = "finetuning.json", "classifier.safetensors"
@@ -102,9 +104,9 @@ def accuracy_of(predicted: Sequence[str], labels: Sequence[str]) -> Accuracy:
 def save_finetuned(result: FineTuned, folder: str | Path) -> None:
     """Save a fine-tuned encoder to a folder that is then the new one whole, or still the old one.
 
-    The folder is an ordinary sentence-transformers model; beside it finetuning.json says how it
-    came about and classifier.safetensors keeps the head. The checkpoints are removed once it is
-    there: until then they are the only copy.
+    The folder is an ordinary sentence-transformers model with a card, README.md; beside it
+    finetuning.json says how it came about and classifier.safetensors keeps the head. The
+    checkpoints are removed once it is there: until then they are the only copy.
 
     Args:
         result: What `finetune` gave.
@@ -122,7 +124,9 @@ def save_finetuned(result: FineTuned, folder: str | Path) -> None:
         "loss_curve": result.loss_curve,
     }
     with replaced_folder(folder) as staging:
-        result.model.save_pretrained(str(staging))
+        result.model.save_pretrained(str(staging), create_model_card=False)
+        card = finetuned_card(result)
+        (staging / CARD).write_text(card, encoding="utf-8", newline="\n")
         name_modules_for_every_version(staging / "modules.json")
         (staging / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         save_file(result.classifier.state_dict(), staging / CLASSIFIER)

@@ -32,6 +32,7 @@ from transformers.utils import logging
 from bertflow.data import NLI_LABELS, NliPairs
 from bertflow.encoders import describe_encoder, embed, library_versions
 from bertflow.encoders.corpus import count_cut_of
+from bertflow.encoders.origin import origin_of
 from bertflow.errors import InputError, MissingDependencyError, TrainingError
 from bertflow.finetuning.checkpoints import (
     alone,
@@ -198,6 +199,7 @@ def _finetune(
         discarded=discarded,
         provenance={
             **facts,
+            "origin": origin_of(encoder),
             "steps": total,
             "resumed_at": 0 if resume is None else step(resume),
             "cut_to_max_length": count_cut_of(encoder, corpus.texts()),
