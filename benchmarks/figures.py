@@ -3,14 +3,17 @@
     python -m benchmarks.figures [NAME ...]
 
 They lie in docs/figures as SVG, with text as text. What is drawn in INK takes the colour of the
-page they stand on. `cosines` passes some 1,500 sentences through SmolLM2; the others are
-synthetic.
+page they stand on. `cosines` passes some 1,500 sentences through SmolLM2; `report` takes a picture
+of a page by Chromium, for which some 3,000 and those of STS-B (BERTFLOW_DATA) pass through it; the
+others are synthetic.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -266,6 +269,46 @@ def measures() -> Figure:
     return figure
 
 
+def report(path: Path) -> None:
+    """The upper part of a report's page, of SmolLM2 and the tempered flow."""
+    from tests.browser import Browser, find_browser
+
+    from bertflow import SentenceCache, calibrate, load_encoder
+    from bertflow.data import sample_sentences
+    from bertflow.demo import default_encoder, documentation_sentences
+    from bertflow.encoders import save_model
+    from bertflow.report import build_report, write_report
+
+    program = find_browser()
+    if program is None:
+        raise SystemExit("the picture of a report takes Chromium, which is not on PATH")
+    name, pooling = default_encoder(None)
+    cache = SentenceCache()
+    with (
+        tempfile.TemporaryDirectory() as place,
+        Browser(program) as browser,
+    ):
+        home, page = Path(place), Path(place) / "page.html"
+        sentences = [*sample_sentences(), *documentation_sentences()]
+        (home / "sentences.txt").write_text("\n".join(sentences), encoding="utf-8")
+        encoder = load_encoder(name, pooling=pooling)
+        save_model(calibrate(encoder, sentences, Flow.tempered(), cache=cache), home / "my-model")
+        data = os.environ.get("BERTFLOW_DATA")
+        built = build_report(home / "my-model", corpus=home / "sentences.txt", data=data)
+        write_report(built, page)
+        browser.look(760, 900)
+        browser.open(page.as_uri())
+        shown = ["verdict", "cosines", "cloud"]
+        browser.js(
+            f"""(() => {{
+                for (const one of document.querySelectorAll("section, footer, details"))
+                    one.hidden = !{shown}.includes(one.id);
+            }})()"""
+        )
+        browser.settle()
+        browser.shoot(path)
+
+
 DRAWN: dict[str, Callable[[], Figure]] = {
     one.__name__: one for one in (cosines, flow, multiscale, linear, gain, measures)
 }
@@ -286,10 +329,14 @@ def main() -> None:
     """Draw those that are named, or all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
-    for name in parser.parse_args().names or DRAWN:
-        path = PLACE / f"{name}.svg"
-        save_figure(DRAWN[name](), path)
-        themed(path)
+    for name in parser.parse_args().names or [*DRAWN, "report"]:
+        if name == "report":
+            path = PLACE / "report.png"
+            report(path)
+        else:
+            path = PLACE / f"{name}.svg"
+            save_figure(DRAWN[name](), path)
+            themed(path)
         print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
 
 

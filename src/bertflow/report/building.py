@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 from bertflow.analysis import Diagnosis, diagnose, frequent_words, word_embeddings
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.base import Array
+from bertflow.calibrators.card import last_part
 from bertflow.calibrators.storage import SUBFOLDER, calibrator_name
 from bertflow.data import read_corpus
 from bertflow.encoders import library_versions, load
@@ -596,7 +597,7 @@ def _finished(draft: _Draft) -> Report:
         title=draft.title,
         verdict=verdict,
         evidence=evidence,
-        sides={side.name: side.label for side in draft.sides},
+        sides={side.name: last_part(side.label) for side in draft.sides},
         diagnoses=diagnoses,
         texts=draft.texts,
         scores=draft.scores,
