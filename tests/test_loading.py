@@ -285,7 +285,7 @@ def test_a_hub_name_without_network_is_one_quick_error(how, monkeypatch, caplog)
 
 
 @pytest.mark.slow
-def test_smollm2_from_its_package_gives_the_stored_vectors(shared_data):
+def test_smollm2_from_its_package_gives_the_stored_vectors(shared_data, capsys):
     from bertflow.demo import default_encoder
 
     path, _ = default_encoder(None)
@@ -296,3 +296,4 @@ def test_smollm2_from_its_package_gives_the_stored_vectors(shared_data):
     expected = stored[some].astype(np.float32)
     error = np.linalg.norm(vectors - expected, axis=1) / np.linalg.norm(expected, axis=1)
     assert error.max() < 2e-3  # the stored ones are float16
+    assert capsys.readouterr() == ("", "")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -137,6 +138,7 @@ def load_encoder(
             if source.gguf is not None:
                 licence = check_gguf(Path(source.name) / source.gguf)
                 keywords["gguf_file"] = source.gguf
+                _leave_logs_alone()
             else:
                 home = Path(source.name) if source.local else _fetched(source.name, "", keywords)
                 check_transformer(home, trust_remote_code=trust_remote_code)
@@ -269,6 +271,15 @@ def _locate_gguf(path: Path) -> _Source:
             f"reading {path.name} needs {' and '.join(missing)}: pip install 'bertflow[gguf]'"
         )
     return _Source(str(path.parent), gguf=path.name)
+
+
+def _leave_logs_alone() -> None:
+    """Have transformers' bar over a .gguf drawn on terminals alone, which no setting of it does."""
+    from transformers import modeling_gguf_pytorch_utils
+
+    reader: Any = modeling_gguf_pytorch_utils
+    with suppress(AttributeError):
+        reader.tqdm = partial(reader.tqdm, disable=None)
 
 
 def _explanation(name: str | Path, said: str, source: _Source) -> str:
