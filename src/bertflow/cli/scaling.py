@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator
     from bertflow.scale import Engine, Outcome, Worker
 
+STDERR = 2
 EngineName = Annotated[
     str | None,
     typer.Option(
@@ -111,8 +113,34 @@ class Scaling:
         from bertflow.scale import opened_engine
 
         name = self.engine or "local"
-        with opened_engine(name, address=self.address, workers=self.workers) as engine:
+        with ExitStack() as opened:
+            with _ray_quiet() if name == "ray" else nullcontext():
+                engine = opened.enter_context(
+                    opened_engine(name, address=self.address, workers=self.workers)
+                )
             yield engine
+
+
+@contextmanager
+def _ray_quiet() -> Iterator[None]:
+    """Start Ray without what its C++ part writes on standard error, now and later.
+
+    Of every pool of actors it says as an error that it may not be able to start them again, and
+    that its level was set as it begins. What goes wrong comes as an exception. Whoever sets
+    RAY_BACKEND_LOG_LEVEL sees all of it.
+    """
+    if "RAY_BACKEND_LOG_LEVEL" in os.environ:
+        yield
+        return
+    os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"
+    kept, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, STDERR)
+    try:
+        yield
+    finally:
+        os.dup2(kept, STDERR)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def encode_shards(

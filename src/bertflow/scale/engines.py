@@ -180,8 +180,9 @@ def opened_engine(
     if find_spec("ray") is None:
         raise MissingDependencyError("engine ray needs Ray: pip install 'bertflow[ray]'")
     ray = _ray()
-    # What it tells about its plans is not ours to show.
+    # What it tells about its plans is not ours to show, nor that there are no bars: we asked it.
     logging.getLogger("ray.data").setLevel(logging.WARNING)
+    logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)
     ours = not ray.is_initialized()
     if ours:
         own: dict[str, Any] = {} if address else {"include_dashboard": False}
