@@ -7,7 +7,7 @@ of the first and the last shards, without the start of the cluster and of the ac
 printed beside.
 
     python -m benchmarks.scale workers [--count 1 2 4] [--cost 0.00025]
-    python -m benchmarks.scale growth [--sentences 100000 1000000 10000000] [--width 16]
+    python -m benchmarks.scale growth [--sentences 100000 1000000 10000000] [--width 16] [--cost 0]
     python -m benchmarks.scale vectors [--rows 262144] [--width 768]
 """
 
@@ -41,6 +41,7 @@ def main() -> None:
     growth = parts.add_parser("growth")
     growth.add_argument("--sentences", type=int, nargs="+", default=[10**5, 10**6, 10**7])
     growth.add_argument("--width", type=int, default=16)
+    growth.add_argument("--cost", type=float, default=0.0, help="Seconds a sentence, slept.")
     growth.add_argument("--alone", type=int, help=argparse.SUPPRESS)
     vectors = parts.add_parser("vectors")
     vectors.add_argument("--rows", type=int, default=FILE_ROWS)
@@ -51,9 +52,10 @@ def main() -> None:
     elif given.part == "workers":
         print(json.dumps({"task": "workers", "results": with_workers(given.count, given.cost)}))
     elif given.alone is not None:
-        print(json.dumps(alone(given.alone, given.width)))
+        print(json.dumps(alone(given.alone, given.width, given.cost)))
     else:
-        print(json.dumps({"task": "growth", "results": grown(given.sentences, given.width)}))
+        results = grown(given.sentences, given.width, given.cost)
+        print(json.dumps({"task": "growth", "results": results}))
 
 
 def with_workers(counts: list[int], cost: float) -> list[dict[str, Any]]:
@@ -141,30 +143,31 @@ def costly(cost: float, peaks: Path) -> Callable[[], Any]:
     return made
 
 
-def grown(counts: list[int], width: int) -> list[dict[str, Any]]:
+def grown(counts: list[int], width: int, cost: float) -> list[dict[str, Any]]:
     """Encode folders of so many sentences, each in a process of its own."""
     results = []
     for count in counts:
         command = [sys.executable, "-m", "benchmarks.scale", "growth", "--alone", str(count)]
-        command += ["--width", str(width)]
+        command += ["--width", str(width), "--cost", str(cost)]
         ran = subprocess.run(command, capture_output=True, text=True, check=True)
         found = json.loads(ran.stdout.splitlines()[-1])
         results.append(found)
         print(
-            f"{count:>10,} sentences, width {width}: {found['seconds']:,.1f} s "
+            f"{count:>10,} sentences, width {width}: {found['seconds']:,.1f} s, "
+            f"{1e6 * found['seconds'] / count:.1f} us a sentence "
             f"({found['processor_seconds']:,.1f} s of the processor, "
-            f"{1e6 * found['processor_seconds'] / count:.1f} us a sentence), "
+            f"{1e6 * found['processor_seconds'] / count:.1f} us), "
             f"{found['peak_mb']:,.0f} MB above the idle process",
             flush=True,
         )
     return results
 
 
-def alone(count: int, width: int) -> dict[str, Any]:
+def alone(count: int, width: int, cost: float) -> dict[str, Any]:
     """Encode a folder in this process, and say what that took."""
     from bertflow.scale import Encode, run
 
-    encoder = stub(width)
+    encoder = stub(width, cost)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         write_corpus(home / "in", count, FILE_ROWS)

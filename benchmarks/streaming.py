@@ -91,8 +91,8 @@ def sentences(count: int) -> Iterator[str]:
         yield f"a sentence about number {which} that is {'quite ' * (which % 5)}short"
 
 
-def stub(width: int) -> Any:
-    """A SentenceTransformer that gives numbers for no work."""
+def stub(width: int, cost: float = 0.0) -> Any:
+    """A SentenceTransformer that gives numbers for hardly any work, and sleeps meanwhile."""
     import numpy as np
     import torch
     from sentence_transformers import SentenceTransformer
@@ -101,10 +101,13 @@ def stub(width: int) -> Any:
         def get_embedding_dimension(self) -> int:
             return width
 
+    table = np.sin(np.arange(4096)[:, None] * np.arange(1.0, width + 1)).astype(np.float32)
+
     class Stub(SentenceTransformer):
         def encode(self, texts: Sequence[str], **keywords: Any) -> Any:
-            seeds = np.array([hash(text) & 0xFFFF for text in texts], dtype=np.float32)
-            return np.sin(seeds[:, None] * np.arange(1, width + 1, dtype=np.float32))
+            if cost:
+                time.sleep(cost * len(texts))
+            return table[[hash(text) & 4095 for text in texts]]
 
     return Stub(modules=[Hashing()], device="cpu")
 

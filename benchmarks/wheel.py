@@ -31,6 +31,9 @@ BESIDES = {
     "bertflow/data/sample/sentences.txt",
     "bertflow/paper/published.toml",
     "bertflow/py.typed",
+    "bertflow/report/page.css",
+    "bertflow/report/page.html",
+    "bertflow/report/page.js",
 }
 # Printed by the environment's own Python, outside the repository.
 LOADED = """
@@ -73,7 +76,9 @@ def main() -> None:
             sys.exit(f"the demonstration says nothing of a model:\n{said}")
         with told("plain sentence-transformers"):
             run(python, "-c", LOADED, at=place)
-    print(f"{wheel.name}: builds, holds what it should, and runs the demonstration")
+        with told("report"):
+            run(home / "venv/bin/bertflow", "report", "demo-model", "--output", "r.html", at=place)
+    print(f"{wheel.name}: builds, holds what it should, and runs the demonstration and its report")
 
 
 def check_contents(wheel: Path) -> None:
@@ -100,6 +105,7 @@ def run(*command: str | Path, at: Path) -> str:
         for name, value in os.environ.items()
         if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     }
+    clean["BERTFLOW_CACHE"] = str(at / "cache")
     ran = subprocess.run(
         list(map(str, command)), cwd=at, env=clean, capture_output=True, text=True, check=False
     )

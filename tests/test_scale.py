@@ -457,6 +457,21 @@ def test_rows_without_text_are_left_out_and_counted_where_asked(tmp_path, corpus
     assert rows_of(tmp_path / "out")["id"] == [*range(10), 10, 13]
 
 
+def test_what_is_done_stays_when_rows_without_text_are_left_out_the_second_time(tmp_path, corpus):
+    write_texts(corpus / "2.parquet", ["sentence 20", None], 20)
+    with pytest.raises(InputError, match=r"row 1 has no text.*--skip-blank"):
+        run(Encode(Lengths()), corpus, tmp_path / "out")
+    before = {path.name: path.stat().st_mtime_ns for path in files_of(tmp_path / "out")}
+    assert len(before) == 2
+    outcome = run(Encode(Lengths(), blank="skip"), corpus, tmp_path / "out")
+    assert (outcome.shards, outcome.done_before, outcome.left_out) == (3, 2, 1)
+    after = {path.name: path.stat().st_mtime_ns for path in files_of(tmp_path / "out")}
+    assert before.items() <= after.items()
+    # Whoever asks for all rows is not given a folder that lacks some.
+    with pytest.raises(ModelError, match="another blank"):
+        run(Encode(Lengths()), corpus, tmp_path / "out")
+
+
 def test_columns_without_a_value_have_the_others_type(tmp_path, corpus):
     # As pandas writes a partition that is empty, or in which a column is.
     write_texts(corpus / "3.parquet", ["sentence 30"], 30)

@@ -178,5 +178,5 @@ def _only(table: Columns) -> Sequence[str]:
         return table.texts
     raise InputError(
         f"{table.path} has {len(table.texts)} text columns ({listed(table.texts)}); "
-        "name one by column"
+        "name one by --column (in Python column=)"
     )

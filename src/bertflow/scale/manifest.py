@@ -92,6 +92,9 @@ class Manifest:
     def begin(self, recipe: Mapping[str, Any]) -> None:
         """Say what is done, or compare it with what was.
 
+        Rows without text may be left out from now on where they were refused before: what is done
+        has none.
+
         Raises:
             ModelError: The folder holds what was made in another way, or the manifest cannot be
                 written.
@@ -100,6 +103,8 @@ class Manifest:
         if self.recipe is None:
             self.recipe = dict(recipe)
             self.records = {}
+        elif {**self.recipe, "blank": "skip"} == recipe and self.recipe.get("blank") == "refuse":
+            self.recipe = dict(recipe)
         elif differing := sorted(
             name for name in {*recipe, *self.recipe} if recipe.get(name) != self.recipe.get(name)
         ):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -427,7 +427,7 @@ class _Hashed:
 
 
 def write(path: Path, schema: Any, batches: Iterable[Any]) -> tuple[int, str]:
-    """Write a parquet file through to the disk.
+    """Write a parquet file through to the disk, each batch while the next is made.
 
     Args:
         path: Where. Its folder is there as long as whoever asked for this waits for it.
@@ -456,9 +456,15 @@ def write(path: Path, schema: Any, batches: Iterable[Any]) -> tuple[int, str]:
                 write_statistics=plain,
                 compression={name: "snappy" for name in plain} or "none",
             ) as writer:
-                for batch in batches:
-                    rows += batch.num_rows
-                    writer.write_batch(batch)
+                with ThreadPoolExecutor(1, "write") as thread:
+                    pending: Future[None] | None = None
+                    for batch in batches:
+                        rows += batch.num_rows
+                        if pending is not None:
+                            pending.result()
+                        pending = thread.submit(writer.write_batch, batch)
+                    if pending is not None:
+                        pending.result()
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

@@ -286,7 +286,8 @@ class Encode(Worker):
         if self.column is None:
             if len(texts) != 1:
                 raise InputError(
-                    f"{place} has {len(texts)} text columns ({listed(texts)}); name one by column"
+                    f"{place} has {len(texts)} text columns ({listed(texts)}); name one "
+                    "by --column (in Python column=)"
                 )
             return str(texts[0])
         _check_column(schema, self.column, place)
@@ -316,7 +317,8 @@ class Encode(Worker):
             if self.blank == "refuse":
                 raise InputError(
                     f"{place}, row {first + int(full.argmin())} has no text: it would have no "
-                    "vector; leave such rows out"
+                    "vector; leave such rows out by --skip-blank (in "
+                    "Python blank='skip')"
                 )
             self.left_out += int((~full).sum())
             texts = [text for text in texts if text]
