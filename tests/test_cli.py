@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -233,6 +234,32 @@ def test_affine_couplings_work_with_bertflows_own_module(work, done, tiny_bert):
     expected = evaluate(bertflow.load("m"), data="data").all.value
     got = read["scores"]["stsb"]["aggregations"]["all"]["spearman"]["value"]
     assert got == pytest.approx(expected)
+
+
+def test_scores_are_noted_in_a_models_card_where_asked(work, done, refused, tiny_bert):
+    fit = ["fit", "--encoder", tiny_bert, "--corpus", "corpus.txt", "--calibrator", "whitening"]
+    done(*fit, "--output", "m")
+    task = ["--task", "stsb", "--data", "data"]
+    before = tree(Path("m"))
+    assert b"--card" in before["README.md"]
+    said = done("evaluate", "m", *task, "--against", tiny_bert, "--card")
+    after = tree(Path("m"))
+    assert [name for name in after if after[name] != before.get(name)] == ["README.md"]
+    noted = re.search(
+        r"\| stsb test \| \d+ \| Spearman, all \| (-?\d+\.\d\d) ", Path("m/README.md").read_text()
+    )
+    assert noted is not None and noted[1] in said
+    assert b"None are noted" not in after["README.md"]
+    done("evaluate", "m", *task, "--card")
+    assert tree(Path("m")) == after
+    assert "--card needs a calibrated model" in refused("evaluate", tiny_bert, *task, "--card")
+
+
+def test_encode_without_an_engine_writes_npy_files_alone(work, refused, tiny_bert):
+    given = ["encode", tiny_bert, "--corpus", "corpus.txt", "--output"]
+    assert refused(*given, "vectors").startswith("vectors must end in .npy")
+    assert "--engine local" in refused(*given, "vectors")
+    assert not Path("vectors").exists()
 
 
 def test_fitting_again_replaces_vectors_calibrator(work, done):

@@ -825,11 +825,19 @@ def test_from_text_to_calibrated_vectors_in_folders(here, done, tiny_bert, tiny_
     np.testing.assert_allclose(whole.scale_, load_calibrator("w").scale_, rtol=1e-4)
 
 
+def test_a_file_is_no_place_for_shards_and_a_pattern_no_folder(here, refused, tiny_bert):
+    write_texts(Path("in/0.parquet"), ["sentence 1"], 0)
+    command = ["encode", tiny_bert, "--engine", "local", "--output"]
+    assert "a folder is made" in refused(*command, "v.npy", "--corpus", "in")
+    assert "not a pattern" in refused(*command, "v", "--corpus", "in/*.parquet")
+    assert not Path("v").exists() and not Path("v.npy").exists()
+
+
 def test_a_npy_is_learned_from_by_moments_where_an_engine_is_named(here, done, vectors):
     np.save("x.npy", vectors)
     command = ["fit", "--vectors", "x.npy", "--calibrator", "standardization"]
     done(*command, "--output", "rows")
-    assert "in 1 shards" in done(*command, "--output", "moments", "--engine", "local")
+    assert "in 1 shard " in done(*command, "--output", "moments", "--engine", "local")
     one, other = load_calibrator("rows"), load_calibrator("moments")
     np.testing.assert_allclose(one.scale_, other.scale_, rtol=1e-12)
 

@@ -1,4 +1,4 @@
-"""What a wheel holds is all that the program reads: each file below src/bertflow, and nothing else."""
+"""A wheel holds all that the program reads: each file below src/bertflow, and nothing else."""
 
 from __future__ import annotations
 

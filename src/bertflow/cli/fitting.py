@@ -379,6 +379,11 @@ def encode(
     from bertflow.data import checked_corpus
 
     check_writable(output)
+    if output.suffix != ".npy":
+        raise InputError(
+            f"{output} must end in .npy, to which encode writes; for a folder of .parquet files, "
+            "ids and all, give --engine local"
+        )
     cache, kind = users_cache(no_cache), as_precision(precision)
     sentences = checked_corpus(corpus, column=column, blank="refuse")
     from bertflow.cli.terminal import progress_bars

@@ -63,6 +63,12 @@ def evaluate(
             metavar="NAME", help="train, dev or test. Default: the one scores are published for."
         ),
     ] = None,
+    card: Annotated[
+        bool,
+        typer.Option(
+            "--card", help="Note the scores in the model's card, in place of those noted before."
+        ),
+    ] = False,
     json_: Json = None,
     markdown: Markdown = None,
     pooling: Pooling = None,
@@ -76,10 +82,14 @@ def evaluate(
     """Score a model, calibrated or bare, on tasks or on pairs of your own."""
     from bertflow.cli.results import difference_page, give, scores_page
     from bertflow.cli.terminal import progress_bars
-    from bertflow.encoders import is_calibrated
+    from bertflow.encoders import CalibratedSentenceTransformer, is_calibrated, save_card
     from bertflow.evaluation import Scores, differences, score_all
 
     check_files(json_, markdown)
+    if card and not (is_calibrated(model) and Path(model).is_dir()):
+        raise InputError(
+            f"--card needs a calibrated model that bertflow saved, and {model} is none"
+        )
     found, absent = _tests(task, pairs, columns, data, split)
     cache, kind = users_cache(no_cache), as_precision(precision)
     names = [model] if against is None else [model, against]
@@ -104,6 +114,9 @@ def evaluate(
                 absent=absent,
             )
         )
+        if card and len(results) == 1 and isinstance(loaded, CalibratedSentenceTransformer):
+            loaded.add_scores(*scores)
+            save_card(loaded, model)
         del loaded
     tell_found(cache)
     pages = [scores_page(name, one) for name, one in zip(names, results, strict=True)]

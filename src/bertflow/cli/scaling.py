@@ -204,7 +204,7 @@ def fit_shards(
         clear_part(part)
     show(
         f"fitted on {calibrator.provenance_['rows']:,} vectors of {calibrator.n_features_in_} "
-        f"dimensions in {outcome.shards:,} shards in {time.perf_counter() - began:.1f} s"
+        f"dimensions in {_shards(outcome)} in {time.perf_counter() - began:.1f} s"
     )
     _show_left_out(outcome)
     show(f"saved to {output}: bertflow transform {output} --vectors IN --output OUT")
@@ -214,6 +214,8 @@ def _run(worker: Worker, source: str | Path, output: Path, scaling: Scaling, sta
     from bertflow.cli.terminal import progress_bars
     from bertflow.scale import run
 
+    if output.suffix in (".npy", ".parquet") and not output.exists():
+        raise InputError(f"{output} looks like a file, but of shards a folder is made; name one")
     with _interruptible(output), scaling.opened() as engine, progress_bars() as report:
         outcome = run(
             worker,
@@ -224,8 +226,12 @@ def _run(worker: Worker, source: str | Path, output: Path, scaling: Scaling, sta
             progress=lambda done, total: report(stage, done, total),
         )
     before = f", {outcome.done_before:,} of them there before" if outcome.done_before else ""
-    show(f"{output} has {outcome.rows:,} vectors in {outcome.shards:,} shards{before}")
+    show(f"{output} has {outcome.rows:,} vectors in {_shards(outcome)}{before}")
     _show_left_out(outcome)
+
+
+def _shards(outcome: Outcome) -> str:
+    return f"{outcome.shards:,} shard{'s' if outcome.shards != 1 else ''}"
 
 
 def _show_left_out(outcome: Outcome) -> None:

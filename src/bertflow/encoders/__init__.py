@@ -12,6 +12,7 @@ from bertflow.encoders.model import (
     is_calibrated,
     load,
     open_model,
+    save_card,
     save_model,
 )
 from bertflow.encoders.module import CalibratorModule
@@ -55,6 +56,7 @@ __all__ = [
     "parse_devices",
     "resolved_precision",
     "sample_corpus",
+    "save_card",
     "save_model",
     "to_modules",
 ]

@@ -180,7 +180,9 @@ def with_scores(content: str, scores: Sequence[Any]) -> str:
 def scores_text(scores: Sequence[Any]) -> str:
     """Scores as a table, each named by its measure and aggregation; or how to have some."""
     if not scores:
-        return "None are noted here; `bertflow evaluate` measures them."
+        return (
+            "None are noted here; `bertflow evaluate` measures them, and with `--card` notes them."
+        )
     rows = [
         "| task | pairs | measure of cosine, × 100 | value | 95 % interval |",
         "|---|---:|---|---:|---:|",

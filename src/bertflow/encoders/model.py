@@ -31,6 +31,7 @@ from bertflow.calibrators.storage import (
     merged_folder,
     replaced_folder,
     write_calibrator,
+    write_text,
 )
 from bertflow.display import block, facts_table, of_stage, unfolded, watched
 from bertflow.encoders.card import model_card, renewed
@@ -578,6 +579,22 @@ def save_model(model: CalibratedSentenceTransformer, folder: str | Path) -> None
     with replaced_folder(folder) as staging:
         model._fill(staging)
     log.info("wrote %s", folder)
+
+
+def save_card(model: CalibratedSentenceTransformer, folder: str | Path) -> None:
+    """Write the card of a saved model anew, with the scores that were added to it since.
+
+    What someone has edited in it stays, and all other files are left alone.
+
+    Args:
+        model: As it was loaded from the folder, with `add_scores`.
+        folder: Of the saved model.
+
+    Raises:
+        ModelError: It cannot be written.
+    """
+    name = model.model_card_data.model_id or HERE
+    write_text(Path(folder) / CARD, named(model._card_text(), name))
 
 
 def _refuse_what_cannot_be_portable(calibrator: Calibrator) -> None:

@@ -98,7 +98,9 @@ def comparison_title(result: Comparison) -> str:
     """How many calibrators on which encoder."""
     seeds = f", {result.seeds} seeds" if result.seeds > 1 else ""
     encoder = result.encoder.get("name") or "an encoder without a name"
-    return f"{len(result.entries)} calibrators on {encoder}, {len(result.tasks)} tasks{seeds}"
+    calibrators = sum(name != "none" for name in result.entries)
+    tasks = f"{len(result.tasks)} task{'s' if len(result.tasks) != 1 else ''}"
+    return f"{calibrators} calibrator{'s' if calibrators != 1 else ''} on {encoder}, {tasks}{seeds}"
 
 
 def tasks_grid(result: Comparison, aggregation: str) -> Grid:

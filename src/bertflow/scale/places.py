@@ -54,7 +54,9 @@ class Place:
         with self._reading(self.where):
             kind = self._files.get_file_info(root).type
         if kind == FileType.NotFound:
-            raise InputError(f"{self.where} does not exist")
+            pattern = any(mark in self.where for mark in "*?[")
+            hint = "; shards take a folder or a file, not a pattern" if pattern else ""
+            raise InputError(f"{self.where} does not exist{hint}")
         self.is_file = kind == FileType.File
         self._root = root.rstrip("/").rpartition("/")[0] if self.is_file else root.rstrip("/")
         self._only = root.rpartition("/")[2] if self.is_file else None
