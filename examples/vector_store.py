@@ -29,7 +29,7 @@ relevant = ids[[texts.index(text) for text in wanted.values()], None]
 for folder, asked in [("raw", queries), ("calibrated", calibrate(queries))]:
     index = faiss.IndexIDMap(faiss.IndexFlatIP(asked["vector"].shape[1]))
     for file in files_of(folder):
-        for batch in pq.ParquetFile(file).iter_batches(columns=["id", "vector"]):
+        for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches(2**14):
             vectors = batch["vector"].flatten().to_numpy().reshape(len(batch), -1)
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)  # A cosine is an inner product
             index.add_with_ids(vectors / lengths, batch["id"].to_numpy())  # at length 1.

@@ -86,6 +86,22 @@ def test_the_folder_is_several_files_that_are_read_a_batch_at_a_time(page):
     assert [names["numbers"](batch).shape for batch in found] == [(200, 16), (len(ids) - 200, 16)]
 
 
+def test_no_more_than_some_batches_are_in_memory(page, tmp_path):
+    names, file, width = page(), tmp_path / "large.parquet", 32
+    schema = pyarrow.schema([("id", "int64"), ("vector", pyarrow.list_(pyarrow.float32(), width))])
+    vectors = np.random.default_rng(0).normal(size=(2**14, width)).astype(np.float32)
+    column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.reshape(-1)), width)
+    batch = pyarrow.record_batch([np.arange(2**14), column], schema=schema)
+    with parquet.ParquetWriter(file, schema, compression="none", use_dictionary=False) as writer:
+        for _ in range(24):
+            writer.write_batch(batch)
+    names["files_of"] = lambda folder: [file]
+    before = pyarrow.total_allocated_bytes()
+    held = [pyarrow.total_allocated_bytes() - before for _ in names["batches"]("any")]
+    assert len(held) == 24
+    assert max(held) < 8 * batch.nbytes
+
+
 def test_faiss_gives_the_ids_of_the_exact_cosines(page):
     faiss = pytest.importorskip("faiss")
     names = page("import faiss")
