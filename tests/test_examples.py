@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import shutil
 import sys
@@ -55,8 +56,10 @@ def shown(place, monkeypatch, capsys):
     return call
 
 
-def test_there_are_four_scripts_short_enough_to_read():
-    assert [path.stem for path in SCRIPTS] == ["compare_pairs", "finetune", "search", "vectors"]
+def test_there_are_five_scripts_short_enough_to_read():
+    assert [path.stem for path in SCRIPTS] == [
+        *("compare_pairs", "finetune", "search", "vector_store", "vectors")
+    ]
     for path in SCRIPTS:
         text = path.read_text("utf-8")
         assert len(text.splitlines()) < MOST_LINES, path.name
@@ -84,6 +87,18 @@ def test_search(shown, place):
     out = shown("search.py", "bert-base-uncased", "documents.txt")
     assert out.count("before: ") == out.count("after: ") == 2
     assert bertflow.load("my-model").calibrator.provenance_["sentences"] == 400
+
+
+@pytest.mark.slow
+def test_vector_store(shown):
+    pytest.importorskip("faiss")
+    line = r"{}: recall@1 (\S+), recall@10 (\S+), 55 queries, 1505 documents\n"
+    out = shown("vector_store.py")
+    found = re.fullmatch(line.format("raw") + line.format("calibrated"), out)
+    assert found is not None, out
+    # This encoder is a good one without its pooling too; by chance it would be 0.07.
+    assert min(map(float, found.groups())) > 80
+    assert shown("vector_store.py") == out  # Again, where everything is there.
 
 
 @pytest.mark.slow
