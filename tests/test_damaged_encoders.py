@@ -127,6 +127,31 @@ def test_where_transformers_marks_no_tensors_it_is_asked(kind, folder, monkeypat
     assert lost in refusal(kind, folder)
 
 
+@each_kind
+def test_weights_with_more_blocks_than_the_configuration_are_refused(kind, folder):
+    (file,) = {path for path in folder.rglob("config.json") if "num_hidden" in path.read_text()}
+    config = json.loads(file.read_text())
+    blocks = config["num_hidden_layers"]
+    file.write_text(json.dumps({**config, "num_hidden_layers": blocks - 1}))
+    line = refusal(kind, folder)
+    assert f"holds weights of {blocks} blocks, and its config.json asks for {blocks - 1};" in line
+
+
+@pytest.mark.parametrize("folder", ["bert"], indirect=True)
+def test_a_surplus_block_of_another_kind_is_no_part_of_the_encoder(folder, tiny_bert):
+    """As those that predict several tokens at once."""
+    last = names(folder, ".2.")
+
+    def change(tensors):
+        for name in last:
+            tensors[name.replace(".2.", ".3.")] = tensors[name].clone()
+        tensors[f"{last[0].partition('.2.')[0]}.3.more.weight"] = torch.zeros(2)
+
+    change_weights(folder, change)
+    expected = load_encoder(tiny_bert, device="cpu").encode(["red cat"])
+    assert np.array_equal(load_encoder(folder, device="cpu").encode(["red cat"]), expected)
+
+
 @pytest.mark.parametrize("folder", ["bert"], indirect=True)
 def test_at_most_three_tensors_are_named(folder):
     lost = names(folder, ".1.")
@@ -240,7 +265,8 @@ def test_a_pickle_is_not_run(folder, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Payload()))
-    refusal("bert", folder)
+    line = refusal("bert", folder)
+    assert "expected safetensors" in line and "weights_only" not in line
     assert not (tmp_path / "payload-ran").exists()
 
 

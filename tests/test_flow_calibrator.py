@@ -429,6 +429,13 @@ def test_samples_are_drawn_by_their_seed(x):
     assert flow.sample().shape == (1, 6)
 
 
+@pytest.mark.parametrize("count", [0, -1, 1.5])
+def test_so_many_samples_cannot_be_drawn(x, count):
+    flow = Flow(epochs=1).fit(x)
+    with pytest.raises(InputError, match=r"n_samples .*got"):
+        flow.sample(count)
+
+
 def test_samples_are_standard_normal_when_transformed(x):
     flow = Flow(epochs=3).fit(x)
     z = flow.transform(flow.sample(20_000, random_state=0))

@@ -342,3 +342,18 @@ def test_shift_of_the_cloud_changes_nothing(build, x):
     z = build().fit_transform(x)
     shifted = build().fit_transform(x + 1000.0)
     np.testing.assert_allclose(shifted, z, atol=1e-7)
+
+
+@pytest.mark.parametrize("span", [12, 100, 150])
+@pytest.mark.parametrize("rows", [2, 3, 50])
+@pytest.mark.parametrize(
+    "calibrator",
+    [Whitening(), Whitening(dim=3), AllButTheTop(), AllButTheTop(n_components=2)],
+    ids=repr,
+)
+def test_units_that_differ_by_many_powers_of_ten_give_finite_rows(calibrator, rows, span):
+    """LAPACK does not converge on a covariance that goes from 1e-300 to 1e300."""
+    units = 10.0 ** np.linspace(-span, span, 8)
+    for seed in range(15):
+        x = np.random.default_rng(seed).normal(3, 2, (rows, 8)) * units
+        assert np.isfinite(calibrator.fit(x).transform(x)).all()

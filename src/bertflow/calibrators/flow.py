@@ -293,16 +293,18 @@ class Flow(Calibrator):
         """Draw vectors from the fitted density.
 
         Args:
-            n_samples: How many.
+            n_samples: How many, 1 or more.
             random_state: Seed or numpy RandomState.
 
         Returns:
             Shape (n_samples, D), float32.
 
         Raises:
+            InputError: n_samples is no such number.
             sklearn.exceptions.NotFittedError: fit has not been called.
         """
         check_is_fitted(self)
+        check_number("n_samples", n_samples, 1, integer=True)
         random = check_random_state(random_state)
         z = random.standard_normal((n_samples, self.n_features_in_)).astype(np.float32)
         return self.inverse_transform(self.frame_.temper(torch.from_numpy(z)).numpy())

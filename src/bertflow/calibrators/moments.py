@@ -194,6 +194,10 @@ def _are_equal(rows: Array | Tensor, normalize: bool) -> bool:
     return True
 
 
+# Of a covariance relative to the largest variance: far below what rounding leaves of any axis.
+LEAST = 1e-60
+
+
 def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor, float]:
     """The principal axes of a covariance matrix (D, D).
 
@@ -202,7 +206,15 @@ def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor, float]:
         orthonormal, each with its largest entry positive; and the deviation that rounding alone
         can leave, from the tolerance of a numerical rank.
     """
-    values, vectors = torch.linalg.eigh(covariance)
+    try:
+        values, vectors = torch.linalg.eigh(covariance)
+    except RuntimeError:  # torch.linalg.LinAlgError
+        # Units that differ by more than some 1e100 keep it from converging. What is that far below
+        # the largest variance is no part of any axis that counts.
+        largest = covariance.diagonal().max()
+        relative = covariance / largest
+        values, vectors = torch.linalg.eigh(relative.where(relative.abs() > LEAST, 0.0))
+        values = values * largest
     values, directions = values.flip(0).clamp(min=0), vectors.T.flip(0)
     largest = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True))
     floor = (values[0] * len(values) * torch.finfo(torch.float64).eps).sqrt()

@@ -46,7 +46,7 @@ def read_vectors(path: str | Path) -> Array:
         vectors: Array = np.empty(0) if archive else np.lib.format.open_memmap(path, mode="r")
     # A header is Python text, and of one that is damaged numpy raises whatever it stumbles over.
     except Exception:
-        raise InputError(f"{path} is not a .npy file of numbers") from None
+        raise InputError(f"{path} is not a .npy file of numbers; numpy.save writes one") from None
     if archive:
         raise InputError(f"{path} is an archive of arrays; give a .npy file of one")
     if vectors.ndim != 2 or vectors.dtype.kind not in "fiu":

@@ -109,6 +109,8 @@ def one_line(error: Exception) -> str:
     """What an error says in one line, and its kind where that says too little."""
     if "trust_remote_code=True" in str(error):
         return f"it comes with code of its own; {TRUST}"
+    if "weights_only" in str(error):  # It would go on to say how to have the code run.
+        return "its weights are a pickle that holds more than tensors, expected safetensors"
     said = str(error)
     for pattern, plain in INSIDE:
         said = pattern.sub(plain, said)

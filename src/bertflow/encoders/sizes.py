@@ -30,6 +30,9 @@ BLOCKS = 256
 PICKLED_TENSOR = 100
 LARGEST_HEADER = 10**8
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "embedding_size")
+# What models call the number of their blocks, and a tensor of one: the list, its place, the rest.
+DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+BLOCK = re.compile(r"((?:.*?\.)?(?:layers?|h|blocks?))\.(\d{1,5})\.(.+)")
 GGUF_MAGIC = b"GGUF"
 GGUF_WIDTHS = (".embedding_length", ".feed_forward_length", ".vocab_size")
 # By kind of value in a .gguf, its form; 8 is text, 9 a list.
@@ -88,6 +91,7 @@ def check_transformer(folder: Path, *, trust_remote_code: bool = False) -> None:
                 f"{folder / 'config.json'} asks for {number:,} blocks ({name}), but its weights "
                 f"hold {tensors:,} tensors; get its files again"
             )
+    _refuse_surplus_blocks(folder, config, shapes)
     if not _may_be_too_large(numbers, capacity):
         return
     asked: dict[str, Shape] = {}
@@ -153,6 +157,33 @@ def check_gguf(path: Path) -> str | None:
                 f"in {size:,} bytes can hold; get the file again"
             )
     return licence
+
+
+def _refuse_surplus_blocks(
+    folder: Path, config: Mapping[str, Any], shapes: Mapping[str, Shape]
+) -> None:
+    """Refuse weights with more blocks than the configuration asks for: it would be another model.
+
+    transformers leaves them out, and only logs it. A block is surplus if it has the tensors of one
+    that is asked for; those that have others, such as blocks that predict several tokens, are not
+    of the encoder. Weights with several lists of blocks are left alone.
+    """
+    asked = next((config[name] for name in DEPTHS if type(config.get(name)) is int), None)
+    lists: dict[str, dict[int, set[str]]] = {}
+    for name in shapes:
+        if found := BLOCK.match(name):
+            blocks = lists.setdefault(found[1], {})
+            blocks.setdefault(int(found[2]), set()).add(found[3])
+    if asked is None or len(lists) != 1:
+        return
+    (blocks,) = lists.values()
+    kinds = [tensors for number, tensors in blocks.items() if number < asked]
+    surplus = [number for number, one in blocks.items() if number >= asked and one in kinds]
+    if surplus:
+        raise ModelError(
+            f"{folder} holds weights of {max(surplus) + 1} blocks, and its config.json asks for "
+            f"{asked}; get its files again"
+        )
 
 
 def _wording(
