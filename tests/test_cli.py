@@ -860,6 +860,13 @@ def test_no_argument_shows_the_help_and_no_error(cli):
     assert "error" not in err
 
 
+def test_the_package_runs_as_the_command():
+    ran = subprocess.run(
+        [sys.executable, "-m", "bertflow", "--version"], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == f"{bertflow.__version__}\n"
+
+
 def test_version_is_that_of_the_package(cli):
     assert cli("--version") == (0, f"{bertflow.__version__}\n", "")
 
