@@ -19,6 +19,11 @@ MEANS = {
     "no": "the vectors point in all directions already, and there is little to mend",
     "unclear": "the vectors lean one way, but not by much",
 }
+MEANT = {
+    "yes": "all vectors pointed much the same way, so that a high cosine said little about meaning",
+    "no": "the vectors pointed in all directions already, and there was little to mend",
+    "unclear": "the vectors leaned one way, but not by much",
+}
 SENTENCES, VECTORS = "sentences", "vectors"
 
 
@@ -75,7 +80,7 @@ def conclude(
         f"{LIKELY[first.verdict]}: before, any two unrelated {rows} looked {_alike(first)} alike "
         f"(mean cosine {_cosine(first)}; it should be near 0), and after {_alike(after)} "
         f"({_cosine(after)}).",
-        f"{_sentence(f'before, {MEANS[first.verdict]}')} {_evenness(diagnoses)}",
+        f"{_sentence(f'before, {MEANT[first.verdict]}')} {_evenness(diagnoses)}",
     )
 
 
@@ -87,7 +92,7 @@ def _crowding(diagnoses: Mapping[str, Diagnosis], rows: str, *, usual: bool) -> 
     if usual:
         told = (
             f"Before, any two unrelated {rows} looked {_alike(first)} alike (mean cosine "
-            f"{_cosine(first)}; it should be near 0): {MEANS[first.verdict]}. After, they look "
+            f"{_cosine(first)}; it should be near 0): {MEANT[first.verdict]}. After, they look "
             f"{_alike(last)} alike ({_cosine(last)})."
         )
     else:
