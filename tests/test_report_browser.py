@@ -321,7 +321,7 @@ def test_it_prints(page, tmp_path):
             shown = page.js(f'getComputedStyle(document.querySelector("{selector}")).display')
             assert shown == "none"
         kept = page.js(
-            """[".legend", "h2", "#cosines > p", "figure", "#provenance", "tr", ".notes li"]
+            """[".legend", "h2", "#cosines > p", "figure", "section", "#provenance", "tr"]
                 .filter(one => document.querySelector(one)).map(one => {
                 const style = getComputedStyle(document.querySelector(one));
                 return [one, style.breakAfter, style.breakInside];
@@ -330,7 +330,7 @@ def test_it_prints(page, tmp_path):
         told = {one: rest for one, *rest in kept}
         for one in (".legend", "h2", "#cosines > p"):
             assert told[one][0] == "avoid"
-        for one in (".legend", "#cosines > p", "figure", "#provenance", "tr"):
+        for one in (".legend", "#cosines > p", "figure", "section", "#provenance", "tr"):
             assert told[one][1] == "avoid"
         ink = page.js("getComputedStyle(document.body).color")
         assert ink == "rgb(27, 31, 36)"
