@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
@@ -18,8 +19,9 @@ from bertflow.calibrators import Whitening
 from bertflow.cli.main import run
 from bertflow.cli.show import BARS, SPARK_WIDTH, show_demo, sparkline
 from bertflow.data import sample_sentences
-from bertflow.encoders import load_encoder
+from bertflow.encoders import SentenceCache, load_encoder
 from bertflow.errors import ModelError
+from bertflow.report import build_report
 
 pytestmark = pytest.mark.usefixtures("as_in_a_process_of_its_own")
 
@@ -30,12 +32,18 @@ def stages() -> list[tuple[str, int, int]]:
 
 
 @pytest.fixture(scope="module")
-def result(tiny_bert, tmp_path_factory, stages):
+def cache_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def result(tiny_bert, tmp_path_factory, stages, cache_folder):
     return demo.run_demo(
         load_encoder(tiny_bert, pooling="mean", max_length=24),
         Whitening(dim=8),
         tmp_path_factory.mktemp("demo") / "model",
         progress=lambda *at: stages.append(at),
+        cache=SentenceCache(cache_folder),
     )
 
 
@@ -84,7 +92,9 @@ def test_progress_reaches_its_end(stages, result):
     assert done == total == bertflow.load(result.output).calibrator.provenance_["distinct"]
 
 
-def test_what_is_shown_are_the_numbers_and_three_lines_that_run(result, capsys):
+def test_what_is_shown_are_the_numbers_three_lines_that_run_and_the_page(
+    result, capsys, monkeypatch, tmp_path, cache_folder
+):
     show_demo(result)
     shown = capsys.readouterr().out
     for side in (result.before, result.after):
@@ -99,7 +109,7 @@ def test_what_is_shown_are_the_numbers_and_three_lines_that_run(result, capsys):
     assert f"{100 * one.low:+.1f} to {100 * one.high:+.1f} (95 %): {verdict}" in shown
     for query in demo.QUERIES:
         assert query in shown
-    lines = [line.strip() for line in shown.splitlines()[-3:]]
+    *lines, _, _, command = [line.strip() for line in shown.splitlines()[-6:]]
     assert lines == [
         "from sentence_transformers import SentenceTransformer",
         f"model = SentenceTransformer({str(result.output)!r})",
@@ -108,6 +118,35 @@ def test_what_is_shown_are_the_numbers_and_three_lines_that_run(result, capsys):
     names = {}
     exec("\n".join(lines), names)
     assert names["vectors"].shape == (1, 8)
+    # The page is drawn from the cache: the command works as it is shown.
+    monkeypatch.setenv("BERTFLOW_CACHE", str(cache_folder))
+    monkeypatch.chdir(tmp_path)
+    program, *words = shlex.split(command)
+    assert (program, run(words)) == ("bertflow", 0)
+    said = capsys.readouterr().out
+    assert f"wrote {result.output.name}.html" in said
+    assert "any two unrelated sentences looked" in said
+
+
+def test_without_a_cache_no_page_is_promised(result, capsys):
+    show_demo(replace(result, cached=False))
+    assert "bertflow report" not in capsys.readouterr().out
+
+
+def test_the_page_of_a_demonstration_is_of_the_sentences_that_come_along(
+    result, monkeypatch, cache_folder
+):
+    monkeypatch.setenv("BERTFLOW_CACHE", str(cache_folder))
+    found = build_report(result.output)
+    assert found.texts == list(dict.fromkeys(sample_sentences()))
+    assert found.diagnoses["before"].mean_cosine > 0.5
+    told = "everyday sentences that come with bertflow"
+    assert any(told in note for note in found.notes)
+    assert told in dict(found.provenance)["corpus"]
+    monkeypatch.setenv("BERTFLOW_CACHE", str(cache_folder / "empty"))
+    empty = build_report(result.output)
+    assert empty.cloud is None
+    assert "bertflow demo, as it was called but without --no-cache" in empty.absent["cloud"]
 
 
 def test_what_is_not_scored_is_said(result, capsys):

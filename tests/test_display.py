@@ -72,6 +72,20 @@ def test_whatever_is_shown_is_escaped():
     assert "".join(parsed(html).itertext()).count(NASTY) == 10
 
 
+def test_what_is_long_wraps_or_scrolls_within_its_own_block(rows):
+    """Pages of notebooks are narrow on a phone; what is wide must not widen them."""
+    long = facts_table({"data": "/a/folder" * 30})
+    assert "overflow-wrap: anywhere" in parsed(long).find(".//td").get("style")
+    whole = parsed(block("title", long, unfolded("code", "x" * 300)))
+    style = whole.find("div").get("style")
+    assert "overflow-x: auto" in style
+    assert "max-width: 100%" in style
+    assert "overflow-x: auto" in whole.find(".//pre").get("style")
+    for html in (diagnose(rows)._repr_html_(), Flow(epochs=1).fit(rows)._repr_html_()):
+        ours = parsed(html[html.index('<div class="bertflow"') :])
+        assert all("overflow-x: auto" in div.get("style") for div in ours.findall("div"))
+
+
 # Calibrators.
 
 

@@ -16,6 +16,7 @@ from scipy.stats import spearmanr
 
 from bertflow.errors import InputError, MissingDependencyError, ModelError
 from bertflow.report import check_figure, edit_distance_scatter, plots, save_figure
+from bertflow.report.figures import relate_to_edits
 from bertflow.report.plots import REST, SHORT
 
 PAIRS = 60
@@ -36,6 +37,10 @@ def material(rng):
     return panels, distances
 
 
+def scatter(panels, distances, **how):
+    return edit_distance_scatter(relate_to_edits(panels, distances, **how))
+
+
 def title(axes):
     return axes.get_title(loc="left")
 
@@ -49,7 +54,7 @@ def points(collection):
 
 def test_there_is_a_panel_for_each_similarity(material):
     panels, distances = material
-    figure = edit_distance_scatter(panels, distances)
+    figure = scatter(panels, distances)
     assert [title(axes).split("\n")[0] for axes in figure.axes] == list(panels)
     assert [axes.get_xlabel() for axes in figure.axes] == [
         "gold similarity",
@@ -62,9 +67,7 @@ def test_there_is_a_panel_for_each_similarity(material):
 def test_every_pair_is_a_point_and_the_short_ones_stand_out(material):
     panels, distances = material
     near = distances <= 4
-    for axes, values in zip(
-        edit_distance_scatter(panels, distances).axes, panels.values(), strict=True
-    ):
+    for axes, values in zip(scatter(panels, distances).axes, panels.values(), strict=True):
         highlighted, rest = axes.collections
         assert_array_equal(points(highlighted), np.column_stack([values, distances])[near])
         assert_array_equal(points(rest), np.column_stack([values, distances])[~near])
@@ -85,7 +88,7 @@ def test_the_two_kinds_differ_in_grey_too():
 
 def test_the_short_ones_are_up_to_the_number_given(material):
     panels, distances = material
-    figure = edit_distance_scatter(panels, distances, short=11, unit="words")
+    figure = scatter(panels, distances, short=11, unit="words")
     near = distances <= 11
     assert len(points(figure.axes[0].collections[0])) == near.sum()
     assert figure.axes[0].get_ylabel() == "edit distance (words)"
@@ -98,7 +101,7 @@ def test_the_short_ones_are_up_to_the_number_given(material):
 def test_titles_give_spearmans_correlation_of_all_and_of_the_short_pairs(material):
     panels, distances = material
     near = distances <= 9
-    figure = edit_distance_scatter(panels, distances, short=9)
+    figure = scatter(panels, distances, short=9)
     for axes, values in zip(figure.axes, panels.values(), strict=True):
         whole, close = (
             f"{100 * spearmanr(values[used], distances[used]).statistic:.2f}".replace("-", "−")
@@ -109,7 +112,7 @@ def test_titles_give_spearmans_correlation_of_all_and_of_the_short_pairs(materia
 
 def test_a_correlation_that_is_not_defined_is_said_so(material):
     panels, distances = material
-    figure = edit_distance_scatter(panels, distances + 10)
+    figure = scatter(panels, distances + 10)
     assert title(figure.axes[0]).endswith("≤ 4 apart: undefined")
     assert figure.legends[0].get_texts()[0].get_text() == "at most 4 characters apart (0 pairs)"
 
@@ -118,10 +121,8 @@ def test_pairs_without_one_of_the_similarities_are_in_no_panel(material):
     panels, distances = material
     panels["gold"][2], panels["BERT-base last2avg"][[7, 8]] = np.nan, np.nan
     kept = np.setdiff1d(np.arange(PAIRS), [2, 7, 8])
-    found = edit_distance_scatter(panels, distances)
-    less = edit_distance_scatter(
-        {name: values[kept] for name, values in panels.items()}, distances[kept]
-    )
+    found = scatter(panels, distances)
+    less = scatter({name: values[kept] for name, values in panels.items()}, distances[kept])
     for one, other in zip(found.axes, less.axes, strict=True):
         assert title(one) == title(other)
         for drawn, expected in zip(one.collections, other.collections, strict=True):
@@ -132,7 +133,7 @@ def test_pairs_without_one_of_the_similarities_are_in_no_panel(material):
 
 def test_edit_distance_is_one_axis_for_all_with_every_point_inside(material):
     panels, distances = material
-    figure = edit_distance_scatter(panels, distances)
+    figure = scatter(panels, distances)
     first = figure.axes[0]
     for axes, values in zip(figure.axes, panels.values(), strict=True):
         assert first.get_shared_y_axes().joined(first, axes)
@@ -149,7 +150,7 @@ def test_edit_distance_is_one_axis_for_all_with_every_point_inside(material):
 def test_gold_is_shown_from_0_to_5_where_that_is_its_scale(material, scale, limits):
     panels, distances = material
     panels["gold"] *= scale
-    found = edit_distance_scatter(panels, distances).axes[0].get_xlim()
+    found = scatter(panels, distances).axes[0].get_xlim()
     if limits is not None:
         assert_allclose(found, limits)
     else:
@@ -164,7 +165,7 @@ def test_no_text_lies_on_another_and_all_of_it_is_in_the_figure(rng, count):
     distances = rng.integers(0, 250, size=PAIRS)
     name = "/home/somebody/models/an-encoder-with-a-long-name/checkpoint-{}"
     panels = {name.format(number): rng.uniform(-1, 1, size=PAIRS) for number in range(count)}
-    figure = edit_distance_scatter(panels, distances)
+    figure = scatter(panels, distances)
     assert len(figure.axes) == count
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw(renderer)
@@ -186,7 +187,7 @@ def test_no_text_lies_on_another_and_all_of_it_is_in_the_figure(rng, count):
 def test_names_are_wrapped_but_not_cut_and_never_read_as_formulas(material, tmp_path):
     _, distances = material
     name = r"runs/$\frac$ & <models>/" + "x" * 70
-    figure = edit_distance_scatter({name: np.linspace(0, 1, PAIRS)}, distances)
+    figure = scatter({name: np.linspace(0, 1, PAIRS)}, distances)
     *lines, _ = title(figure.axes[0]).split("\n")
     assert "".join(lines).replace(" ", "") == name.replace(" ", "")
     assert max(map(len, lines)) <= 32
@@ -200,22 +201,22 @@ def test_names_are_wrapped_but_not_cut_and_never_read_as_formulas(material, tmp_
 def test_figures_of_nothing_are_refused(material):
     panels, distances = material
     with pytest.raises(InputError, match="no panel"):
-        edit_distance_scatter({}, distances)
+        scatter({}, distances)
     with pytest.raises(InputError, match=f"none of the {PAIRS} pairs"):
-        edit_distance_scatter({"gold": np.full(PAIRS, np.nan)}, distances)
+        scatter({"gold": np.full(PAIRS, np.nan)}, distances)
 
 
 @pytest.mark.parametrize("shape", [(PAIRS - 1,), (PAIRS, 1)])
 def test_shapes_that_differ_are_refused(material, shape):
     panels, distances = material
     with pytest.raises(InputError, match=f"flow must have a value for each of the {PAIRS}"):
-        edit_distance_scatter({"gold": panels["gold"], "flow": np.zeros(shape)}, distances)
+        scatter({"gold": panels["gold"], "flow": np.zeros(shape)}, distances)
 
 
 def test_a_missing_package_is_named_with_the_line_that_installs_it(material, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for call in (
-        lambda: edit_distance_scatter(*material),
+        lambda: scatter(*material),
         lambda: save_figure(Figure(), tmp_path / "figure.svg"),
         lambda: check_figure(tmp_path / "figure.svg"),
     ):
@@ -234,13 +235,13 @@ def test_files_are_of_their_kind_and_the_same_every_time(material, tmp_path, suf
     for number in range(2):
         # Some formats take today's date from here.
         monkeypatch.setenv("SOURCE_DATE_EPOCH", str(1_000_000_000 * number))
-        save_figure(edit_distance_scatter(*material), tmp_path / f"figure{number}{suffix}")
+        save_figure(scatter(*material), tmp_path / f"figure{number}{suffix}")
     one, other = (tmp_path / f"figure{number}{suffix}" for number in range(2))
     assert one.read_bytes() == other.read_bytes()
     assert one.read_bytes().startswith(MAGIC[suffix])
     assert sorted(tmp_path.iterdir()) == [one, other]
     # A second time from the same figure, too.
-    figure = edit_distance_scatter(*material)
+    figure = scatter(*material)
     for _ in range(2):
         save_figure(figure, other)
         assert one.read_bytes() == other.read_bytes()
@@ -249,7 +250,7 @@ def test_files_are_of_their_kind_and_the_same_every_time(material, tmp_path, suf
 @every_suffix
 def test_files_hold_no_date(material, tmp_path, suffix):
     file = tmp_path / f"figure{suffix}"
-    save_figure(edit_distance_scatter(*material), file)
+    save_figure(scatter(*material), file)
     content = file.read_bytes()
     for mark in (b"<dc:date>", b"CreationDate", b"ModDate", b"tIME"):
         assert mark not in content
@@ -258,7 +259,7 @@ def test_files_hold_no_date(material, tmp_path, suffix):
 def test_text_in_an_svg_is_text(material, tmp_path):
     panels, distances = material
     file = tmp_path / "new" / "folder" / "figure.SVG"
-    save_figure(edit_distance_scatter(panels, distances), file)
+    save_figure(scatter(panels, distances), file)
     content = file.read_text("utf-8")
     for text in [*panels, "edit distance (characters)", "at most 4 characters apart"]:
         assert text in content
@@ -311,7 +312,7 @@ def test_checking_a_file_makes_nothing(tmp_path):
 
 def test_matplotlib_is_as_it_was(material, tmp_path):
     before = dict(matplotlib.rcParams)
-    figure = edit_distance_scatter(*material)
+    figure = scatter(*material)
     for suffix in MAGIC:
         save_figure(figure, tmp_path / f"figure{suffix}")
     assert dict(matplotlib.rcParams) == before
@@ -327,5 +328,5 @@ def test_importing_loads_no_matplotlib(monkeypatch):
 
 def test_drawing_loads_no_pyplot(material, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    save_figure(edit_distance_scatter(*material), tmp_path / "figure.svg")
+    save_figure(scatter(*material), tmp_path / "figure.svg")
     assert sys.modules["matplotlib.pyplot"] is None

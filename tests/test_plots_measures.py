@@ -98,10 +98,12 @@ def test_a_spectrum_is_drawn_by_rank_on_logarithms(sides):
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
 
 
-def test_values_of_0_have_no_place_on_a_logarithm(rng):
+def test_dimensions_that_do_not_vary_do_not_stretch_the_axis_of_a_spectrum(rng):
     flat = np.outer(rng.normal(size=20), [1.0, 2.0, 0.0])
-    line = plots.spectrum(figures.measure_spectra({"flat": flat})).axes[0].lines[0]
-    assert (line.get_ydata() > 0).all()
+    found = figures.measure_spectra({"flat": flat})
+    axes = plots.spectrum(found).axes[0]
+    assert axes.get_ylim()[0] == found.floor == 1e-4
+    assert axes.lines[0].get_ydata().min() == found.floor
 
 
 def test_a_cloud_has_a_panel_a_side_and_both_axes_at_one_scale(sides):
@@ -112,6 +114,13 @@ def test_a_cloud_has_a_panel_a_side_and_both_axes_at_one_scale(sides):
         assert axes.get_title(loc="left") == name
         assert axes.get_aspect() == 1.0
         assert f"{100 * found.explained[name][0]:.3g} %" in axes.get_xlabel()
+        assert_allclose([axes.get_xlim(), axes.get_ylim()], found.limits)
+        assert [line.get_xydata().tolist() for line in axes.lines] == [[[0, 0]]]
+    # The arrow goes from the origin to the mean, if that is not at the origin itself.
+    arrows = [[(text.xyann, text.xy) for text in axes.texts] for axes in figure.axes]
+    assert arrows[0] == [((0.0, 0.0), tuple(found.means["before"]))]
+    centred = figures.project({"centred": np.concatenate([sides["after"], -sides["after"]])})
+    assert not list(plots.cloud(centred).axes[0].texts)
 
 
 def test_words_and_means_lie_at_their_ranks_and_norms(words):

@@ -13,12 +13,16 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
+from bertflow.analysis import diagnose
 from bertflow.calibrators import Flow, Whitening, save_calibrator
 from bertflow.encoders import SentenceCache, calibrate, encoding, load_encoder, save_model
 from bertflow.errors import BertflowError, InputError, ModelError
-from bertflow.report import build_report, check_page, page, render, write_report
+from bertflow.evaluation import Difference
+from bertflow.report import build_report, check_page, page, plots, render, write_report
 from bertflow.report.charts import log_ticks, number, ticks
 from bertflow.report.palette import LOOKS
+from bertflow.report.scores import Headline
+from bertflow.report.verdicts import conclude
 from task_files import write_tasks
 
 pytestmark = pytest.mark.usefixtures("as_in_a_process_of_its_own")
@@ -101,7 +105,10 @@ def flow(vectors) -> Flow:
 def test_vectors_alone_are_one_side(vectors):
     found = build_report("x.npy")
     assert list(found.sides) == ["before"]
-    assert "is likely to help: random pairs have a mean cosine of 0.9" in found.verdict
+    assert found.verdict.startswith(
+        "Calibration is likely to help: any two unrelated vectors look 9"
+    )
+    assert f"mean cosine {found.diagnoses['before'].mean_cosine:.2f}; it should be" in found.verdict
     assert {"scores", "words", "edits", "training"} <= found.absent.keys()
     assert found.texts is None
     assert Page(render(found)).data["rows"] == list(range(ROWS))
@@ -126,7 +133,9 @@ def test_other_vectors_of_the_same_rows_are_the_other_side(vectors):
     found = build_report("x.npy", against="z.npy")
     assert dict(found.sides) == {"before": "x.npy", "after": "z.npy"}
     assert found.diagnoses["after"].width == 3
-    assert " before, and of " in found.verdict
+    before, after = (one.mean_cosine for one in found.diagnoses.values())
+    assert f"before, any two unrelated vectors looked {100 * before:.0f} % alike" in found.verdict
+    assert f"and after {100 * max(after, 0):.0f} % (" in found.verdict
 
 
 def test_a_calibrator_draws_the_vectors_that_it_was_fitted_on(vectors, flow):
@@ -170,10 +179,61 @@ def test_scores_are_those_of_cosines_whose_sentences_all_have_vectors(vectors, r
         assert row.cells["stsb"].value == pytest.approx(100 * expected)
         assert row.cells["stsb"].low < row.cells["stsb"].value < row.cells["stsb"].high
     assert set(found.edits.panels) == {"gold", "before", "after"}
+    figure = plots.edit_distance_scatter(found.edits)
+    assert [axes.get_title(loc="left").split("\n")[0] for axes in figure.axes] == [
+        *found.edits.panels
+    ]
     assert "may be chance" in found.verdict or "Calibration" in found.verdict
     lacking = build_report("x.npy", data=data)
     assert lacking.scores is None
     assert "vectors of all of its sentences" in lacking.absent["scores"]
+
+
+# What is concluded.
+
+
+def headline(rise: float, p: float) -> Headline:
+    found = Difference(rise, rise - 1, rise + 1, p=p, adjusted=p)
+    return Headline(what="STS-B", before=58.0, after=58.0 + rise, difference=found)
+
+
+@pytest.mark.parametrize(
+    ("rise", "p", "said"),
+    [
+        (2.0, 0.001, "Calibration helped: on STS-B, cosines agree better with people's grades"),
+        (-2.0, 0.001, "Calibration made it worse: on STS-B, cosines agree less with people's"),
+        (0.5, 0.5, "What calibration changes on STS-B may be chance"),
+    ],
+)
+def test_the_verdict_is_plain_before_it_names_a_measure(rng, rise, p, said):
+    x = rng.normal(size=(200, 8))
+    diagnoses = {"before": diagnose(x + 3), "after": diagnose(x)}
+    verdict, evidence = conclude(["before", "after"], diagnoses, headline(rise, p))
+    assert verdict.startswith(said)
+    signed = f"{rise:+.2f}".replace("-", "−")
+    assert f"(Spearman × 100 from 58.00 to {58 + rise:.2f}: {signed}, 95 %" in verdict
+    percent = round(100 * diagnoses["before"].mean_cosine)
+    assert evidence.startswith(
+        f"Before, any two unrelated sentences looked {percent} % alike (mean cosine"
+    )
+    assert "all vectors pointed much the same way" in evidence
+    assert "After, they look 0 % alike (" in evidence
+    assert evidence.index("alike") < evidence.index("IsoScore")
+    ranked, evidence = conclude(
+        ["one", "other"],
+        dict(zip(["one", "other"], diagnoses.values(), strict=True)),
+        headline(rise, p),
+    )
+    order = {2.0: "other is ahead of one", -2.0: "other is behind one"}
+    assert ranked.startswith(order.get(rise, "What other beside one changes on STS-B may be"))
+    assert f"look {percent} % alike by one" in evidence
+
+
+def test_vectors_that_are_spread_out_are_said_to_need_nothing(rng):
+    x = rng.normal(size=(200, 8))
+    verdict, evidence = conclude(["before"], {"before": diagnose(x)}, None)
+    assert verdict.startswith("Calibration is not likely to help, and may make it worse: any two")
+    assert evidence == "The vectors point in all directions already, and there is little to mend."
 
 
 # A model.
@@ -380,6 +440,38 @@ def test_what_refers_to_something_finds_it(shown):
     assert found.named("html")[0]["lang"] == "en"
     assert found.named("th")
     assert all("scope" in about for about in found.named("th"))
+
+
+def test_every_measure_is_explained_where_it_stands(shown):
+    said = " ".join(Page(shown).said)
+    heads = [about for about in Page(shown).named("th") if about.get("abbr")]
+    assert [about["abbr"] for about in heads] == list(page.MEANINGS)
+    for name, meaning in page.MEANINGS.items():
+        assert name in said
+        assert meaning in said
+        assert len(meaning) < 50
+
+
+def test_the_cloud_shows_the_origin_and_what_all_rows_share(shown, vectors):
+    assert shown.count('class="origin"') == 2
+    # Before, the arrow is long; after, it may be too short to be seen.
+    assert 1 <= shown.count('class="shared"') <= 2
+    lengths = build_report("x.npy").cloud.lengths
+    assert f"The mean of all rows is {lengths['before']:.2f} from the origin" in shown
+    np.save("even.npy", np.concatenate([vectors - 3, 3 - vectors]))
+    even = render(build_report("even.npy"))
+    assert even.count('class="origin"') == 1
+    assert 'class="shared"' not in even
+
+
+def test_values_below_the_axis_of_the_spectrum_are_counted(vectors):
+    still = np.column_stack([vectors, np.zeros((ROWS, 2))])
+    np.save("still.npy", still)
+    told = re.search(
+        r"On the lower axis lie those below [^:]+: (.*?)\.<", render(build_report("still.npy"))
+    )
+    assert told[1] == "2 before"
+    assert "On the lower axis" not in render(build_report("x.npy"))
 
 
 def test_what_is_absent_is_said_with_what_would_fill_it(vectors):

@@ -16,7 +16,7 @@ from task_files import graded_rows, write_tasks
 from test_report import NASTY
 
 pytestmark = pytest.mark.slow
-WIDTHS = {375: 740, 768: 1024, 1280: 900}
+WIDTHS = {360: 740, 375: 740, 768: 1024, 1280: 900}
 ROWS = 260
 
 
@@ -116,6 +116,18 @@ def test_it_fits_every_screen(page, written, width, dark, tmp_path):
         })"""
     )
     assert min(sizes) >= 9.5
+    # Tables of a few columns fit, and what stands above and below wide ones does not scroll.
+    wide = page.js(
+        """[...document.querySelectorAll(".scroll")].filter(one => one.checkVisibility()
+            && one.scrollWidth > one.clientWidth).map(one => one.querySelector("table").className)
+        """
+    )
+    assert wide in ([], ["scores"])
+    ends = page.js(
+        """[...document.querySelectorAll("caption span, th small")].filter(
+            one => one.checkVisibility()).map(one => one.getBoundingClientRect().right)"""
+    )
+    assert max(ends) <= width
     page.shoot(tmp_path / "page.png")
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
     assert page.problems == []
@@ -138,6 +150,41 @@ def test_no_text_of_a_picture_leaves_it_or_lies_on_another(page):
         })"""
     )
     assert crossing == []
+
+
+def test_a_picture_that_stands_alone_is_not_blown_up(browser, written):
+    report = build_report(written.with_name("x.npy"))
+    alone = written.with_name("alone.html")
+    write_report(report, alone)
+    browser.look(1280, 900)
+    browser.open(alone.as_uri())
+    assert browser.js('document.querySelector(".lone").clientWidth') <= 600
+    assert browser.js('document.querySelectorAll(".panels .chart").length') == 1
+    sizes = browser.js(
+        """[...document.querySelectorAll(".lone .tick")].map(
+            one => one.getBoundingClientRect().height)"""
+    )
+    assert max(sizes) < 22
+
+
+def test_the_common_direction_can_be_seen(page):
+    crosses = page.js(
+        """[...document.querySelectorAll(".stage svg")].map(svg => {
+            const middle = box => [box.x + box.width / 2, box.y + box.height / 2];
+            const frame = svg.getBoundingClientRect();
+            const cross = middle(svg.querySelector(".origin").getBoundingClientRect());
+            const dots = [...svg.querySelectorAll(".dots circle")].map(
+                one => middle(one.getBoundingClientRect())[0]);
+            return [cross[0] - frame.x, frame.right - cross[0],
+                dots.reduce((a, b) => a + b) / dots.length - cross[0]];
+        })"""
+    )
+    (left, right, before), (_, _, after) = crosses
+    assert left > 0
+    assert right > 0
+    # The cloud lies off the origin before, and less so after; both origins have one place.
+    assert before > 5 * abs(after)
+    assert crosses[0][:2] == pytest.approx(crosses[1][:2], abs=1)
 
 
 def test_the_mouse_marks_the_same_row_on_both_sides_and_a_click_asks_for_it(page):
@@ -273,6 +320,18 @@ def test_it_prints(page, tmp_path):
         for selector in ("nav", ".picker", "details"):
             shown = page.js(f'getComputedStyle(document.querySelector("{selector}")).display')
             assert shown == "none"
+        kept = page.js(
+            """[".legend", "h2", "#cosines > p", "figure", "section", "#provenance", "tr"]
+                .filter(one => document.querySelector(one)).map(one => {
+                const style = getComputedStyle(document.querySelector(one));
+                return [one, style.breakAfter, style.breakInside];
+            })"""
+        )
+        told = {one: rest for one, *rest in kept}
+        for one in (".legend", "h2", "#cosines > p"):
+            assert told[one][0] == "avoid"
+        for one in (".legend", "#cosines > p", "figure", "section", "#provenance", "tr"):
+            assert told[one][1] == "avoid"
         ink = page.js("getComputedStyle(document.body).color")
         assert ink == "rgb(27, 31, 36)"
     finally:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import spearmanr
-from sklearn.decomposition import PCA
 
 from bertflow.analysis import word_statistics
 from bertflow.analysis.frequency import Words
 from bertflow.errors import InputError
 from bertflow.report.figures import (
     ScoreCell,
+    Spectra,
     find_neighbours,
     measure_cosines,
     measure_spectra,
@@ -71,16 +71,63 @@ def test_spectra_are_singular_values_over_the_first(sides):
         assert_allclose(found.values[name], values / values[0])
 
 
-def test_the_cloud_is_principal_component_analysis_with_fixed_signs(sides):
+@pytest.mark.parametrize(
+    ("values", "floor", "below"),
+    [([4.0, 2.0], 0.1, 0), ([4.0, 0.02], 1e-3, 0), ([1.0, 1e-17, 0.0], 1e-4, 2), ([1.0], 0.1, 0)],
+)
+def test_the_axis_of_a_spectrum_begins_above_rounding(values, floor, below):
+    found = Spectra({"x": np.array(values) / values[0]}, rows=3)
+    assert found.floor == pytest.approx(floor)
+    assert found.below == {"x": below}
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def test_the_cloud_is_on_the_principal_axes_of_rows_at_length_1_through_the_origin(sides):
     found = project(sides)
     for name, x in sides.items():
-        known = PCA(2, svd_solver="full").fit(x)
-        points = known.transform(x)
+        _, values, axes = np.linalg.svd(unit(x), full_matrices=False)
+        points = unit(x) @ axes[:2].T
         signs = np.sign((points * found.points[name]).sum(axis=0))
         assert_allclose(found.points[name], points * signs, atol=1e-8)
-        assert_allclose(found.explained[name], known.explained_variance_ratio_)
+        assert_allclose(found.explained[name], values[:2] ** 2 / (values**2).sum())
+        assert_allclose(found.means[name], points.mean(axis=0) * signs, atol=1e-8)
     again = project({name: x[:, ::1].copy() for name, x in sides.items()})
     assert_array_equal(again.points["before"], found.points["before"])
+
+
+def test_a_direction_that_all_rows_share_moves_the_cloud_off_the_origin(rng):
+    x = rng.normal(size=(400, 20))
+    found = project({"before": x + 3.0, "after": x})
+    for name, rows in (("before", x + 3.0), ("after", x)):
+        length = np.linalg.norm(unit(rows).mean(axis=0))
+        assert found.lengths[name] == pytest.approx(length)
+        # All pairs, those of a row with itself among them.
+        assert length**2 == pytest.approx((unit(rows) @ unit(rows).T).mean())
+    assert found.lengths["before"] > 0.9
+    assert found.lengths["after"] < 0.1
+    # The first axis is that direction, and points to where the rows lie.
+    assert found.means["before"][0] == pytest.approx(found.lengths["before"], rel=1e-3)
+    assert (found.points["before"][:, 0] > 0.7).all()
+    assert (project({"x": -x - 3.0}).points["x"][:, 0] > 0.7).all()
+
+
+def test_all_sides_and_the_origin_lie_within_the_limits_of_a_cloud(sides):
+    found = project(sides)
+    for points in [*found.points.values(), np.zeros((1, 2)), *found.means.values()]:
+        assert (points > found.limits[:, 0]).all()
+        assert (points < found.limits[:, 1]).all()
+    # Also of one that is flat.
+    flat = project({"x": np.column_stack([np.ones(9), np.linspace(0, 1e-6, 9)])}).limits
+    assert np.ptp(flat[1]) >= 0.6 * np.ptp(flat[0])
+
+
+def test_rows_that_are_zero_stay_at_the_origin(rng):
+    x = rng.normal(size=(30, 4)) + 2
+    x[7] = 0
+    assert_array_equal(project({"x": x}).points["x"][7], [0, 0])
 
 
 def test_the_cloud_draws_the_same_rows_on_every_side(sides):
@@ -96,7 +143,7 @@ def test_axes_do_not_depend_on_the_unit(sides):
     one = project(sides)
     other = project({name: 1e200 * x for name, x in sides.items()})
     assert_allclose(other.explained["before"], one.explained["before"])
-    assert_allclose(other.points["before"] / 1e200, one.points["before"], rtol=1e-6, atol=1e-9)
+    assert_allclose(other.points["before"], one.points["before"], rtol=1e-6, atol=1e-9)
 
 
 def test_neighbours_are_those_of_brute_force(sides):

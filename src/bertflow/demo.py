@@ -48,7 +48,11 @@ class Side:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """What was done, both sides, and the difference in Spearman; how many sentences were cut."""
+    """What was done, both sides, and the difference in Spearman; how many sentences were cut.
+
+    Attributes:
+        cached: Whether the vectors lie in the user's cache, where `bertflow report` finds them.
+    """
 
     calibrator: str
     sentences: int
@@ -57,6 +61,7 @@ class Demonstration:
     after: Side
     difference: Difference
     output: Path
+    cached: bool
 
 
 def default_encoder(pooling: str | None) -> tuple[str, str]:
@@ -127,6 +132,7 @@ def run_demo(
         after=after,
         difference=difference(before.score, after.score),
         output=output,
+        cached=cache is not None,
     )
 
 

@@ -117,6 +117,7 @@ def lexical(
     from bertflow.encoders import is_calibrated
     from bertflow.evaluation import score_pairs
     from bertflow.evaluation.scores import gold_of
+    from bertflow.report.figures import relate_to_edits
     from bertflow.report.plots import check_figure, edit_distance_scatter, save_figure
 
     check_files(json_, markdown)
@@ -161,7 +162,8 @@ def lexical(
     )
     if figure is not None:
         panels = {"gold": gold, **cosines}
-        save_figure(edit_distance_scatter(panels, distances, short=short, unit=unit), figure)
+        related = relate_to_edits(panels, distances, short=short, unit=unit)
+        save_figure(edit_distance_scatter(related), figure)
 
 
 @analyze.command()

@@ -179,11 +179,12 @@ def _write(one: TableResult | Sequence[Scatter], folder: Path) -> list[str]:
 
 
 def _draw(scatter: Scatter, folder: Path) -> list[str]:
+    from bertflow.report.figures import relate_to_edits
     from bertflow.report.plots import edit_distance_scatter, save_figure
 
     written = []
     for unit, distances in scatter.distances.items():
-        figure = edit_distance_scatter(scatter.panels, distances, unit=unit)
+        figure = edit_distance_scatter(relate_to_edits(scatter.panels, distances, unit=unit))
         for suffix in ("svg", "png"):
             name = f"figure2-{_file_name(scatter.encoder)}-{unit}.{suffix}"
             save_figure(figure, folder / name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import numpy as np
 from rich.table import Table
 
@@ -69,6 +71,10 @@ def show_demo(result: Demonstration) -> None:
     out.print("  from sentence_transformers import SentenceTransformer")
     out.print(f"  model = SentenceTransformer({str(result.output)!r})")
     out.print('  vectors = model.encode(["Any sentence."])')
+    if result.cached:
+        page = f"{result.output.resolve().name}.html"
+        command = ["bertflow", "report", str(result.output), "--output", page]
+        out.print(f"\nbefore and after in pictures, on one page:\n  {shlex.join(command)}")
 
 
 def _hundred(value: float | None) -> str:

@@ -221,7 +221,10 @@ class _Notebook:
             f'<td style="text-align: left;">{escape(", ".join(stage.parts().values()))}</td></tr>'
             for stage in self._stages.values()
         )
-        return f'<table class="bertflow" style="color: inherit;"><tbody>{rows}</tbody></table>'
+        return (
+            '<div class="bertflow" style="max-width: 100%; overflow-x: auto;">'
+            f'<table style="color: inherit;"><tbody>{rows}</tbody></table></div>'
+        )
 
 
 def watcher() -> Place | None:

@@ -26,7 +26,8 @@ def block(title: str, *parts: str) -> str:
     """
     return (
         '<div class="bertflow" style="color: inherit; background: transparent; '
-        f'border-left: 3px solid rgba(128, 128, 128, 0.4); padding-left: 0.8em;"><p>'
+        "border-left: 3px solid rgba(128, 128, 128, 0.4); padding-left: 0.8em; max-width: 100%; "
+        'box-sizing: border-box; overflow-x: auto;"><p>'
         f"<b>{escape(title)}</b></p>{''.join(parts)}</div>"
     )
 
@@ -41,7 +42,8 @@ def facts_table(facts: Mapping[str, str]) -> str:
     rows = "".join(
         f'<tr style="background: transparent;"><th style="{CELL} text-align: left; '
         f'font-weight: normal; opacity: 0.75;">{escape(name)}</th>'
-        f'<td style="{CELL} text-align: left;">{escape(value)}</td></tr>'
+        f'<td style="{CELL} text-align: left; min-width: 8em; white-space: normal; '
+        f'overflow-wrap: anywhere;">{escape(value)}</td></tr>'
         for name, value in facts.items()
     )
     return (
@@ -53,5 +55,6 @@ def unfolded(title: str, text: str) -> str:
     """Text that is shown when its title is clicked at, both plain."""
     return (
         f"<details><summary>{escape(title)}</summary>"
-        f'<pre style="color: inherit; background: transparent;">{escape(text)}</pre></details>'
+        '<pre style="color: inherit; background: transparent; overflow-x: auto;">'
+        f"{escape(text)}</pre></details>"
     )

@@ -17,7 +17,7 @@ from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.card import last_part
 from bertflow.calibrators.storage import SUBFOLDER, calibrator_name
-from bertflow.data import read_corpus
+from bertflow.data import read_corpus, sample_sentences
 from bertflow.encoders import library_versions, load
 from bertflow.errors import BertflowError, InputError, ModelError
 from bertflow.paper.published import published
@@ -48,7 +48,7 @@ from bertflow.report.sides import (
     rows_of_all,
     side_of_file,
 )
-from bertflow.report.verdicts import AFTER, BEFORE, conclude
+from bertflow.report.verdicts import AFTER, BEFORE, SENTENCES, VECTORS, conclude
 
 T = TypeVar("T")
 
@@ -169,8 +169,8 @@ def build_report(
         >>> import numpy as np, tempfile
         >>> file = Path(tempfile.mkdtemp()) / "vectors.npy"
         >>> np.save(file, np.random.default_rng(0).normal(size=(200, 8)) + 3.0)
-        >>> build_report(file).verdict
-        'Calibration is likely to help: random pairs have a mean cosine of 0.91.'
+        >>> build_report(file).verdict.partition(" (")[0]
+        'Calibration is likely to help: any two unrelated vectors look 91 % alike'
     """
     path = Path(source)
     if column is not None and corpus is None:
@@ -193,6 +193,8 @@ def build_report(
     )
 
 
+# What `bertflow demo` says that a model was fitted on.
+DEMO = "demo"
 _MARKS = ("config.json", f"{SUBFOLDER}/config.json")
 
 
@@ -286,18 +288,25 @@ def _of_cache(
     opened: ExitStack,
 ) -> Side | None:
     """The encoder's vectors of the corpus, or a note of what puts them there."""
-    files, column, limit = _fitted_corpus(saved) if corpus is None else ([corpus], column, None)
-    lacking = [file for file in files if not Path(file).is_file()]
-    if not files or lacking:
-        named = f"{lacking[0]}, which it was fitted on, is not there" if lacking else "no corpus"
-        _nothing(draft, f"{named}: --corpus FILE names the sentences to look at")
-        return None
-    texts = read_corpus(files, column=column, limit=limit)
+    if corpus is None and saved.get("corpus") == DEMO:
+        texts: Sequence[str] = sample_sentences()
+        named = f"the {len(texts):,} everyday sentences that come with bertflow"
+        shown = "bertflow demo, as it was called but without --no-cache,"
+        draft.notes.append(f"shown are {named}; bertflow demo fitted it on these and others")
+    else:
+        files, column, limit = _fitted_corpus(saved) if corpus is None else ([corpus], column, None)
+        lacking = [file for file in files if not Path(file).is_file()]
+        if not files or lacking:
+            told = f"{lacking[0]}, which it was fitted on, is not there" if lacking else "no corpus"
+            _nothing(draft, f"{told}: --corpus FILE names the sentences to look at")
+            return None
+        texts = read_corpus(files, column=column, limit=limit)
+        named = ", ".join(map(str, files))
+        shown = f"bertflow encode {path} --corpus {files[0]} --output OUT.npy"
+        if column is not None:
+            shown += f" --column {column}"
     chosen = choose(len(texts), texts)
     assert chosen.texts is not None
-    shown = f"bertflow encode {path} --corpus {files[0]} --output OUT.npy"
-    if column is not None:
-        shown += f" --column {column}"
     try:
         take, precision = opened.enter_context(cached_vectors(model, path, chosen.texts))
         rows = rows_of_all(take, chosen.texts, shown)
@@ -308,7 +317,7 @@ def _of_cache(
         return None
     draft.texts = chosen.texts
     draft.provenance += [
-        ("corpus", ", ".join(map(str, files))),
+        ("corpus", named),
         ("vectors", f"of the cache, encoded in {precision}"),
     ]
     _tell_chosen(draft, chosen)
@@ -592,6 +601,7 @@ def _finished(draft: _Draft) -> Report:
         draft.headline,
         scored=draft.scores is not None,
         lacking=draft.absent.get("cosines", ""),
+        rows=VECTORS if draft.texts is None else SENTENCES,
     )
     return Report(
         title=draft.title,

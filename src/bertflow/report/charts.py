@@ -35,8 +35,8 @@ MINUS = "−"
 # Numbers from the first up, and below the second, are shown by their power of ten.
 LARGE, SMALL = 1e5, 0.01
 RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
-# Singular values below this are rounding, or of dimensions that do not vary.
-LEAST_SINGULAR = 1e-4
+# An arrow that is shorter cannot be seen; and how long its head is.
+SHORTEST, HEAD = 7.0, 6.0
 
 
 @dataclass(frozen=True)
@@ -215,10 +215,7 @@ def cosines_chart(found: CosineHistogram, label: str) -> str:
 def spectra_chart(found: Spectra, label: str) -> str:
     """Singular values by rank, both axes logarithmic."""
     longest = max(len(values) for values in found.values.values())
-    least = min(
-        float(values[values > 0].min()) for values in found.values.values() if (values > 0).any()
-    )
-    low = max(10.0 ** math.floor(math.log10(least)) if least < 1 else 0.1, LEAST_SINGULAR)
+    low = found.floor
     x, y = _frame((1.0, max(float(longest), 2.0)), (low, 1.0), logs=(True, True))
     parts = [axes(x, y, x_label="rank of the singular value", y_label="relative to the first")]
     for side, values in enumerate(found.values.values()):
@@ -236,31 +233,46 @@ def shown_ranks(count: int, most: int = 160) -> Array:
 
 
 def cloud_chart(found: Cloud, name: str, side: int, label: str) -> str:
-    """A side's rows on its two principal axes, at one scale."""
-    points = found.points[name]
-    centre = (points.max(axis=0) + points.min(axis=0)) / 2
-    half = max(float(np.ptp(points, axis=0).max()) / 2, 1e-12) * 1.06
+    """A side's rows on its two axes through the origin, at the scale of all sides."""
+    (left, right), (below, above) = found.limits.tolist()
     size = WIDTH - LEFT - RIGHT
-    height = TOP + size * 0.8 + BOTTOM
-    x = Axis(centre[0] - half, centre[0] + half, LEFT, LEFT + size)
-    y = Axis(centre[1] - 0.8 * half, centre[1] + 0.8 * half, height - BOTTOM, TOP)
-    if float(np.ptp(points[:, 1])) > 2 * 0.8 * half / 1.06:
+    if above - below > right - left:
         # Taller than wide: the second axis then sets the scale.
-        half = half / 0.8
-        x = Axis(centre[0] - half, centre[0] + half, LEFT, LEFT + size)
-        y = Axis(centre[1] - 0.8 * half, centre[1] + 0.8 * half, height - BOTTOM, TOP)
-    shares = [f"{100 * share:.3g} %" for share in found.explained[name].tolist()]
+        middle, half = (left + right) / 2, (above - below) / 2
+        left, right = middle - half, middle + half
+    height = size * (above - below) / (right - left)
+    x = Axis(left, right, LEFT, LEFT + size)
+    y = Axis(below, above, TOP + height, TOP)
+    first, second = (f"{100 * share:.3g} %" for share in found.explained[name].tolist())
     frame = axes(
         x,
         y,
-        x_label=f"first axis, {shares[0]} of the variance",
-        y_label=f"second axis, {shares[1]}",
+        x_label=f"first axis, {first} of squared length",
+        y_label=f"second axis, {second}",
         grid=False,
     )
     parts = [frame, f'<g class="dots s{side}">']
-    parts += [f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="2"/>' for a, b in points.tolist()]
-    parts.append('</g><g class="marks"></g>')
-    return drawing("".join(parts), label, height=height)
+    parts += [
+        f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="2"/>' for a, b in found.points[name].tolist()
+    ]
+    ahead, up = found.means[name].tolist()
+    parts.append(f"</g>{_arrow(x(0.0), y(0.0), x(ahead), y(up))}")
+    parts.append('<g class="marks"></g>')
+    return drawing("".join(parts), label, height=TOP + height + BOTTOM)
+
+
+def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:
+    """A cross, and an arrow from it, if it is long enough to be seen."""
+    cross = f'<path class="origin" d="M{x - 6:.1f} {y:.1f}h12M{x:.1f} {y - 6:.1f}v12"/>'
+    long = math.hypot(to_x - x, to_y - y)
+    if long < SHORTEST:
+        return cross
+    ahead, up = HEAD * (to_x - x) / long, HEAD * (to_y - y) / long
+    wings = "".join(
+        f"M{to_x:.1f} {to_y:.1f}l{-ahead + turn * up:.1f} {-up - turn * ahead:.1f}"
+        for turn in (0.5, -0.5)
+    )
+    return f'{cross}<path class="shared" d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}{wings}"/>'
 
 
 def words_chart(found: WordNorms, label: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ import torch
 from bertflow.analysis.frequency import ERRORS, RANGES, Words
 from bertflow.analysis.isotropy import singular_spectrum
 from bertflow.analysis.neighbours import nearest
-from bertflow.analysis.rows import checked, sampled, within_range
+from bertflow.analysis.rows import checked, sampled, unit_rows, within_range
 from bertflow.calibrators.base import Array, check_number
 from bertflow.calibrators.moments import moments_of
 from bertflow.calibrators.threads import one_thread
@@ -25,8 +25,14 @@ Sides = Mapping[str, Array]
 # Bins are this wide, so that histograms of several pages can be laid side by side.
 BIN = 0.025
 SPECTRUM_ROWS = 4000
+# Relative to the first, singular values below this are rounding, or of dimensions that do not vary.
+LEAST_SINGULAR = 1e-4
 QUERY_BLOCK = 512
 WINDOWS = 60
+# The height of a cloud's picture is at least this part of its width.
+FLATTEST = 0.6
+# A mean that is nearer to the origin has no direction.
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +119,21 @@ class Spectra:
     values: Mapping[str, Array]
     rows: int
 
+    @property
+    def floor(self) -> float:
+        """Where the axis of a picture begins: a power of ten below the least value.
+
+        It is never below 1e-4: smaller values are rounding, or of dimensions that do not vary.
+        """
+        positive = [values[values > 0] for values in self.values.values()]
+        least = min((float(one.min()) for one in positive if len(one)), default=1.0)
+        return max(10.0 ** math.floor(math.log10(least)) if least < 1 else 0.1, LEAST_SINGULAR)
+
+    @property
+    def below(self) -> dict[str, int]:
+        """By side, how many values are smaller than `floor`, and so lie on the axis."""
+        return {name: int((values < self.floor).sum()) for name, values in self.values.items()}
+
 
 def measure_spectra(sides: Sides, *, rows: int = SPECTRUM_ROWS, random_state: int = 0) -> Spectra:
     r"""Singular values of each side's matrix, not centred, divided by the largest.
@@ -147,26 +168,47 @@ def measure_spectra(sides: Sides, *, rows: int = SPECTRUM_ROWS, random_state: in
 
 @dataclass(frozen=True, eq=False)
 class Cloud:
-    """Each side's rows on its own two principal axes.
+    """Each side's rows at length 1 on its own two principal axes through the origin.
 
     Attributes:
         points: By side, coordinates of the rows that are drawn, shape (n, 2).
-        explained: By side, the share of the variance along both axes, shape (2,).
+        explained: By side, the share of the squared length along both axes, shape (2,).
+        means: By side, coordinates of the mean of all rows, shape (2,).
+        lengths: By side, the length of that mean in all dimensions: 1 where all rows point the same
+            way, near 0 where they have no direction in common.
         rows: Numbers of the rows that are drawn, rising, shape (n,): the same on every side.
     """
 
     points: Mapping[str, Array]
     explained: Mapping[str, Array]
+    means: Mapping[str, Array]
+    lengths: Mapping[str, float]
     rows: Array
+
+    @property
+    def limits(self) -> Array:
+        """Least and largest of both axes over all sides and the origin, with a margin, (2, 2)."""
+        every = np.concatenate([np.zeros((1, 2)), *self.points.values()])
+        low, high = every.min(axis=0), every.max(axis=0)
+        margin = 0.03 * (float((high - low).max()) or 1.0)
+        # A flat cloud keeps some room above and below it.
+        short = np.maximum(FLATTEST * float((high - low).max()) - (high - low), 0) / 2
+        ends: Array = np.stack([low - short - margin, high + short + margin], axis=1)
+        return ends
 
 
 def project(sides: Sides, *, points: int = 1500, random_state: int = 0) -> Cloud:
-    r"""Principal component analysis of each side, and the same rows on both sides' axes.
+    r"""Rows at length 1 on two axes through the origin, and the same rows on every side's axes.
 
-    .. math:: y = (x - \mu)\, [v_1\; v_2], \qquad \Sigma v_k = \lambda_k v_k
+    .. math::
+        y = \frac{x}{\lVert x \rVert}\, [v_1\; v_2], \qquad M v_k = \lambda_k v_k, \qquad
+        M = \frac{1}{N} \sum_i \frac{x_i x_i^\top}{\lVert x_i \rVert^2}
 
-    μ and Σ are those of all rows. An axis points to where its largest entry is positive, so that
-    the picture is the same every time.
+    Nothing is centred: a direction that all rows share, which is what keeps their cosines high, is
+    the first axis, and the cloud lies to one side of the origin. Only directions count, as in a
+    cosine. M is of all rows; a row that is zero stays at the origin. The first axis points to where
+    the mean of the rows lies, the second to where its largest entry is positive, so that the
+    picture is the same every time.
 
     Args:
         sides: By name, vectors of shape (N, D), the same rows each.
@@ -174,18 +216,17 @@ def project(sides: Sides, *, points: int = 1500, random_state: int = 0) -> Cloud
         random_state: Seed of the draw.
 
     Raises:
-        InputError: No side, sides of unequal rows, fewer than 2 rows or dimensions, all rows
-            equal, or a row that is not finite (named).
+        InputError: No side, sides of unequal rows, fewer than 2 rows or dimensions, all rows of one
+            direction, or a row that is not finite (named).
 
     Source:
-        Pearson (1901).
+        Mu and Viswanath (2018), for the common direction; Pearson (1901), for principal axes.
 
     Example:
         >>> import numpy as np
-        >>> line = np.outer(np.arange(5.0), [3.0, 4.0])
-        >>> found = project({"before": line})
-        >>> found.points["before"][:, 0].round(6).tolist(), found.explained["before"].round(6)
-        ([-10.0, -5.0, 0.0, 5.0, 10.0], array([1., 0.]))
+        >>> found = project({"before": np.array([[2.0, 0.0], [4.0, 0.0], [0.0, 3.0]])})
+        >>> found.points["before"].round(6).tolist(), found.explained["before"].round(3).tolist()
+        ([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], [0.667, 0.333])
     """
     sides = check_sides(sides)
     check_number("points", points, 1, integer=True)
@@ -194,27 +235,43 @@ def project(sides: Sides, *, points: int = 1500, random_state: int = 0) -> Cloud
     if count > points:
         random = np.random.default_rng(random_state)
         drawn = np.sort(random.choice(count, size=points, replace=False))
-    coordinates, explained = {}, {}
-    for name, vectors in sides.items():
-        coordinates[name], explained[name] = _principal(name, vectors, drawn)
-    return Cloud(points=coordinates, explained=explained, rows=drawn)
+    found = {name: _principal(name, vectors, drawn) for name, vectors in sides.items()}
+    return Cloud(
+        points={name: one.points for name, one in found.items()},
+        explained={name: one.explained for name, one in found.items()},
+        means={name: one.mean for name, one in found.items()},
+        lengths={name: one.length for name, one in found.items()},
+        rows=drawn,
+    )
 
 
-def _principal(name: str, vectors: Array, drawn: Array) -> tuple[Array, Array]:
+class _Projected(NamedTuple):
+    """What `Cloud` has of a side."""
+
+    points: Array
+    explained: Array
+    mean: Array
+    length: float
+
+
+def _principal(name: str, vectors: Array, drawn: Array) -> _Projected:
     if vectors.shape[1] < 2:
         raise InputError(f"{name} has 1 dimension, but a cloud in two takes at least 2")
-    rows, size = within_range(vectors)
+    rows, _ = within_range(vectors)
     with one_thread():
-        moments = moments_of(rows)
-        covariance = moments.covariance()
-        total = float(covariance.trace())
-        values, axes = torch.linalg.eigh(covariance)
-    axes = axes[:, -2:].flip(1)
-    largest = axes.abs().argmax(dim=0)
-    axes = axes * axes[largest, [0, 1]].sign()
-    centred = rows[drawn].astype(np.float64) - moments.mean.numpy()
-    points: Array = size * (centred @ axes.numpy())
-    return points, (values[-2:].flip(0).clamp(min=0) / total).numpy()
+        moments = moments_of(rows, normalize=True)
+        second = moments.covariance() + torch.outer(moments.mean, moments.mean)
+        total = float(second.trace())
+        values, directions = torch.linalg.eigh(second)
+    axes = directions[:, -2:].flip(1)
+    signs = axes[axes.abs().argmax(dim=0), [0, 1]].sign()
+    mean = moments.mean @ axes
+    if float(mean[0].abs()) > ROUNDING:
+        signs[0] = mean[0].sign()
+    axes, mean = axes * signs, mean * signs
+    points: Array = unit_rows(rows[drawn]) @ axes.numpy()
+    shares = (values[-2:].flip(0).clamp(min=0) / total).numpy()
+    return _Projected(points, shares, mean.numpy(), float(moments.mean.norm()))
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,12 +26,13 @@ from bertflow.report.charts import (
     cloud_chart,
     cosines_chart,
     edits_chart,
+    number,
     scores_chart,
     spectra_chart,
     training_chart,
     words_chart,
 )
-from bertflow.report.figures import Cloud, ScoreCell, ScoreRow, ScoreTable
+from bertflow.report.figures import Cloud, ScoreCell, ScoreRow, ScoreTable, Spectra
 
 # Bytes that a page may have, and characters of a sentence that it shows.
 LARGEST = 4_800_000
@@ -65,6 +66,18 @@ HEADINGS = {
     "training": "Training",
     "absent": "Not here",
     "provenance": "Provenance",
+}
+
+# What measures mean, in the fewest words; docs/mathematics.md has their equations.
+MEANINGS = {
+    "mean cosine of random pairs": "how alike any two look; 1 is the same",
+    "partition function isotropy": "1 if no direction is favoured",
+    "IsoScore": "how evenly rows spread over all dimensions",
+    "effective rank": "how many dimensions are really used",
+    "hubness (skewness, k = 10)": "are the same few nearest to everything?",
+    "rows that are nobody's neighbour": "never found by any search",
+    "uniformity": "how evenly rows fill the sphere; lower is better",
+    "dimensions that do not vary": "the same number in every row",
 }
 
 
@@ -239,7 +252,7 @@ def _first_query(report: Report) -> int:
     if report.texts is None:
         return 0
     readable = (len(report.texts[row]) in READABLE for row in near.queries.tolist())
-    return next((number for number, good in enumerate(readable) if good), 0)
+    return next((place for place, good in enumerate(readable) if good), 0)
 
 
 # Sections.
@@ -339,6 +352,12 @@ def _figure(chart: str, caption: str, *extra: str, single: bool = True) -> str:
     )
 
 
+def _panels(figures: Sequence[str]) -> str:
+    """Pictures side by side; one that stands alone is no wider than it need be."""
+    lone = " lone" if len(figures) == 1 else ""
+    return f'<div class="panels{lone}">{"".join(figures)}</div>'
+
+
 def table(
     heads: Sequence[str],
     rows: Sequence[Sequence[str]],
@@ -346,6 +365,7 @@ def table(
     *,
     kind: str = "",
     words: Sequence[int] = (),
+    about: Mapping[str, str] | None = None,
 ) -> str:
     """A table that scrolls by itself where it is wide; cells are text.
 
@@ -355,6 +375,7 @@ def table(
         caption: What it shows.
         kind: Its class in the style sheet.
         words: Columns that hold words, not numbers.
+        about: What rows mean, by their names: a small line below the name.
     """
     worded = {n: ' class="words"' for n in words}
     head = "".join(
@@ -365,7 +386,11 @@ def table(
         told = "".join(
             f"<td{worded.get(n, '')}>{escape(cell)}</td>" for n, cell in enumerate(cells, 1)
         )
-        lines.append(f'<tr><th scope="row">{escape(first)}</th>{told}</tr>')
+        meaning = (about or {}).get(first)
+        # Its short name is what a screen reader repeats at each cell.
+        short = f' abbr="{escape(first)}"' if meaning else ""
+        named = escape(first) + (f"<small>{escape(meaning)}</small>" if meaning else "")
+        lines.append(f'<tr><th scope="row"{short}>{named}</th>{told}</tr>')
     return _scrolling(
         caption, f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>", kind
     )
@@ -419,6 +444,8 @@ def _measures(report: Report) -> str:
             ["", *found, "at best"],
             shown,
             f"Measures without labels, over {several[0].rows:,} rows",
+            kind="measures",
+            about=MEANINGS,
         ),
         f'<ul class="notes">{told}</ul>' if told else "",
     )
@@ -440,8 +467,9 @@ def _cosines(report: Report) -> str:
     ]
     return _section(
         "cosines",
-        "<p>Two sentences drawn at random rarely mean the same. Where their cosine is high all the "
-        "same, cosine says little about meaning.</p>",
+        "<p>A cosine is 1 for vectors that point the same way, and 0 for vectors at right angles. "
+        "Two sentences drawn at random rarely mean the same, so theirs should be near 0. Where it "
+        "is high all the same, cosine says little about meaning.</p>",
         _names(report),
         _figure(
             cosines_chart(found, f"Histogram of cosines. Means: {means}"),
@@ -478,10 +506,17 @@ def _spectra(report: Report) -> str:
                 found, f"Singular values relative to the first. The second: {', '.join(second)}"
             ),
             f"Singular values of {found.rows:,} rows, not centred, relative to the largest; both "
-            "axes are logarithmic.",
+            f"axes are logarithmic.{_beneath(found)}",
         ),
         _numbers(table(["rank", *found.values], rows, "Singular values relative to the first")),
     )
+
+
+def _beneath(found: Spectra) -> str:
+    """That some values are too small for the axis, where there are any."""
+    told = [f"{count:,} {name}" for name, count in found.below.items() if count]
+    least = number(found.floor)
+    return f" On the lower axis lie those below {least}: {', '.join(told)}." if told else ""
 
 
 def _cloud(report: Report) -> str:
@@ -492,12 +527,13 @@ def _cloud(report: Report) -> str:
     for side, name in enumerate(found.points):
         shares = found.explained[name]
         label = (
-            f"Scatter plot of {len(found.rows):,} rows {name}: the first two principal axes hold "
-            f"{100 * shares.sum():.1f} % of the variance"
+            f"Scatter plot of {len(found.rows):,} rows {name} at length 1: their mean is "
+            f"{found.lengths[name]:.2f} away from the origin; the two axes hold "
+            f"{100 * shares.sum():.1f} % of squared length"
         )
         chart = cloud_chart(found, name, side, label)
         stage = f'<div class="stage">{chart}</div>' if linked else chart
-        figure = _figure(stage, _widths(found, name), single=False)
+        figure = _figure(stage, _reach(found, name), single=False)
         figures.append(f"<div><h3>{escape(name)}</h3>{figure}</div>")
     how = (
         ' <span class="how">Point at a dot, tap it, or move by arrow keys: the same row is marked '
@@ -510,22 +546,30 @@ def _cloud(report: Report) -> str:
         [
             f"{name}, axis {axis + 1}",
             f"{100 * found.explained[name][axis]:.2f} %",
-            f"{found.points[name][:, axis].std():.4g}",
-            f"{found.points[name][:, axis].min():.4g}".replace("-", MINUS),
-            f"{found.points[name][:, axis].max():.4g}".replace("-", MINUS),
+            *(
+                f"{value:.3f}".replace("-0.000", "0.000").replace("-", MINUS)
+                for value in (
+                    found.means[name][axis],
+                    found.points[name][:, axis].min(),
+                    found.points[name][:, axis].max(),
+                )
+            ),
         ]
         for name in found.points
         for axis in (0, 1)
     ]
     return _section(
         "cloud",
-        f"<p>Each side on its own two principal axes, {len(found.rows):,} rows, the same on every "
+        "<p>The cross is the origin. Each dot is the tip of a row's vector at length 1, for only "
+        "directions count in a cosine. The arrow goes to the mean of all rows: what they share. "
+        "Where the dots crowd at the end of a long arrow, all point much the same way; where they "
+        f"lie around the cross, they do not. Shown are {len(found.rows):,} rows, the same on every "
         f"side.{how}</p>",
-        f'<div class="panels">{"".join(figures)}</div>',
+        _panels(figures),
         '<p class="readout" id="readout" role="status" aria-live="polite"></p>' if linked else "",
         _numbers(
             table(
-                ["axis", "share of variance", "deviation", "lowest", "highest"],
+                ["axis", "share of squared length", "mean", "lowest", "highest"],
                 rows,
                 "The axes, and how far the rows that are drawn reach along them",
             )
@@ -533,28 +577,33 @@ def _cloud(report: Report) -> str:
     )
 
 
-def _widths(found: Cloud, name: str) -> str:
+def _reach(found: Cloud, name: str) -> str:
     shares = found.explained[name]
-    return f"Both axes at one scale; together they hold {100 * shares.sum():.3g} % of the variance."
+    scale = "Both axes, on every side" if len(found.points) > 1 else "Both axes"
+    return (
+        f"The mean of all rows is {found.lengths[name]:.2f} from the origin (0 at best, 1 if all "
+        "point the same way). Not centred: principal axes through the origin, which hold "
+        f"{100 * shares.sum():.3g} % of squared length. {scale} at one scale."
+    )
 
 
 def _neighbours(report: Report) -> str:
     found = report.neighbours
     assert found is not None
     kept = found.kept
-    number = _first_query(report)
+    first = _first_query(report)
 
     def text(row: int) -> str:
         return f"row {row:,}" if report.texts is None else shortened(report.texts[row])
 
-    asked = text(int(found.queries[number]))
+    asked = text(int(found.queries[first]))
     lists: list[str] = []
     for name, rows in found.rows.items():
         items = [
             f'<li><span class="cosine">{cosine:.3f}</span><span class="text">{escape(text(row))}'
             "</span></li>"
             for row, cosine in zip(
-                rows[number].tolist(), found.cosines[name][number].tolist(), strict=True
+                rows[first].tolist(), found.cosines[name][first].tolist(), strict=True
             )
         ]
         lists.append(
@@ -780,7 +829,7 @@ def _edits(report: Report) -> str:
         "<p>Pairs of STS-B dev. A similarity of meaning need not follow how many words two "
         "sentences differ in; one of letters does.</p>",
         f'<ul class="legend">{"".join(keys)}</ul>',
-        f'<div class="panels">{"".join(figures)}</div>',
+        _panels(figures),
         _numbers(
             table(
                 ["similarity", "all pairs", f"at most {found.short} {found.unit} apart"],

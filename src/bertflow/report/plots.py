@@ -27,7 +27,6 @@ from bertflow.report.figures import (
     Spectra,
     TrainingCurve,
     WordNorms,
-    relate_to_edits,
 )
 from bertflow.report.palette import LOOKS, PUBLISHED, Look
 
@@ -57,6 +56,8 @@ LABEL: dict[str, Any] = {"fontsize": 9, "color": INK}
 # Of a single picture, in inches: a column of a paper.
 FIGURE_WIDTH, FIGURE_HEIGHT = 4.2, 3.0
 SCORE_STEP = 0.17
+# A mean that is nearer to the origin is drawn without an arrow: none of it could be seen.
+LEAST_ARROW = 0.02
 # More points than this are an image within a vector file.
 RASTER = 2000
 # Longer labels stand below each other.
@@ -108,8 +109,8 @@ def spectrum(found: Spectra) -> Figure:
     """Draw singular values relative to the first, by rank, on logarithmic axes.
 
     Args:
-        found: As `bertflow.report.figures.measure_spectra` gives it. Values that are 0 have no
-            place on the axis and are left out.
+        found: As `bertflow.report.figures.measure_spectra` gives it. Values below 1e-4, which are
+            rounding or of dimensions that do not vary, lie on the axis.
 
     Returns:
         The figure, for `save_figure`; no global state of matplotlib has been touched.
@@ -129,10 +130,9 @@ def spectrum(found: Spectra) -> Figure:
     """
     figure, axes = _single()
     for (name, values), look in zip(found.values.items(), _looks(found.values), strict=True):
-        shown = values[values > 0]
         axes.plot(
-            np.arange(1, len(shown) + 1),
-            shown,
+            np.arange(1, len(values) + 1),
+            np.maximum(values, found.floor),
             color=look.color,
             linewidth=1.5,
             linestyle=_dashes(look),
@@ -140,11 +140,17 @@ def spectrum(found: Spectra) -> Figure:
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.set_ylim(bottom=found.floor)
     return _labelled(figure, axes, "rank of the singular value", "relative to the first")
 
 
 def cloud(found: Cloud) -> Figure:
-    """Draw each side's rows on its own two principal axes, a panel a side, both axes at one scale.
+    """Draw each side's rows at length 1 on two axes through the origin, a panel a side.
+
+    All panels have one scale. The cross is the origin, and the arrow goes from it to the mean of
+    all rows: what they share. Where the cloud lies at the end of a long arrow, all rows point much
+    the same way, and their cosines are high whatever they mean; a calibrated cloud lies around the
+    cross.
 
     Args:
         found: As `bertflow.report.figures.project` gives it.
@@ -168,8 +174,10 @@ def cloud(found: Cloud) -> Figure:
     from matplotlib.figure import Figure
 
     count = len(found.points)
+    across, upward = found.limits
+    tall = float(np.ptp(upward) / np.ptp(across))
     figure = Figure(
-        figsize=(PANEL_WIDTH * count + LABELS, PANEL_HEIGHT + LABELS),
+        figsize=(PANEL_WIDTH * count + LABELS, PANEL_HEIGHT * tall + 2 * LABELS),
         facecolor="white",
         layout="constrained",
     )
@@ -187,10 +195,16 @@ def cloud(found: Cloud) -> Figure:
             linewidths=0,
             rasterized=len(points) > RASTER,
         )
-        centre = (points.max(axis=0) + points.min(axis=0)) / 2
-        half = 1.06 * (float(np.ptp(points, axis=0).max()) / 2 or 1.0)
-        axes.set_xlim(centre[0] - half, centre[0] + half)
-        axes.set_ylim(centre[1] - half, centre[1] + half)
+        axes.plot(0, 0, marker="+", markersize=9, markeredgewidth=1.2, color=INK, zorder=3)
+        if found.lengths[name] > LEAST_ARROW:
+            axes.annotate(
+                "",
+                (float(found.means[name][0]), float(found.means[name][1])),
+                (0.0, 0.0),
+                arrowprops={"arrowstyle": "->", "color": INK, "shrinkA": 0, "shrinkB": 0},
+            )
+        axes.set_xlim(*across)
+        axes.set_ylim(*upward)
         axes.set_aspect("equal")
         axes.locator_params(nbins=5)
         _quieten(axes)
@@ -202,7 +216,7 @@ def cloud(found: Cloud) -> Figure:
             color=INK,
             parse_math=False,
         )
-        axes.set_xlabel(f"first axis, {first} of the variance", **LABEL)
+        axes.set_xlabel(f"first axis, {first} of squared length", **LABEL)
         axes.set_ylabel(f"second axis, {second}", **LABEL)
     return _settled(figure)
 
@@ -393,30 +407,20 @@ def _published_label(found: ScoreTable) -> str:
     return f"published for {', '.join(whose)}" if whose else "published"
 
 
-def edit_distance_scatter(
-    panels: Mapping[str, Array],
-    distances: Array,
-    *,
-    short: int = 4,
-    unit: str = "characters",
-) -> Figure:
+def edit_distance_scatter(found: EditScatter) -> Figure:
     r"""Draw pairs by similarity and edit distance, a panel for each similarity.
 
-    Pairs at most `short` apart stand out. A panel's title gives Spearman's ρ × 100 of its
-    similarity with edit distance, over all pairs and over the short ones.
+    Pairs that are close stand out. A panel's title gives Spearman's ρ × 100 of its similarity with
+    edit distance, over all pairs and over those that are close.
 
     Args:
-        panels: By name, similarities of N pairs, shape (N,) each, NaN where there is none: such
-            pairs are in no panel. The first is gold, the others are cosines.
-        distances: Edit distances, shape (N,).
-        short: Pairs at most so far apart are highlighted.
-        unit: What the distances count, for the labels.
+        found: As `bertflow.report.figures.relate_to_edits` gives it, such as
+            `build_report(...).edits`. The first panel is gold, the others are cosines.
 
     Returns:
         The figure, for `save_figure`; no global state of matplotlib has been touched.
 
     Raises:
-        InputError: No panel, shapes that differ, or no pair that has every similarity.
         MissingDependencyError: matplotlib is not there; the message is the pip line.
 
     Source:
@@ -424,8 +428,9 @@ def edit_distance_scatter(
 
     Example:
         >>> import numpy as np
+        >>> from bertflow.report.figures import relate_to_edits
         >>> panels = {"gold": np.array([5.0, 4.0, 0.0]), "raw": np.array([0.9, 0.8, 0.7])}
-        >>> figure = edit_distance_scatter(panels, np.array([1, 2, 30]))
+        >>> figure = edit_distance_scatter(relate_to_edits(panels, np.array([1, 2, 30])))
         >>> print(figure.axes[1].get_title(loc="left"))
         raw
         ρ × 100: −100.00, ≤ 4 apart: −100.00
@@ -433,7 +438,6 @@ def edit_distance_scatter(
     _check_matplotlib()
     from matplotlib.figure import Figure
 
-    found = relate_to_edits(panels, distances, short=short, unit=unit)
     panels, apart = found.panels, found.distances
     columns = min(len(panels), PANELS_A_ROW)
     rows = math.ceil(len(panels) / columns)
@@ -462,7 +466,7 @@ def edit_distance_scatter(
             axes.set_xlim(GRADES[0] - MARGIN, GRADES[1] + MARGIN)
         axes.set_xlabel("gold similarity" if number == 0 else "cosine similarity", **LABEL)
         if number % columns == 0:
-            axes.set_ylabel(f"edit distance ({unit})", **LABEL)
+            axes.set_ylabel(f"edit distance ({found.unit})", **LABEL)
         else:
             axes.tick_params(labelleft=False)
     assert first is not None
@@ -470,7 +474,10 @@ def edit_distance_scatter(
     near = int(found.is_near.sum())
     figure.legend(
         first.collections,
-        [f"at most {short} {unit} apart ({near:,} pairs)", f"the others ({len(apart) - near:,})"],
+        [
+            f"at most {found.short} {found.unit} apart ({near:,} pairs)",
+            f"the others ({len(apart) - near:,})",
+        ],
         loc="outside lower center",
         ncols=min(columns, 2),
         frameon=False,

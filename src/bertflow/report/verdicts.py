@@ -10,9 +10,21 @@ from bertflow.report.scores import Headline
 BEFORE, AFTER = "before", "after"
 LIKELY = {
     "yes": "Calibration is likely to help",
-    "no": "Calibration is not likely to help, and may cost",
+    "no": "Calibration is not likely to help, and may make it worse",
     "unclear": "Whether calibration helps cannot be told without trying",
 }
+# What a mean cosine means for whoever searches.
+MEANS = {
+    "yes": "all vectors point much the same way, so that a high cosine says little about meaning",
+    "no": "the vectors point in all directions already, and there is little to mend",
+    "unclear": "the vectors lean one way, but not by much",
+}
+MEANT = {
+    "yes": "all vectors pointed much the same way, so that a high cosine said little about meaning",
+    "no": "the vectors pointed in all directions already, and there was little to mend",
+    "unclear": "the vectors leaned one way, but not by much",
+}
+SENTENCES, VECTORS = "sentences", "vectors"
 
 
 def conclude(
@@ -22,8 +34,9 @@ def conclude(
     *,
     scored: bool = False,
     lacking: str = "",
+    rows: str = SENTENCES,
 ) -> tuple[str, str]:
-    """Say what the scores tell, or else what the cloud does.
+    """Say what the scores tell, or else what the cloud does, to someone who has not heard of it.
 
     Args:
         names: Of the sides.
@@ -31,6 +44,7 @@ def conclude(
         headline: The difference in score; None where there is none.
         scored: Whether there are scores at all.
         lacking: What would fill the sections about vectors, where there are none.
+        rows: What the vectors are of.
 
     Returns:
         The verdict, and what it rests on, which may be empty.
@@ -39,54 +53,100 @@ def conclude(
         >>> from bertflow.evaluation import Difference
         >>> rise = Difference(2.0, 1.0, 3.0, p=0.001, adjusted=0.001)
         >>> found = Headline(what="STS-B", before=58.0, after=60.0, difference=rise)
-        >>> conclude(["before", "after"], {}, found)[0].partition(",")[0]
-        'Calibration helped: on STS-B'
+        >>> conclude(["before", "after"], {}, found)[0].partition(" (")[0]
+        "Calibration helped: on STS-B, cosines agree better with people's grades than before"
     """
-    crowd = _crowding(diagnoses)
-    if headline is not None:
-        return _of_headline(headline, names), crowd
+    usual = list(names) in ([BEFORE], [BEFORE, AFTER])
     first = next(iter(diagnoses.values()), None)
+    if headline is not None:
+        return _of_headline(headline, names), _crowding(diagnoses, rows, usual=usual)
     if first is None:
         if scored:
             return "No score tells before and after apart.", ""
         reason = lacking.rstrip(".")
         told = f"{reason[:1].upper()}{reason[1:]}." if reason else ""
         return "Nothing here tells whether calibration helps.", told
-    if list(names) not in ([BEFORE], [BEFORE, AFTER]):
-        return "Without scores, which of the two is better cannot be told.", crowd
-    said = f"{LIKELY[first.verdict]}: random pairs have a mean cosine of {first.mean_cosine:.2f}"
-    if AFTER in diagnoses:
-        said += f" before, and of {diagnoses[AFTER].mean_cosine:.2f} after"
-    return f"{said}.".replace("-0.00", "0.00").replace("-", "−"), crowd
+    if not usual:
+        told = _crowding(diagnoses, rows, usual=False)
+        return "Without scores, which of the two is better cannot be told.", told
+    if AFTER not in diagnoses:
+        return (
+            f"{LIKELY[first.verdict]}: any two unrelated {rows} look {_alike(first)} alike (mean "
+            f"cosine {_cosine(first)}; it should be near 0).",
+            _sentence(MEANS[first.verdict]),
+        )
+    after = diagnoses[AFTER]
+    return (
+        f"{LIKELY[first.verdict]}: before, any two unrelated {rows} looked {_alike(first)} alike "
+        f"(mean cosine {_cosine(first)}; it should be near 0), and after {_alike(after)} "
+        f"({_cosine(after)}).",
+        f"{_sentence(f'before, {MEANT[first.verdict]}')} {_evenness(diagnoses)}",
+    )
 
 
-def _crowding(diagnoses: Mapping[str, Diagnosis]) -> str:
+def _crowding(diagnoses: Mapping[str, Diagnosis], rows: str, *, usual: bool) -> str:
+    """How alike all rows look on two sides, and what comes of that."""
     if len(diagnoses) < 2:
         return ""
-    cosines = [f"{one.mean_cosine:.2f} {name}" for name, one in diagnoses.items()]
+    (name, first), *_, (other, last) = diagnoses.items()
+    if usual:
+        told = (
+            f"Before, any two unrelated {rows} looked {_alike(first)} alike (mean cosine "
+            f"{_cosine(first)}; it should be near 0): {MEANT[first.verdict]}. After, they look "
+            f"{_alike(last)} alike ({_cosine(last)})."
+        )
+    else:
+        told = (
+            f"Any two unrelated {rows} look {_alike(first)} alike by {name} (mean cosine "
+            f"{_cosine(first)}; it should be near 0), and {_alike(last)} by {other} "
+            f"({_cosine(last)})."
+        )
+    return f"{told} {_evenness(diagnoses)}"
+
+
+def _evenness(diagnoses: Mapping[str, Diagnosis]) -> str:
     scores = [f"{one.isoscore:.2f} {name}" for name, one in diagnoses.items()]
-    return (
-        f"Mean cosine of random pairs: {', '.join(cosines)} (0 at best). "
-        f"IsoScore: {', '.join(scores)} (1 at best)."
-    ).replace("-0.00", "0.00")
+    return f"How evenly they spread over all dimensions (IsoScore, 1 at best): {', '.join(scores)}."
+
+
+def _alike(one: Diagnosis) -> str:
+    """A mean cosine as someone says it who has none."""
+    return f"{max(round(100 * one.mean_cosine), 0)} %"
+
+
+def _cosine(one: Diagnosis) -> str:
+    return f"{one.mean_cosine:.2f}".replace("-0.00", "0.00").replace("-", "−")
+
+
+def _sentence(told: str) -> str:
+    return f"{told[:1].upper()}{told[1:]}."
 
 
 def _of_headline(found: Headline, names: Sequence[str]) -> str:
     one = found.difference
     span = "" if one.low is None else f", 95 % {_signed(one.low)} to {_signed(one.high or 0.0)}"
-    figures = f"{found.before:.2f} to {found.after:.2f} ({_signed(one.value or 0.0)}{span})"
+    figures = (
+        f"(Spearman × 100 from {found.before:.2f} to {found.after:.2f}: "
+        f"{_signed(one.value or 0.0)}{span})"
+    )
     usual = list(names) == [BEFORE, AFTER]
-    up = (one.value or 0.0) > 0
+    better = (one.value or 0.0) > 0
     if not one.real:
         whom = "calibration" if usual else f"{names[-1]} beside {names[0]}"
-        what = f"What {whom} changes on {found.what} may be chance"
-        return f"{what}: Spearman × 100 goes from {figures}."
+        return (
+            f"What {whom} changes on {found.what} may be chance: how well cosines agree with "
+            f"people's grades hardly differs {figures}."
+        )
     if usual:
-        what = "Calibration helped" if up else "Calibration cost"
-        return f"{what}: on {found.what}, Spearman × 100 went from {figures}."
-    order = "ahead of" if up else "behind"
+        what, how = ("helped", "better") if better else ("made it worse", "less")
+        return (
+            f"Calibration {what}: on {found.what}, cosines agree {how} with people's grades than "
+            f"before {figures}."
+        )
+    order, how = ("ahead of", "better") if better else ("behind", "less")
     return (
-        f"{names[-1]} is {order} {names[0]}: on {found.what}, Spearman × 100 goes from {figures}."
+        f"{names[-1]} is {order} {names[0]}: on {found.what}, its cosines agree {how} with "
+        f"people's grades {figures}."
     )
 
 
