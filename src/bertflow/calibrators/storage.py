@@ -157,7 +157,9 @@ def load_calibrator(folder: str | Path) -> Calibrator:
             raise ModelError(f"{path} is {'no file' if path.exists() else 'missing'}")
         with safe_open(path, framework="pt") as file:
             _compare(file, calibrator, folder)
-            learned = {name: file.get_tensor(name) for name in file.keys()}
+            # In memory of torch's own, not the file's: it may change, and products of numbers that
+            # are aligned otherwise can differ in their last bit.
+            learned = {name: file.get_tensor(name).clone() for name in file.keys()}
         _check_values(learned, calibrator, path)
         calibrator._restore(learned)
         calibrator._fitted = True
