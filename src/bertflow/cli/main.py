@@ -1,7 +1,8 @@
 """Where the command line starts and where its errors end: in one line and an exit code.
 
 Exit codes: 0 done, also where whoever read the output has gone; 1 an error in input, model or
-files, or one that nobody thought of; 2 wrong usage; 130 interrupted. Users read `app.EXIT_CODES`.
+files, or one that nobody thought of; 2 wrong usage; 130 interrupted, 143 terminated. Users read
+`app.EXIT_CODES`.
 """
 
 from __future__ import annotations
@@ -9,15 +10,24 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 
-from bertflow.cli.interruption import Interrupted
+from bertflow.cli.interruption import (
+    Interrupted,
+    catch_termination,
+    how_it_ended,
+    let_termination_end,
+)
 
 
 def main() -> None:
     """Run the command line and exit."""
+    catch_termination()
+    _open_streams()
     code = run(sys.argv[1:])
     # All is done and said: Ctrl-C while libraries are unloaded ends the process without a word.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    let_termination_end()
     sys.exit(code)
 
 
@@ -37,7 +47,26 @@ def run(arguments: list[str]) -> int:
             _stop_logging()
     except KeyboardInterrupt:  # While an error was being said, or after all else.
         _stop_logging()
-        return _fail("interrupted", 130)
+        return _stopped()
+
+
+def _open_streams() -> None:
+    """Let standard output and error take whatever is said, also where they are closed.
+
+    What is closed gives its number to the next file that is opened, and what libraries say would
+    be written into that: so the numbers are taken. Letters that a stream cannot hold are escaped.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # Which takes the lowest number that is free.
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+        else:
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _run(arguments: list[str]) -> int:
@@ -55,22 +84,41 @@ def _run(arguments: list[str]) -> int:
         code = app(arguments, prog_name="bertflow", standalone_mode=False)
         sys.stdout.flush()
         if code == 130:  # The parser has caught Ctrl-C.
-            return _fail("interrupted", 130)
+            return _stopped()
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, EOFError):
-        return _fail("interrupted", 130)
+        return _stopped()
     except Interrupted as error:
-        return _fail(f"interrupted; {error}", 130)
+        return _stopped(f"; {error}")
     except (BrokenPipeError, SystemExit) as error:
         # Parser and terminal make of a reader that has gone an end of their own.
         if not isinstance(error.__context__ or error, BrokenPipeError):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
     except Exception as error:
+        if isinstance(error, OSError) and (reason := _lost_output()):
+            return _fail(
+                f"cannot write to standard output: {reason}; what was written to files is there", 1
+            )
         if "bertflow.cli.app" not in sys.modules or settings.debug:
             raise
         return _explain(error)
+
+
+def _lost_output() -> str | None:
+    """Why standard output takes nothing more, None if it does; then it is given up."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _drop_output()
+        return error.strerror or str(error)
+    return None
+
+
+def _drop_output() -> None:
+    """Let what is still to be written on standard output go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _stop_logging() -> None:
@@ -82,7 +130,7 @@ def _explain(error: Exception) -> int:
     from bertflow.errors import BertflowError
 
     if type(error).__name__ == "Abort":
-        return _fail("interrupted", 130)
+        return _stopped()
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
         if not error.format_message():  # Help was shown instead.
             return int(error.exit_code)
@@ -92,7 +140,13 @@ def _explain(error: Exception) -> int:
     return _fail(f"unexpected {type(error).__name__}: {error} (--debug shows where)", 1)
 
 
+def _stopped(why: str = "") -> int:
+    word, code = how_it_ended()
+    return _fail(f"{word}{why}", code)
+
+
 def _fail(message: str, code: int) -> int:
     line = " ".join(message.split())
-    sys.stderr.write(f"error: {line}\n")
+    with suppress(OSError):  # Nobody can be told; the code remains.
+        sys.stderr.write(f"error: {line}\n")
     return code

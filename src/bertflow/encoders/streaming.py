@@ -25,8 +25,9 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array
-from bertflow.calibrators.staging import clear_part, part_folder, part_path
-from bertflow.calibrators.storage import check_writable, write_text
+from bertflow.calibrators.outputs import check_writable, keep_permissions
+from bertflow.calibrators.staging import clear_part, followed, part_folder, part_path
+from bertflow.calibrators.storage import write_text
 from bertflow.encoders.corpus import (
     check_text,
     count_cut_of,
@@ -407,7 +408,7 @@ def encode_file(
             encode has ended before its work.
     """
     output = Path(output)
-    check_writable(output)
+    check_writable(output, rows=True)
     description = describe_encoder(encoder)
     try:
         about = _described(encoder, resolved_precision(precision, encoder), description)
@@ -427,7 +428,11 @@ def encode_file(
                 raise InputError("there is no sentence to encode")
             sink.complete(found)
     except OSError as error:
-        raise ModelError(f"cannot write {output}: {error.strerror or error}") from None
+        folder = part_path(output)
+        kept = f"; what is done is kept in {folder}, from which the same command goes on"
+        raise ModelError(
+            f"cannot write {output}: {error.strerror or error}{kept if folder.exists() else ''}"
+        ) from None
     return found
 
 
@@ -439,7 +444,7 @@ class _PartialFile:
     """
 
     def __init__(self, output: Path, encoder: dict[str, Any], batch_size: int, group: int) -> None:
-        self.output = output
+        self.output = followed(output)
         self.folder = part_path(output)
         self.about = {"format": FORMAT, "vectors": encoder, "batch_size": batch_size}
         self.group = group
@@ -506,6 +511,7 @@ class _PartialFile:
         rows.file.seek(0)
         rows.file.write(_header((found.rows, found.width)))
         os.fsync(rows.file.fileno())
+        keep_permissions(self.output, self.folder / "rows.npy")
         (self.folder / "rows.npy").replace(self.output)
 
     def _open(self) -> None:
@@ -540,6 +546,7 @@ class _PartialFile:
             self._noted = (self.folder / "groups").open("w+b", buffering=0)
             write_text(self.folder / "about.json", json.dumps(about, indent=2) + "\n")
             file = (self.folder / "rows.npy").open("w+b", buffering=0)
+            keep_permissions(self.output, self.folder / "rows.npy", writable=True)
             file.write(bytes(HEADER))
             self._rows = _RowFile(file, width, HEADER)
         return self._rows

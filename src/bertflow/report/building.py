@@ -19,7 +19,7 @@ from bertflow.calibrators.card import last_part
 from bertflow.calibrators.storage import SUBFOLDER, calibrator_name
 from bertflow.data import read_corpus
 from bertflow.encoders import library_versions, load
-from bertflow.errors import BertflowError, InputError, ModelError
+from bertflow.errors import BertflowError, InputError, ModelError, quoted
 from bertflow.paper.published import published
 from bertflow.report.figures import (
     Cloud,
@@ -272,7 +272,12 @@ def _of_model(
     draft.sides = [base, after]
     if against is not None:
         draft.sides, kinds = _two_models(draft, path, base, after, against), ["", ""]
-    _score(draft, kinds, data, lambda task: f"bertflow evaluate {path} --task {task} keeps them")
+    _score(
+        draft,
+        kinds,
+        data,
+        lambda task: f"bertflow evaluate {quoted(path)} --task {task} keeps them",
+    )
     return draft
 
 
@@ -295,9 +300,9 @@ def _of_cache(
     texts = read_corpus(files, column=column, limit=limit)
     chosen = choose(len(texts), texts)
     assert chosen.texts is not None
-    shown = f"bertflow encode {path} --corpus {files[0]} --output OUT.npy"
+    shown = f"bertflow encode {quoted(path)} --corpus {quoted(files[0])} --output OUT.npy"
     if column is not None:
-        shown += f" --column {column}"
+        shown += f" --column {quoted(column)}"
     try:
         take, precision = opened.enter_context(cached_vectors(model, path, chosen.texts))
         rows = rows_of_all(take, chosen.texts, shown)
@@ -331,7 +336,9 @@ def _of_fitted_rows(
             if file
             else "a calibrator holds no vectors"
         )
-        remedy = f"bertflow report VECTORS.npy --against {path} draws vectors of its encoder"
+        remedy = (
+            f"bertflow report VECTORS.npy --against {quoted(path)} draws vectors of its encoder"
+        )
         if corpus is not None:
             raise ModelError(f"{path} is a calibrator without its encoder, and {what}; {remedy}")
         _nothing(draft, f"{what}: {remedy}")
