@@ -378,12 +378,12 @@ def encode(
     from bertflow.calibrators.staging import part_path
     from bertflow.data import checked_corpus
 
+    check_files({"--output": output}, {"MODEL": model, "--corpus": corpus}, rows=True)
     if output.suffix != ".npy":
         raise InputError(
             f"{output} must end in .npy, to which encode writes; for a folder of .parquet files, "
             "ids and all, give --engine local"
         )
-    check_files({"--output": output}, {"MODEL": model, "--corpus": corpus}, rows=True)
     cache, kind = users_cache(no_cache), as_precision(precision)
     sentences = checked_corpus(corpus, column=column, blank="refuse")
     from bertflow.cli.terminal import progress_bars

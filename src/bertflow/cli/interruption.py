@@ -39,13 +39,24 @@ def catch_termination() -> None:
         return
     signal.signal(signal.SIGTERM, _terminate)
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=let_termination_end)
+        # Held back meanwhile: one that came to a child before it has let go would be lost.
+        held = {signal.SIGTERM}
+        os.register_at_fork(
+            before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, held),
+            after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, held),
+            after_in_child=_end_in_child,
+        )
 
 
 def let_termination_end() -> None:
     """Let SIGTERM end the process without a word, as it does where nothing catches it."""
     if signal.getsignal(signal.SIGTERM) is _terminate:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _end_in_child() -> None:
+    let_termination_end()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 @contextmanager

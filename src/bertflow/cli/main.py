@@ -7,10 +7,12 @@ files, or one that nobody thought of; 2 wrong usage; 130 interrupted, 143 termin
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from bertflow.cli.interruption import (
     Interrupted,
@@ -62,11 +64,41 @@ def _open_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # Which takes the lowest number that is free.
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
+        if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
-        else:
-            stream.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="backslashreplace")
+    if isinstance(found := sys.stdout, io.TextIOWrapper) and sys.__stdout__ is found:
+        encoding, at_once, through = found.encoding, found.line_buffering, found.write_through
+        sys.stdout = sys.__stdout__ = _Output(  # type: ignore[misc]
+            found.detach(), encoding, "backslashreplace", None, at_once, through
+        )
+
+
+class _LostOutput(OSError):
+    """Standard output cannot be written to."""
+
+
+class _Output(io.TextIOWrapper):
+    """Standard output, whose failures are told from those of files."""
+
+    def write(self, text: str) -> int:
+        with _lost():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with _lost():
+            super().flush()
+
+
+@contextmanager
+def _lost() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:  # Whoever read it has gone, which is no error.
+        raise
+    except OSError as error:
+        raise _LostOutput(error.errno, error.strerror) from None
 
 
 def _run(arguments: list[str]) -> int:
@@ -96,24 +128,14 @@ def _run(arguments: list[str]) -> int:
             raise
         _drop_output()
         return 0
+    except _LostOutput as error:
+        _drop_output()
+        why = f"{error.strerror}; what was written to files is there"
+        return _fail(f"cannot write to standard output: {why}", 1)
     except Exception as error:
-        if isinstance(error, OSError) and (reason := _lost_output()):
-            return _fail(
-                f"cannot write to standard output: {reason}; what was written to files is there", 1
-            )
         if "bertflow.cli.app" not in sys.modules or settings.debug:
             raise
         return _explain(error)
-
-
-def _lost_output() -> str | None:
-    """Why standard output takes nothing more, None if it does; then it is given up."""
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        _drop_output()
-        return error.strerror or str(error)
-    return None
 
 
 def _drop_output() -> None:

@@ -62,6 +62,7 @@ FIRST = 512
 HEADER = 128
 FORMAT = 1
 CHECK = 16
+GROUPS = "groups"
 
 
 @dataclass(frozen=True)
@@ -428,12 +429,18 @@ def encode_file(
                 raise InputError("there is no sentence to encode")
             sink.complete(found)
     except OSError as error:
-        folder = part_path(output)
-        kept = f"; what is done is kept in {folder}, from which the same command goes on"
         raise ModelError(
-            f"cannot write {output}: {error.strerror or error}{kept if folder.exists() else ''}"
+            f"cannot write {output}: {error.strerror or error}{_kept(part_path(output))}"
         ) from None
     return found
+
+
+def _kept(folder: Path) -> str:
+    """What a message adds where something is there to go on from."""
+    noted = folder / GROUPS
+    if not noted.exists() or not noted.stat().st_size:
+        return ""
+    return f"; what is done is kept in {folder}, and the same command goes on from it"
 
 
 class _PartialFile:
@@ -526,12 +533,12 @@ class _PartialFile:
             # Without a row of that width there is nothing to go on from.
             there = 0 < 4 * width <= rows.stat().st_size - HEADER
             if there and found == json.loads(json.dumps({**self.about, "group": self.group})):
-                noted = (self.folder / "groups").read_bytes()
+                noted = (self.folder / GROUPS).read_bytes()
                 self._rows = _RowFile(rows.open("r+b", buffering=0), width, HEADER)
         size = 2 * CHECK
         if self._rows is not None:
             self._notes = [noted[n : n + size] for n in range(0, len(noted) // size * size, size)]
-            self._noted = (self.folder / "groups").open("r+b", buffering=0)
+            self._noted = (self.folder / GROUPS).open("r+b", buffering=0)
 
     def _file(self, width: int) -> _RowFile:
         """The file of the rows, made with the first of them."""
@@ -543,7 +550,7 @@ class _PartialFile:
         if self._rows is None:
             about = {**self.about, "group": self.group, "width": width}
             self._notes = []
-            self._noted = (self.folder / "groups").open("w+b", buffering=0)
+            self._noted = (self.folder / GROUPS).open("w+b", buffering=0)
             write_text(self.folder / "about.json", json.dumps(about, indent=2) + "\n")
             file = (self.folder / "rows.npy").open("w+b", buffering=0)
             keep_permissions(self.output, self.folder / "rows.npy", writable=True)
