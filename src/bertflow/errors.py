@@ -47,7 +47,7 @@ def quoted(name: Any) -> str:
 
     Example:
         >>> print(quoted("model"), quoted("my model"), quoted("a\nb"), quoted("-x"))
-        model 'my model' $'a\\012b' ./-x
+        model 'my model' $'a\012b' ./-x
     """
     text = str(name)
     if text.startswith("-"):
