@@ -26,6 +26,7 @@ from bertflow.calibrators import (
     save_calibrator,
     storage,
 )
+from bertflow.calibrators.outputs import check_writable
 from bertflow.errors import ModelError
 
 CALIBRATORS = {
@@ -89,6 +90,7 @@ import numpy as np
 from bertflow.calibrators import Standardization, Whitening, load_calibrator, save_calibrator
 from bertflow.calibrators.storage import write_text
 from bertflow.calibrators.vectors import transform_file, write_vectors
+from bertflow.calibrators.outputs import check_writable
 from bertflow.errors import ModelError
 
 home, source = Path(sys.argv[1]), Path(sys.argv[2])
@@ -178,7 +180,7 @@ def test_other_failures_stay_what_they_are(tmp_path):
 @pytest.mark.skipif(sys.platform == "win32", reason="names may be longer there")
 def test_a_name_that_no_system_takes_is_one_line(tmp_path):
     name = tmp_path / ("x" * 300)
-    checks = [storage.check_replaceable, storage.check_writable, load_calibrator]
+    checks = [storage.check_replaceable, check_writable, load_calibrator]
     for check in [*checks, lambda path: save_calibrator(fitted("whitening"), path)]:
         with pytest.raises(ModelError, match="File name too long"):
             check(name)

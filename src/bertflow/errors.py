@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import unicodedata
 from typing import Any
 
@@ -25,19 +26,39 @@ def shown(value: Any) -> str:
     return _shortened(text, LONGEST_VALUE)
 
 
-def one_line(text: str) -> str:
-    r"""A message without anything that would break its line; the middle of a huge one is left out.
+def one_line(said: object) -> str:
+    r"""A message or name as one line: what would break it is escaped, a huge one is cut.
 
     Example:
         >>> one_line("first\nsecond")
         'first\\nsecond'
     """
+    text = str(said)
     if not text.isprintable():
         text = "".join(
             c.encode("unicode_escape").decode() if unicodedata.category(c) in UNSHOWN else c
             for c in _shortened(text, LONGEST_MESSAGE)
         )
     return _shortened(text, LONGEST_MESSAGE)
+
+
+def quoted(name: Any) -> str:
+    r"""A name or path as part of a command that can be pasted into a shell, on one line.
+
+    Example:
+        >>> print(quoted("model"), quoted("my model"), quoted("a\nb"), quoted("-x"))
+        model 'my model' $'a\012b' ./-x
+    """
+    text = str(name)
+    if text.startswith("-"):
+        text = f"./{text}"
+    if text.isprintable():
+        return shlex.quote(text)
+    letters = [chr(byte) for byte in text.encode("utf-8", "surrogateescape")]
+    plain = [
+        one if " " <= one <= "~" and one not in "\\'" else f"\\{ord(one):03o}" for one in letters
+    ]
+    return f"$'{''.join(plain)}'"
 
 
 def _shortened(text: str, most: int) -> str:

@@ -20,6 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from bertflow.calibrators.base import Array, chunks
+from bertflow.calibrators.outputs import check_writable
 from bertflow.errors import ModelError
 
 log = logging.getLogger(__name__)
@@ -91,8 +92,6 @@ class Checkpoint:
         self._digest: str | None = None
         self._warned = False
         if self.path is not None:
-            from bertflow.calibrators.storage import check_writable  # Which imports the flow.
-
             check_writable(self.path)
             if self.path.exists():
                 self._open(self.path, any_seed)

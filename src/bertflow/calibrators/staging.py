@@ -76,9 +76,14 @@ def sole_writer(output: Path, lock: Path) -> Iterator[None]:
         held.release()
 
 
+def followed(target: Path) -> Path:
+    """Where a link leads: what is there is replaced, the link stays."""
+    return Path(os.path.realpath(target)) if target.is_symlink() else target
+
+
 def part_path(output: Path) -> Path:
-    """Where the folder of `part_folder` is."""
-    whole = output.absolute()
+    """Where the folder of `part_folder` is: beside what a link leads to."""
+    whole = followed(output).absolute()
     return whole.with_name(f".{whole.name}.part")
 
 
@@ -93,13 +98,12 @@ def part_folder(output: Path) -> Iterator[Path]:
     """
     folder = part_path(output)
     made = [parent for parent in folder.parents if not parent.exists()]
-    held = False
     try:
         with sole_writer(output, folder / LOCK):
-            held = True
             yield folder
     finally:
-        for one in (folder, *made) if held else ():
+        # Whether it was held or not: one that another process is about to lock is made again.
+        for one in (folder, *made):
             with suppress(OSError):  # It holds something.
                 one.rmdir()
 

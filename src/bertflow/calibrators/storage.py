@@ -25,7 +25,8 @@ from bertflow.calibrators.base import Calibrator
 from bertflow.calibrators.card import CARD, calibrator_card
 from bertflow.calibrators.flow import Flow
 from bertflow.calibrators.linear import AllButTheTop, Standardization, Whitening
-from bertflow.calibrators.staging import remove_old, return_old, staged, take_place
+from bertflow.calibrators.outputs import placed, special, write_directly
+from bertflow.calibrators.staging import followed, remove_old, return_old, staged, take_place
 from bertflow.errors import BertflowError, InputError, ModelError, shown
 from bertflow.strict_json import LARGEST as LARGEST_JSON
 from bertflow.strict_json import read_json
@@ -207,7 +208,7 @@ def replaced_folder(target: str | Path) -> Iterator[Path]:
         ModelError: The target holds something else, or cannot be written.
     """
     check_replaceable(target)
-    target = _followed(Path(target))
+    target = followed(Path(target))
     with _or_not_written(target):
         remove_old(target)
         with staged(target, folder=True) as staging:
@@ -230,7 +231,7 @@ def merged_folder(target: Path) -> Iterator[Path]:
     Raises:
         ModelError: It cannot be written.
     """
-    target = _followed(target)
+    target = followed(target)
     with _or_not_written(target), staged(target, folder=True) as staging:
         yield staging
         for path in sorted(staging.rglob("*")):
@@ -254,51 +255,34 @@ def _or_not_written(target: Path) -> Iterator[None]:
         raise ModelError(f"cannot write {target}: {reason_of(error)}") from error
 
 
-def _followed(target: Path) -> Path:
-    """Where a link leads: the folder is replaced, the link stays."""
-    return Path(os.path.realpath(target)) if target.is_symlink() else target
-
-
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file that is then the new one whole, or still the old one.
+    """Write a text file, as `write_bytes` does, in UTF-8; what that cannot hold is escaped.
 
     Raises:
         ModelError: It cannot be written.
     """
-    write_bytes(path, text.encode("utf-8"))
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
     """Write a file that is then the new one whole, or still the old one.
 
+    A link is followed, and permissions stay as they were. To a device or pipe it is written as it
+    is.
+
     Raises:
         ModelError: It cannot be written.
     """
     path = Path(path)
     try:
-        with staged(path) as staging:
-            staging.write_bytes(content)
-            staging.replace(path)
+        if special(path):
+            write_directly(path, content)
+        else:
+            with placed(path) as staging:
+                staging.write_bytes(content)
     except OSError as error:
         raise ModelError(f"cannot write {path}: {reason_of(error)}") from None
     log.debug("wrote %s, %d bytes", path, len(content))
-
-
-def check_writable(path: str | Path) -> None:
-    """Refuse a file that cannot be written, before any work is done for it.
-
-    Raises:
-        ModelError: It is a folder, or is in none that may be written to.
-    """
-    path = Path(path)
-    try:
-        home = next(folder for folder in path.absolute().parents if folder.exists())
-        if path.is_dir():
-            raise ModelError(f"cannot write {path}: it is a folder; give a file")
-    except OSError as error:
-        raise ModelError(f"cannot write {path}: {reason_of(error)}") from None
-    if not home.is_dir() or not os.access(home, os.W_OK):
-        raise ModelError(f"cannot write {path}: {home} is not a folder that may be written to")
 
 
 def check_replaceable(target: str | Path) -> None:
@@ -310,7 +294,7 @@ def check_replaceable(target: str | Path) -> None:
         ModelError: It does, or it cannot be written.
     """
     try:
-        target = _followed(Path(target))
+        target = followed(Path(target))
         return_old(target)
         home = next(folder for folder in [target, *target.absolute().parents] if folder.exists())
         if target.exists() and not target.is_dir():

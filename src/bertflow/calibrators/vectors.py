@@ -14,7 +14,8 @@ from zipfile import ZipFile
 import numpy as np
 
 from bertflow.calibrators.base import Array, Calibrator, finite
-from bertflow.calibrators.staging import staged
+from bertflow.calibrators.outputs import check_apart, check_writable, placed
+from bertflow.calibrators.staging import part_folder
 from bertflow.errors import InputError, ModelError, shown
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ def write_vectors(path: str | Path, vectors: Array) -> None:
     """Write a .npy file that is then the new one whole, or still the old one.
 
     Raises:
-        ModelError: It cannot be written.
+        ModelError: It cannot be written, or another process is writing it.
     """
     starts = range(0, len(vectors), CHUNK_ROWS)
     chunks = (vectors[start : start + CHUNK_ROWS] for start in starts)
@@ -135,7 +136,7 @@ def transform_file(
     Args:
         calibrator: Fitted.
         source: Vectors, shape (N, D).
-        target: The file to write, replaced as a whole.
+        target: The file to write, replaced as a whole; not the source.
         inverse: Apply `inverse_transform` instead.
         progress: Called with the rows done and their total.
 
@@ -144,9 +145,11 @@ def transform_file(
 
     Raises:
         InputError: The source is not readable, of another width, or has a row that is not finite or
-            whose image its type cannot hold.
-        ModelError: The target cannot be written.
+            whose image its type cannot hold; or the target is the source.
+        ModelError: The target cannot be written, or another process is writing it.
     """
+    check_apart({"the output": target}, [("the transform", source)])
+    check_writable(target, rows=True)
     vectors = read_vectors(source)
     if len(vectors) == 0:
         raise InputError(f"{source} holds no vector")
@@ -184,14 +187,12 @@ def _write(
     }
     try:
         # Written, not mapped: on a full disk a mapped file would end the process.
-        with staged(path) as staging:
-            with staging.open("wb") as file:
-                np.lib.format.write_array_header_1_0(file, description)
-                for chunk in chunks:
-                    file.write(np.ascontiguousarray(chunk, dtype=dtype).data)
-                file.flush()
-                os.fsync(file.fileno())
-            staging.replace(path)
+        with part_folder(path), placed(path) as staging, staging.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, description)
+            for chunk in chunks:
+                file.write(np.ascontiguousarray(chunk, dtype=dtype).data)
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
         raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
     log.info("wrote %s: %d vectors of %d dimensions", path, *shape)

@@ -23,10 +23,10 @@ from bertflow.cli.options import (
     OwnPairs,
     Pooling,
     TrustRemoteCode,
-    check_files,
     device_or_none,
     three,
 )
+from bertflow.cli.places import check_results
 from bertflow.errors import InputError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def words(
     from bertflow.cli.paper_pages import words_page
     from bertflow.cli.results import give
 
-    check_files(json_, markdown)
+    check_results({"--json": json_, "--markdown": markdown}, {"ENCODER": encoder})
     loaded = load_raw(encoder, None, None, "cpu", trust_remote_code)
     ranked = frequent_words(loaded[0].tokenizer, language=language)
     found = word_statistics(word_embeddings(loaded), ranked)
@@ -120,9 +120,13 @@ def lexical(
     from bertflow.report.figures import relate_to_edits
     from bertflow.report.plots import check_figure, edit_distance_scatter, save_figure
 
-    check_files(json_, markdown)
     if figure is not None:
         check_figure(figure)
+    check_results(
+        {"--json": json_, "--markdown": markdown, "--figure": figure},
+        {"MODEL": model, "--against": against, "--pairs": pairs},
+        data=data,
+    )
     found = _pairs(task, split, pairs, columns, data)
     distances = edit_distances(found.first, found.second, unit=unit)
     cache, kind = users_cache(no_cache), as_precision(precision)
@@ -146,6 +150,10 @@ def lexical(
     tell_found(cache)
     gold = gold_of(found)
     statistics = lexical_statistics(gold, cosines, distances, short=short)
+    if figure is not None:
+        panels = {"gold": gold, **cosines}
+        related = relate_to_edits(panels, distances, short=short, unit=unit)
+        save_figure(edit_distance_scatter(related), figure)
     give(
         [lexical_page(found, unit, statistics, skipped, cut)],
         {
@@ -160,10 +168,6 @@ def lexical(
         json_,
         markdown,
     )
-    if figure is not None:
-        panels = {"gold": gold, **cosines}
-        related = relate_to_edits(panels, distances, short=short, unit=unit)
-        save_figure(edit_distance_scatter(related), figure)
 
 
 @analyze.command()
@@ -211,7 +215,9 @@ def isotropy(
     from bertflow.data import read_corpus, sample_sentences
     from bertflow.encoders import embed, load_layers, load_poolings
 
-    check_files(json_, markdown)
+    check_results(
+        {"--json": json_, "--markdown": markdown}, {"ENCODER": encoder, "--corpus": corpus}
+    )
     cache, kind = users_cache(no_cache), as_precision(precision)
     sentences = read_corpus(corpus, column=column) if corpus else sample_sentences()
     distinct = list(dict.fromkeys(sentences))[:limit]

@@ -21,7 +21,7 @@ from bertflow.cli.training import finetune
 
 EXIT_CODES = (
     "0 done; 1 an input, model, file or step of the fit is at fault, and the message says what to "
-    "do; 2 the command line is wrong; 130 interrupted (Ctrl-C)"
+    "do; 2 the command line is wrong; 130 interrupted (Ctrl-C); 143 terminated (SIGTERM)"
 )
 
 app = typer.Typer(

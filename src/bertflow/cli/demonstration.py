@@ -18,6 +18,7 @@ from bertflow.cli.options import (
     TrustRemoteCode,
     build_calibrator,
 )
+from bertflow.cli.places import check_folder
 
 
 def demo(
@@ -42,9 +43,7 @@ def demo(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Calibrate an encoder on sentences that come along, and show what changed."""
-    from bertflow.calibrators.storage import check_replaceable
-
-    check_replaceable(output)
+    check_folder(output, {"--encoder": encoder})
     built = build_calibrator(calibrator, [], 0, device)
     from bertflow.cli.show import show_demo
     from bertflow.cli.terminal import progress_bars

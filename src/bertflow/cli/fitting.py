@@ -27,6 +27,7 @@ from bertflow.cli.options import (
     build_calibrator,
     device_or_none,
 )
+from bertflow.cli.places import check_files, check_folder
 from bertflow.cli.scaling import (
     Address,
     EngineName,
@@ -41,7 +42,7 @@ from bertflow.cli.scaling import (
     fit_shards,
     transform_shards,
 )
-from bertflow.errors import InputError, ModelError, TrainingError
+from bertflow.errors import InputError, ModelError, TrainingError, one_line, quoted
 
 if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator
@@ -144,10 +145,9 @@ def fit(
     scaling.refuse_without_engine()
     if encoder is None or not corpus:
         raise InputError("give --encoder with at least one --corpus, or --vectors")
-    from bertflow.calibrators.storage import check_replaceable
     from bertflow.data import checked_corpus
 
-    check_replaceable(output)
+    check_folder(output, {"--encoder": encoder, "--corpus": corpus})
     cache, kind = users_cache(no_cache), as_precision(precision)
     sentences = checked_corpus(corpus, column=column, limit=limit)
     from bertflow.cli.terminal import progress_bars
@@ -184,7 +184,7 @@ def fit(
     _show_loss(model.calibrator)
     plainly = "SentenceTransformer({!r}) loads it anywhere"
     how = plainly if portable else "bertflow.load({!r}) loads it"
-    show(f"saved to {output}: {how.format(str(output))}")
+    show(f"saved to {one_line(output)}: {how.format(str(output))}")
 
 
 def _are_shards(vectors: str) -> bool:
@@ -194,12 +194,11 @@ def _are_shards(vectors: str) -> bool:
 
 def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int | None) -> None:
     from bertflow.calibrators import Flow, save_calibrator
-    from bertflow.calibrators.storage import check_replaceable
     from bertflow.calibrators.vectors import read_vectors
     from bertflow.cli.terminal import progress_bars
     from bertflow.display import of_stage
 
-    check_replaceable(output)
+    check_folder(output, {"--vectors": source})
     rows = read_vectors(source)[:limit]
     began = time.perf_counter()
     calibrator.provenance_ = {"vectors": str(source), "rows": len(rows), "limit": limit}
@@ -219,7 +218,8 @@ def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int 
         f"in {time.perf_counter() - began:.1f} s"
     )
     _show_loss(calibrator)
-    show(f"saved to {output}: bertflow transform {output} --vectors IN --output OUT")
+    how = f"bertflow transform {quoted(output)} --vectors IN --output OUT"
+    show(f"saved to {one_line(output)}: {how}")
 
 
 @contextmanager
@@ -302,6 +302,7 @@ def transform(
         transform_shards(folder, vectors, output, scaling, inverse)
         return
     scaling.refuse_without_engine()
+    check_files({"--output": output}, {"DIR": folder, "--vectors": vectors}, rows=True)
     from bertflow.calibrators import load_calibrator
     from bertflow.calibrators.vectors import transform_file
     from bertflow.cli.terminal import progress_bars
@@ -315,7 +316,7 @@ def transform(
             inverse=inverse,
             progress=lambda done, total: report("transform", done, total),
         )
-    show(f"wrote {rows:,} vectors of {width} dimensions to {output}")
+    show(f"wrote {rows:,} vectors of {width} dimensions to {one_line(output)}")
 
 
 def encode(
@@ -375,10 +376,9 @@ def encode(
         return
     scaling.refuse_without_engine()
     from bertflow.calibrators.staging import part_path
-    from bertflow.calibrators.storage import check_writable
     from bertflow.data import checked_corpus
 
-    check_writable(output)
+    check_files({"--output": output}, {"MODEL": model, "--corpus": corpus}, rows=True)
     if output.suffix != ".npy":
         raise InputError(
             f"{output} must end in .npy, to which encode writes; for a folder of .parquet files, "
@@ -406,7 +406,7 @@ def encode(
     except KeyboardInterrupt:
         raise Interrupted(kept(part_path(output), cache)) from None
     show(
-        f"wrote {encoded.rows:,} vectors of {encoded.width} dimensions to {output} "
+        f"wrote {encoded.rows:,} vectors of {encoded.width} dimensions to {one_line(output)} "
         f"({found_in(cache)}{encoded.cut:,} distinct sentences cut to "
         f"{loaded.max_seq_length} tokens)"
     )

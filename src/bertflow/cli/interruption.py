@@ -1,7 +1,14 @@
-"""Ctrl-C: what a command says of what it has kept."""
+"""Ctrl-C, and SIGTERM, which schedulers send: what a command says of what it has kept.
+
+SIGTERM is made the interruption that Ctrl-C is, so that all that is done then is done for it, too.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +16,61 @@ if TYPE_CHECKING:
     from bertflow.encoders import SentenceCache
 
 NOTHING = "the same command begins anew: nothing was saved yet"
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has come."""
+
+
+_terminated: list[int] = []
+
+
+def how_it_ended() -> tuple[str, int]:
+    """What an interruption of this process is called, and its exit code."""
+    return ("terminated", 143) if _terminated else ("interrupted", 130)
+
+
+def catch_termination() -> None:
+    """Let SIGTERM interrupt this process, though not those that it forks.
+
+    A process that was started to ignore it does.
+    """
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return
+    signal.signal(signal.SIGTERM, _terminate)
+    if hasattr(os, "register_at_fork"):
+        # Held back meanwhile: one that came to a child before it has let go would be lost.
+        held = {signal.SIGTERM}
+        os.register_at_fork(
+            before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, held),
+            after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, held),
+            after_in_child=_end_in_child,
+        )
+
+
+def let_termination_end() -> None:
+    """Let SIGTERM end the process without a word, as it does where nothing catches it."""
+    if signal.getsignal(signal.SIGTERM) is _terminate:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _end_in_child() -> None:
+    let_termination_end()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+@contextmanager
+def still_terminated() -> Iterator[None]:
+    """Keep what SIGTERM does while a library starts that would make it its own."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if before is _terminate:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(*_: object) -> None:
+    _terminated.append(signal.SIGTERM)
+    raise Terminated
 
 
 class Interrupted(Exception):

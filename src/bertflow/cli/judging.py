@@ -26,9 +26,9 @@ from bertflow.cli.options import (
     OwnPairs,
     Pooling,
     TrustRemoteCode,
-    check_files,
     three,
 )
+from bertflow.cli.places import check_results
 from bertflow.errors import InputError, MissingDataError
 
 if TYPE_CHECKING:
@@ -85,7 +85,11 @@ def evaluate(
     from bertflow.encoders import CalibratedSentenceTransformer, is_calibrated, save_card
     from bertflow.evaluation import Scores, differences, score_all
 
-    check_files(json_, markdown)
+    check_results(
+        {"--json": json_, "--markdown": markdown},
+        {"MODEL": model, "--against": against, "--pairs": pairs},
+        data=data,
+    )
     if card and not (is_calibrated(model) and Path(model).is_dir()):
         raise InputError(
             f"--card needs a calibrated model that bertflow saved, and {model} is none"
@@ -192,6 +196,11 @@ def compare(
         raise InputError("--fit corpus goes with --corpus FILE, and --corpus with --fit corpus")
     if column is not None and not corpus:
         raise InputError("--column goes with --corpus")
+    check_results(
+        {"--json": json_, "--markdown": markdown},
+        {"ENCODER": encoder, "--pairs": pairs, "--corpus": corpus},
+        data=data,
+    )
     from bertflow.data import read_corpus
 
     sentences: str | Sequence[str] = fit
@@ -205,7 +214,6 @@ def compare(
     methods = method or list(METHODS)
     if unknown := [name for name in methods if name not in METHODS]:
         raise InputError(f"unknown method {unknown[0]!r}; expected some of {', '.join(METHODS)}")
-    check_files(json_, markdown)
     found, absent = _tests(task, pairs, columns, data, None, sts=True)
     cache, kind = users_cache(no_cache), as_precision(precision)
     loaded = open_any(encoder, pooling, max_length, device, trust_remote_code)
@@ -270,7 +278,11 @@ def diagnose(
     from bertflow.cli.diagnosis import diagnose_encoder, diagnose_file, diagnosis_page
     from bertflow.cli.results import give
 
-    check_files(json_, markdown)
+    check_results(
+        {"--json": json_, "--markdown": markdown},
+        {"ENCODER" if not source.endswith(".npy") else "VECTORS": source, "--corpus": corpus}
+        | {"--pairs": pairs},
+    )
     for name, value, of, given_of in (
         ("--column", column, "--corpus", corpus),
         ("--columns", columns, "--pairs", pairs),

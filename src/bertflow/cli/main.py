@@ -1,23 +1,35 @@
 """Where the command line starts and where its errors end: in one line and an exit code.
 
 Exit codes: 0 done, also where whoever read the output has gone; 1 an error in input, model or
-files, or one that nobody thought of; 2 wrong usage; 130 interrupted. Users read `app.EXIT_CODES`.
+files, or one that nobody thought of; 2 wrong usage; 130 interrupted, 143 terminated. Users read
+`app.EXIT_CODES`.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-from bertflow.cli.interruption import Interrupted
+from bertflow.cli.interruption import (
+    Interrupted,
+    catch_termination,
+    how_it_ended,
+    let_termination_end,
+)
 
 
 def main() -> None:
     """Run the command line and exit."""
+    catch_termination()
+    _open_streams()
     code = run(sys.argv[1:])
     # All is done and said: Ctrl-C while libraries are unloaded ends the process without a word.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    let_termination_end()
     sys.exit(code)
 
 
@@ -37,7 +49,56 @@ def run(arguments: list[str]) -> int:
             _stop_logging()
     except KeyboardInterrupt:  # While an error was being said, or after all else.
         _stop_logging()
-        return _fail("interrupted", 130)
+        return _stopped()
+
+
+def _open_streams() -> None:
+    """Let standard output and error take whatever is said, also where they are closed.
+
+    What is closed gives its number to the next file that is opened, and what libraries say would
+    be written into that: so the numbers are taken. Letters that a stream cannot hold are escaped.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # Which takes the lowest number that is free.
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="backslashreplace")
+    if isinstance(found := sys.stdout, io.TextIOWrapper) and sys.__stdout__ is found:
+        encoding, at_once, through = found.encoding, found.line_buffering, found.write_through
+        sys.stdout = sys.__stdout__ = _Output(  # type: ignore[misc]
+            found.detach(), encoding, "backslashreplace", None, at_once, through
+        )
+
+
+class _LostOutput(OSError):
+    """Standard output cannot be written to."""
+
+
+class _Output(io.TextIOWrapper):
+    """Standard output, whose failures are told from those of files."""
+
+    def write(self, text: str) -> int:
+        with _lost():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with _lost():
+            super().flush()
+
+
+@contextmanager
+def _lost() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:  # Whoever read it has gone, which is no error.
+        raise
+    except OSError as error:
+        raise _LostOutput(error.errno, error.strerror) from None
 
 
 def _run(arguments: list[str]) -> int:
@@ -55,22 +116,31 @@ def _run(arguments: list[str]) -> int:
         code = app(arguments, prog_name="bertflow", standalone_mode=False)
         sys.stdout.flush()
         if code == 130:  # The parser has caught Ctrl-C.
-            return _fail("interrupted", 130)
+            return _stopped()
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, EOFError):
-        return _fail("interrupted", 130)
+        return _stopped()
     except Interrupted as error:
-        return _fail(f"interrupted; {error}", 130)
+        return _stopped(f"; {error}")
     except (BrokenPipeError, SystemExit) as error:
         # Parser and terminal make of a reader that has gone an end of their own.
         if not isinstance(error.__context__ or error, BrokenPipeError):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except _LostOutput as error:
+        _drop_output()
+        why = f"{error.strerror}; what was written to files is there"
+        return _fail(f"cannot write to standard output: {why}", 1)
     except Exception as error:
         if "bertflow.cli.app" not in sys.modules or settings.debug:
             raise
         return _explain(error)
+
+
+def _drop_output() -> None:
+    """Let what is still to be written on standard output go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _stop_logging() -> None:
@@ -82,7 +152,7 @@ def _explain(error: Exception) -> int:
     from bertflow.errors import BertflowError
 
     if type(error).__name__ == "Abort":
-        return _fail("interrupted", 130)
+        return _stopped()
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
         if not error.format_message():  # Help was shown instead.
             return int(error.exit_code)
@@ -92,7 +162,13 @@ def _explain(error: Exception) -> int:
     return _fail(f"unexpected {type(error).__name__}: {error} (--debug shows where)", 1)
 
 
+def _stopped(why: str = "") -> int:
+    word, code = how_it_ended()
+    return _fail(f"{word}{why}", code)
+
+
 def _fail(message: str, code: int) -> int:
     line = " ".join(message.split())
-    sys.stderr.write(f"error: {line}\n")
+    with suppress(OSError):  # Nobody can be told; the code remains.
+        sys.stderr.write(f"error: {line}\n")
     return code

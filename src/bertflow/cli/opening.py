@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bertflow.cli.options import device_or_none
+from bertflow.errors import one_line
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -24,7 +25,7 @@ def load_raw(
     from bertflow.cli.terminal import busy
     from bertflow.encoders import load_encoder
 
-    with busy(f"loading {name}"):
+    with busy(f"loading {one_line(name)}"):
         return load_encoder(
             name,
             pooling=pooling,
@@ -41,7 +42,7 @@ def open_any(
     from bertflow.cli.terminal import busy
     from bertflow.encoders import open_model
 
-    with busy(f"loading {name}"):
+    with busy(f"loading {one_line(name)}"):
         return open_model(
             name,
             pooling=pooling,

@@ -91,25 +91,25 @@ Columns = Annotated[
 ]
 Json = Annotated[
     Path | None,
-    typer.Option("--json", metavar="FILE", help="Write the result and all it depends on."),
+    typer.Option(
+        "--json",
+        metavar="FILE|-",
+        help="Write the result and all it depends on; - shows that instead of the tables.",
+    ),
 ]
 Markdown = Annotated[
-    Path | None, typer.Option("--markdown", metavar="FILE", help="Write what is shown as Markdown.")
+    Path | None,
+    typer.Option(
+        "--markdown",
+        metavar="FILE|-",
+        help="Write what is shown as Markdown; - shows it so.",
+    ),
 ]
 
 
 def device_or_none(device: str) -> str | None:
     """What the libraries take: None where it is theirs to choose."""
     return None if device == "auto" else device
-
-
-def check_files(*files: Path | None) -> None:
-    """Refuse files that cannot be written, before any work is done for them."""
-    from bertflow.calibrators.storage import check_writable
-
-    for file in files:
-        if file is not None:
-            check_writable(file)
 
 
 def three(columns: str | None) -> tuple[str, str, str] | None:

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from bertflow.cli.opening import show
+from bertflow.cli.places import Given, check_files
+from bertflow.errors import one_line
 
 
 def report(
@@ -56,12 +58,17 @@ def report(
     """
     from bertflow.cli.terminal import busy
     from bertflow.report import build_report, check_page, write_report
+    from bertflow.report.runs import is_run
 
     check_page(output)
-    with busy(f"reading {source}"):
+    # A page is none of the records of a run, in whose folder it may well lie.
+    reads: dict[str, Given] = {"the report": source} if not is_run(Path(source)) else {}
+    reads |= {"--corpus": None if corpus is None else [corpus], "--against": against}
+    check_files({"--output": output}, reads, data=data)
+    with busy(f"reading {one_line(source)}"):
         found = build_report(source, corpus=corpus, column=column, against=against, data=data)
         size = write_report(found, output)
-    show(found.verdict)
+    show(one_line(found.verdict))
     for names, reason in found.left_out():
-        show(f"- without {', '.join(names)}: {reason}")
-    show(f"wrote {output}, {size / 1e6:.1f} MB: open it in a browser")
+        show(one_line(f"- without {', '.join(names)}: {reason}"))
+    show(f"wrote {one_line(output)}, {size / 1e6:.1f} MB: open it in a browser")

@@ -15,7 +15,7 @@ import typer
 from bertflow.cli.interruption import Interrupted, kept
 from bertflow.cli.opening import show
 from bertflow.cli.options import BatchSize, Data, Device, TrustRemoteCode, device_or_none
-from bertflow.errors import BertflowError, InputError, MissingDataError
+from bertflow.errors import BertflowError, InputError, MissingDataError, one_line
 
 if TYPE_CHECKING:
     from bertflow.paper import Subject, TableResult
@@ -104,6 +104,7 @@ def reproduce(
         raise InputError(f"--label goes with one --encoder, got {len(names)}")
     from dataclasses import replace
 
+    from bertflow.calibrators.outputs import check_apart
     from bertflow.cli.terminal import progress_bars
     from bertflow.paper import Material, Options, Planner, Workplace, identify
     from bertflow.paper import reproduce as run
@@ -122,6 +123,9 @@ def reproduce(
     )
     planner = Planner(Material(data, limit), options, words)
     folder = output / _slug(subjects, flow, limit)
+    read = [("--encoder", name) for name in names]
+    read += [] if glove is None else [("--glove", glove)]
+    check_apart({"--output": output / "records", "the tables": folder / "tables"}, read)
     written: list[str] = []
 
     def finished(one: TableResult | Sequence[Scatter]) -> None:
@@ -141,7 +145,7 @@ def reproduce(
     parts += [
         f"{name} is absent: {error}" for name, error in result.absent.items() if name not in failed
     ]
-    show("\n\n".join([*parts, f"wrote {', '.join(written)} to {folder}"]))
+    show("\n\n".join([*parts, f"wrote {', '.join(written)} to {one_line(folder)}"]))
     if failed:
         # What has no data is told; what went wrong is an error, though other tables are there.
         why = "; ".join(f"{name}: {error}" for name, error in failed.items())

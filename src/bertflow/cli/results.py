@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bertflow.cli.opening import show
+from bertflow.cli.places import is_output
 from bertflow.data import CATALOG
 from bertflow.display import Grid
+from bertflow.errors import one_line
 from bertflow.evaluation import METHODS, Comparison, Difference, Estimate, Scores
 from bertflow.evaluation.comparison import counted
 from bertflow.evaluation.tables import (
@@ -42,34 +45,44 @@ class Page:
 
     def markdown(self) -> str:
         """As Markdown has it."""
-        facts = "".join(f"- {name}: {value}\n" for name, value in self.facts.items())
-        notes = "".join(f"- {note}\n" for note in self.notes)
+        facts = "".join(f"- {name}: {one_line(value)}\n" for name, value in self.facts.items())
+        notes = "".join(f"- {one_line(note)}\n" for note in self.notes)
         return "\n".join([facts, *(grid.markdown() for grid in self.grids), notes])
 
 
 def give(
     pages: Sequence[Page], content: dict[str, Any], json_: Path | None, markdown: Path | None
 ) -> None:
-    """Show pages, and write them and the content where it is asked for."""
+    """Show pages, and write them and the content where it is asked for.
+
+    What is asked for on standard output is shown alone.
+    """
     from bertflow.calibrators.storage import write_text
 
-    # Files first: whoever reads what is shown may have gone.
+    forms: list[tuple[Path, str]] = []
     if json_ is not None:
-        write_text(json_, json.dumps(content, indent=2, allow_nan=False) + "\n")
+        forms.append((json_, json.dumps(content, indent=2, allow_nan=False) + "\n"))
     if markdown is not None:
-        write_text(markdown, "\n".join(page.markdown() for page in pages))
+        forms.append((markdown, "\n".join(page.markdown() for page in pages)))
+    # Files first: whoever reads what is shown may have gone.
+    for path, text in forms:
+        if not is_output(path):
+            write_text(path, text)
+    if alone := [text for path, text in forms if is_output(path)]:
+        sys.stdout.write(alone[0])
+        return
     for place, page in enumerate(pages):
         if place:
             show("")
         for name, value in page.facts.items():
-            show(f"{name:<11}{value}")
+            show(f"{name:<11}{one_line(value)}")
         for grid in page.grids:
             show("")
             show(grid.text())
         if page.notes:
             show("")
         for note in page.notes:
-            show(f"- {note}")
+            show(f"- {one_line(note)}")
 
 
 def scores_page(model: str, scores: Scores) -> Page:

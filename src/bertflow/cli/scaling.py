@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertflow.cli.interruption import NOTHING, Interrupted
+from bertflow.cli.interruption import NOTHING, Interrupted, still_terminated
 from bertflow.cli.opening import show
-from bertflow.errors import InputError
+from bertflow.cli.places import check_folder, check_folder_apart
+from bertflow.errors import InputError, one_line, quoted
 
 if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator
@@ -114,7 +115,7 @@ class Scaling:
 
         name = self.engine or "local"
         with ExitStack() as opened:
-            with _ray_quiet() if name == "ray" else nullcontext():
+            with still_terminated(), _ray_quiet() if name == "ray" else nullcontext():
                 engine = opened.enter_context(
                     opened_engine(name, address=self.address, workers=self.workers)
                 )
@@ -149,6 +150,7 @@ def encode_shards(
     """Encode a folder of .parquet files to another."""
     from bertflow.scale import Encode
 
+    check_folder_apart(output, {"MODEL": model})
     if len(corpus) != 1 or corpus[0] == "-":
         raise InputError(f"--engine takes one --corpus, a folder of .parquet, got {len(corpus)}")
     worker = Encode(
@@ -169,6 +171,7 @@ def transform_shards(
     from bertflow.scale import Transform
 
     _refuse_encoders_options(scaling)
+    check_folder_apart(output, {"DIR": folder})
     worker = Transform(str(folder.absolute()), vector=scaling.vector, inverse=inverse)
     _run(worker, vectors, output, scaling, "transform")
 
@@ -179,14 +182,13 @@ def fit_shards(
     """Fit a calibrator on the merged moments of shards, and save it."""
     from bertflow.calibrators import save_calibrator
     from bertflow.calibrators.staging import clear_part, part_folder
-    from bertflow.calibrators.storage import check_replaceable
     from bertflow.cli.terminal import progress_bars
     from bertflow.scale import fit_folder
 
     _refuse_encoders_options(scaling)
     if limit is not None:
         raise InputError("--limit does not go with shards: moments are of all vectors")
-    check_replaceable(output)
+    check_folder(output, {"--vectors": source})
     began = time.perf_counter()
     with part_folder(output) as part:
         moments = part / "moments"
@@ -207,7 +209,8 @@ def fit_shards(
         f"dimensions in {_shards(outcome)} in {time.perf_counter() - began:.1f} s"
     )
     _show_left_out(outcome)
-    show(f"saved to {output}: bertflow transform {output} --vectors IN --output OUT")
+    how = f"bertflow transform {quoted(output)} --vectors IN --output OUT"
+    show(f"saved to {one_line(output)}: {how}")
 
 
 def _run(worker: Worker, source: str | Path, output: Path, scaling: Scaling, stage: str) -> None:
@@ -226,7 +229,7 @@ def _run(worker: Worker, source: str | Path, output: Path, scaling: Scaling, sta
             progress=lambda done, total: report(stage, done, total),
         )
     before = f", {outcome.done_before:,} of them there before" if outcome.done_before else ""
-    show(f"{output} has {outcome.rows:,} vectors in {_shards(outcome)}{before}")
+    show(f"{one_line(output)} has {outcome.rows:,} vectors in {_shards(outcome)}{before}")
     _show_left_out(outcome)
 
 
@@ -242,7 +245,7 @@ def _show_left_out(outcome: Outcome) -> None:
     if outcome.skipped:
         show(f"{len(outcome.skipped):,} shards skipped, which the same command tries again:")
         for one in outcome.skipped:
-            show(f"  {one.path}: {one.reason}")
+            show(one_line(f"  {one.path}: {one.reason}"))
 
 
 def _refuse_encoders_options(scaling: Scaling) -> None:

@@ -10,6 +10,7 @@ from rich.table import Table
 from bertflow.calibrators.base import Array
 from bertflow.cli.terminal import console
 from bertflow.demo import QUERIES, Demonstration
+from bertflow.errors import one_line
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 32
@@ -67,7 +68,7 @@ def show_demo(result: Demonstration) -> None:
         for label, neighbours in zip(["before", "after"], sides, strict=True):
             for position, (sentence, cosine) in enumerate(neighbours):
                 out.print(f"  {label if position == 0 else '':<7}{cosine:6.3f}  {sentence}")
-    out.print(f"\nsaved to {result.output}; anywhere, with sentence-transformers alone:")
+    out.print(f"\nsaved to {one_line(result.output)}; anywhere, with sentence-transformers alone:")
     out.print("  from sentence_transformers import SentenceTransformer")
     out.print(f"  model = SentenceTransformer({str(result.output)!r})")
     out.print('  vectors = model.encode(["Any sentence."])')

@@ -10,7 +10,8 @@ import typer
 from bertflow.cli.interruption import NOTHING, Interrupted, kept
 from bertflow.cli.opening import load_raw, show
 from bertflow.cli.options import POOLING_HELP, Data, Device, MaxLength, TrustRemoteCode
-from bertflow.errors import InputError
+from bertflow.cli.places import check_folder
+from bertflow.errors import InputError, one_line, quoted
 
 if TYPE_CHECKING:
     from bertflow.finetuning import FineTuned, NliCorpus
@@ -61,13 +62,12 @@ def finetune(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Fine-tune an encoder on labelled NLI pairs, and save it; interrupted, it goes on."""
-    from bertflow.calibrators.storage import check_replaceable
     from bertflow.cli.terminal import progress_bars
     from bertflow.encoders import is_calibrated
     from bertflow.finetuning import Recipe, finetune_and_save, nli_corpus
     from bertflow.finetuning.training import check_packages
 
-    check_replaceable(output)
+    check_folder(output, {"--encoder": encoder})
     check_packages()
     recipe = Recipe(
         epochs=epochs,
@@ -129,10 +129,10 @@ def _show_result(result: FineTuned, output: Path, pooling: str) -> None:
         f"(95 % interval {accuracy.low:.1%} to {accuracy.high:.1%}); always saying "
         f"{accuracy.majority_label}: {accuracy.majority:.1%}"
     )
-    show(f"saved to {output}: SentenceTransformer({str(output)!r}) loads it anywhere")
+    show(f"saved to {one_line(output)}: SentenceTransformer({str(output)!r}) loads it anywhere")
     # Of the last blocks something is left only if the last one was trained.
     pooled = "last2avg" if pooling == "mean" else pooling
     show(
-        f"next: bertflow fit --encoder {output} --pooling {pooled} --corpus FILE "
-        f"--output {output}-flow"
+        f"next: bertflow fit --encoder {quoted(output)} --pooling {quoted(pooled)} --corpus FILE "
+        f"--output {quoted(f'{output}-flow')}"
     )

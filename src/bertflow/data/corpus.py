@@ -160,6 +160,8 @@ def _read(source: Source, column: str | None) -> Iterator[str]:
         return
     with remote_errors(source), reading(_called(source)):
         if isinstance(source, str):
+            if sys.stdin is None:
+                raise InputError(f"{_called(source)} is closed; give a file, or sentences to read")
             lines = bounded_lines(sys.stdin, _called(source))
             yield next(lines, "").removeprefix("\ufeff")
             yield from lines

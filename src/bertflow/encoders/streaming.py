@@ -25,8 +25,9 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array
-from bertflow.calibrators.staging import clear_part, part_folder, part_path
-from bertflow.calibrators.storage import check_writable, write_text
+from bertflow.calibrators.outputs import check_writable, keep_permissions
+from bertflow.calibrators.staging import clear_part, followed, part_folder, part_path
+from bertflow.calibrators.storage import write_text
 from bertflow.encoders.corpus import (
     check_text,
     count_cut_of,
@@ -61,6 +62,7 @@ FIRST = 512
 HEADER = 128
 FORMAT = 1
 CHECK = 16
+GROUPS = "groups"
 
 
 @dataclass(frozen=True)
@@ -407,7 +409,7 @@ def encode_file(
             encode has ended before its work.
     """
     output = Path(output)
-    check_writable(output)
+    check_writable(output, rows=True)
     description = describe_encoder(encoder)
     try:
         about = _described(encoder, resolved_precision(precision, encoder), description)
@@ -427,8 +429,18 @@ def encode_file(
                 raise InputError("there is no sentence to encode")
             sink.complete(found)
     except OSError as error:
-        raise ModelError(f"cannot write {output}: {error.strerror or error}") from None
+        raise ModelError(
+            f"cannot write {output}: {error.strerror or error}{_kept(part_path(output))}"
+        ) from None
     return found
+
+
+def _kept(folder: Path) -> str:
+    """What a message adds where something is there to go on from."""
+    noted = folder / GROUPS
+    if not noted.exists() or not noted.stat().st_size:
+        return ""
+    return f"; what is done is kept in {folder}, and the same command goes on from it"
 
 
 class _PartialFile:
@@ -439,7 +451,7 @@ class _PartialFile:
     """
 
     def __init__(self, output: Path, encoder: dict[str, Any], batch_size: int, group: int) -> None:
-        self.output = output
+        self.output = followed(output)
         self.folder = part_path(output)
         self.about = {"format": FORMAT, "vectors": encoder, "batch_size": batch_size}
         self.group = group
@@ -506,6 +518,7 @@ class _PartialFile:
         rows.file.seek(0)
         rows.file.write(_header((found.rows, found.width)))
         os.fsync(rows.file.fileno())
+        keep_permissions(self.output, self.folder / "rows.npy")
         (self.folder / "rows.npy").replace(self.output)
 
     def _open(self) -> None:
@@ -520,12 +533,12 @@ class _PartialFile:
             # Without a row of that width there is nothing to go on from.
             there = 0 < 4 * width <= rows.stat().st_size - HEADER
             if there and found == json.loads(json.dumps({**self.about, "group": self.group})):
-                noted = (self.folder / "groups").read_bytes()
+                noted = (self.folder / GROUPS).read_bytes()
                 self._rows = _RowFile(rows.open("r+b", buffering=0), width, HEADER)
         size = 2 * CHECK
         if self._rows is not None:
             self._notes = [noted[n : n + size] for n in range(0, len(noted) // size * size, size)]
-            self._noted = (self.folder / "groups").open("r+b", buffering=0)
+            self._noted = (self.folder / GROUPS).open("r+b", buffering=0)
 
     def _file(self, width: int) -> _RowFile:
         """The file of the rows, made with the first of them."""
@@ -537,9 +550,10 @@ class _PartialFile:
         if self._rows is None:
             about = {**self.about, "group": self.group, "width": width}
             self._notes = []
-            self._noted = (self.folder / "groups").open("w+b", buffering=0)
+            self._noted = (self.folder / GROUPS).open("w+b", buffering=0)
             write_text(self.folder / "about.json", json.dumps(about, indent=2) + "\n")
             file = (self.folder / "rows.npy").open("w+b", buffering=0)
+            keep_permissions(self.output, self.folder / "rows.npy", writable=True)
             file.write(bytes(HEADER))
             self._rows = _RowFile(file, width, HEADER)
         return self._rows

@@ -19,7 +19,7 @@ from bertflow.calibrators.card import last_part
 from bertflow.calibrators.storage import SUBFOLDER, calibrator_name
 from bertflow.data import read_corpus, sample_sentences
 from bertflow.encoders import library_versions, load
-from bertflow.errors import BertflowError, InputError, ModelError
+from bertflow.errors import BertflowError, InputError, ModelError, quoted
 from bertflow.paper.published import published
 from bertflow.report.figures import (
     Cloud,
@@ -274,7 +274,12 @@ def _of_model(
     draft.sides = [base, after]
     if against is not None:
         draft.sides, kinds = _two_models(draft, path, base, after, against), ["", ""]
-    _score(draft, kinds, data, lambda task: f"bertflow evaluate {path} --task {task} keeps them")
+    _score(
+        draft,
+        kinds,
+        data,
+        lambda task: f"bertflow evaluate {quoted(path)} --task {task} keeps them",
+    )
     return draft
 
 
@@ -302,9 +307,9 @@ def _of_cache(
             return None
         texts = read_corpus(files, column=column, limit=limit)
         named = ", ".join(map(str, files))
-        shown = f"bertflow encode {path} --corpus {files[0]} --output OUT.npy"
+        shown = f"bertflow encode {quoted(path)} --corpus {quoted(files[0])} --output OUT.npy"
         if column is not None:
-            shown += f" --column {column}"
+            shown += f" --column {quoted(column)}"
     chosen = choose(len(texts), texts)
     assert chosen.texts is not None
     try:
@@ -340,7 +345,9 @@ def _of_fitted_rows(
             if file
             else "a calibrator holds no vectors"
         )
-        remedy = f"bertflow report VECTORS.npy --against {path} draws vectors of its encoder"
+        remedy = (
+            f"bertflow report VECTORS.npy --against {quoted(path)} draws vectors of its encoder"
+        )
         if corpus is not None:
             raise ModelError(f"{path} is a calibrator without its encoder, and {what}; {remedy}")
         _nothing(draft, f"{what}: {remedy}")

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 import bertflow
-from bertflow.calibrators.storage import check_writable, write_text
+from bertflow.calibrators.outputs import check_writable
+from bertflow.calibrators.storage import write_text
 from bertflow.errors import InputError
 from bertflow.report.building import NEIGHBOURS, Report
 from bertflow.report.charts import (
