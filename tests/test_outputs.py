@@ -613,3 +613,19 @@ def test_the_library_leaves_sigterm_alone(work):
     with pytest.raises(InputError):
         transform_file(Standardization().fit(np.load("v.npy")), "v.npy", "v.npy")
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["fit", "--vectors", "nan.npy", "--output", "new"],
+        ["transform", "w", "--vectors", "nan.npy", "--output", "z.npy"],
+        ["diagnose", "nan.npy"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_row_that_is_not_finite_is_named_with_its_file(work, refused, command):
+    rows = np.load("v.npy")
+    rows[7, 1] = np.nan
+    np.save("nan.npy", rows)
+    assert refused(*command).startswith("nan.npy contains NaN in row 7 ")

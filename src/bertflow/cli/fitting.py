@@ -27,7 +27,7 @@ from bertflow.cli.options import (
     build_calibrator,
     device_or_none,
 )
-from bertflow.cli.places import check_files, check_folder
+from bertflow.cli.places import check_files, check_folder, vectors_named
 from bertflow.cli.scaling import (
     Address,
     EngineName,
@@ -203,7 +203,7 @@ def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int 
     began = time.perf_counter()
     calibrator.provenance_ = {"vectors": str(source), "rows": len(rows), "limit": limit}
     with _checkpoint(output) as checkpoint:
-        with progress_bars() as report:
+        with vectors_named(source), progress_bars() as report:
             if isinstance(calibrator, Flow):
                 calibrator.fit(
                     rows,
@@ -308,7 +308,7 @@ def transform(
     from bertflow.cli.terminal import progress_bars
 
     calibrator = load_calibrator(folder)
-    with progress_bars() as report:
+    with vectors_named(vectors), progress_bars() as report:
         rows, width = transform_file(
             calibrator,
             vectors,

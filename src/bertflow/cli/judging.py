@@ -28,7 +28,7 @@ from bertflow.cli.options import (
     TrustRemoteCode,
     three,
 )
-from bertflow.cli.places import check_results
+from bertflow.cli.places import check_results, vectors_named
 from bertflow.errors import InputError, MissingDataError
 
 if TYPE_CHECKING:
@@ -299,7 +299,8 @@ def diagnose(
         }
         if clash := [name for name, value in given.items() if value]:
             raise InputError(f"vectors go without {', '.join(clash)}")
-        found = diagnose_file(Path(source), limit)
+        with vectors_named(source):
+            found = diagnose_file(Path(source), limit)
     else:
         from bertflow.data import read_corpus, read_pairs, sample_sentences
 

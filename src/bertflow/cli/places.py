@@ -5,15 +5,27 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bertflow.errors import InputError, ModelError
+from bertflow.errors import InputError, ModelError, one_line
 
 STDOUT = 1
 Given = str | Path | Sequence[str | Path] | None
 # What a folder of data may hold of ours, and no reader of data looks at.
 RESULTS = (".json", ".md", ".html", ".htm", ".svg", ".png", ".pdf")
+
+
+@contextmanager
+def vectors_named(source: str | Path) -> Iterator[None]:
+    """Have messages about X, as Python has it, name the file that the rows are of."""
+    try:
+        yield
+    except InputError as error:
+        name, _, rest = str(error).partition(" ")
+        if name != "X":
+            raise
+        raise InputError(f"{one_line(source)} {rest}") from error
 
 
 def is_output(path: Path | None) -> bool:
