@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from bertflow.data import check_corpus, read_corpus, tables
+from bertflow.data import check_corpus, checked_corpus, read_corpus, stream_corpus, tables
 from bertflow.errors import InputError, MissingDependencyError
 
 SENTENCES = [
@@ -476,3 +476,11 @@ def test_parquet_without_its_package_gives_the_line_that_installs_it(tmp_path, m
     monkeypatch.setattr(tables, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'bertflow\[parquet\]'"):
         read_corpus([path])
+
+
+def test_one_source_need_not_be_in_a_list(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("one\ntwo\n")
+    for source in (file, str(file), [file]):
+        assert read_corpus(source) == ["one", "two"]
+        assert list(stream_corpus(source)) == list(checked_corpus(source)) == ["one", "two"]

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def read_corpus(
-    sources: Sequence[str | Path],
+    sources: str | Path | Sequence[str | Path],
     *,
     column: str | None = None,
     limit: int | None = None,
@@ -44,11 +44,11 @@ def read_corpus(
     """Read sentences from files, in order, into a list.
 
     Args:
-        sources: Files by their ending: .txt (one sentence a line), .csv, .tsv, .jsonl, .parquet,
-            each also packed (.gz, .bz2, .xz, .zst); folders and patterns of such files; what
-            `datasets` has saved to disk; URLs of any of these (s3://, gs://, https:// and whatever
-            else fsspec knows); "hub:OWNER/NAME[@REVISION][:CONFIG]:SPLIT", streamed; or "-" for
-            standard input, one sentence a line. In .tsv quotes are plain characters.
+        sources: One or more of: files by their ending, .txt (one sentence a line), .csv, .tsv,
+            .jsonl, .parquet, each also packed (.gz, .bz2, .xz, .zst); folders and patterns of such
+            files; what `datasets` has saved to disk; URLs of any of these (s3://, gs://, https://
+            and whatever else fsspec knows); "hub:OWNER/NAME[@REVISION][:CONFIG]:SPLIT", streamed;
+            or "-" for standard input, one sentence a line. In .tsv quotes are plain characters.
         column: The text column of a table: its name, or for a .csv or .tsv without a header its
             number from 1. Not needed where there is only one.
         limit: Stop after so many sentences, at least 1.
@@ -66,8 +66,12 @@ def read_corpus(
     return list(stream_corpus(sources, column=column, limit=limit, blank=blank))
 
 
+def _several(sources: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:
+    return [sources] if isinstance(sources, str | Path) else sources
+
+
 def stream_corpus(
-    sources: Sequence[str | Path],
+    sources: str | Path | Sequence[str | Path],
     *,
     column: str | None = None,
     limit: int | None = None,
@@ -91,6 +95,7 @@ def stream_corpus(
     if limit is not None and limit < 1:
         raise InputError(f"limit must be at least 1, got {limit}")
     # One after the other: with a limit the last of them may not be needed.
+    sources = _several(sources)
     found = (one for source in sources for one in located([source]))
     texts = (text.strip() for one in found for text in _read(one, column))
     if blank == "skip":
@@ -117,7 +122,7 @@ def check_corpus(sources: Sequence[str | Path]) -> None:
 
 
 def checked_corpus(
-    sources: Sequence[str | Path],
+    sources: str | Path | Sequence[str | Path],
     *,
     column: str | None = None,
     limit: int | None = None,
@@ -141,6 +146,7 @@ def checked_corpus(
         InputError: As in `read_corpus`.
         MissingDependencyError: As in `read_corpus`.
     """
+    sources = _several(sources)
     found = located(sources)
     if not any(source == STANDARD_INPUT or is_remote(source) for source in found):
         for _ in stream_corpus(sources, column=column, limit=limit, blank=blank):
