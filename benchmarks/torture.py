@@ -390,8 +390,7 @@ class Torture:
         shutil.rmtree(folder)
         if case.cached and "--output" in case.arguments:
             folder = self._folder()
-            other = [f"{a}2" if a == case.output else a for a in case.command()]
-            other = [a.replace("out2.npy", "two.npy") for a in other]
+            other = [f"2{a}" if a == case.output else a for a in case.command()]
             children = [Child(case.command(), folder), Child(other, folder)]
             ends = [child.end() for child in children]
             if any(end.code for end in ends):

@@ -629,3 +629,39 @@ def test_a_row_that_is_not_finite_is_named_with_its_file(work, refused, command)
     rows[7, 1] = np.nan
     np.save("nan.npy", rows)
     assert refused(*command).startswith("nan.npy contains NaN in row 7 ")
+
+
+@posix
+def test_where_permissions_cannot_be_set_no_file_becomes_more_open(tmp_path, monkeypatch):
+    old = tmp_path / "old.txt"
+    old.write_text("before")
+    old.chmod(0o666)
+
+    def refuse(self, mode):
+        raise PermissionError(1, "Operation not permitted")
+
+    private = tmp_path / "private.txt"
+    private.write_text("before")
+    private.chmod(0o600)
+    monkeypatch.setattr(Path, "chmod", refuse)
+    write_text(old, "after")
+    assert old.read_text() == "after"
+    with pytest.raises(ModelError, match="Operation not permitted"):
+        write_text(private, "after")
+    assert private.read_text() == "before"
+
+
+@posix
+def test_a_fork_leaves_what_is_held_back_as_it_was():
+    code = """
+import os, signal
+from bertflow.cli.interruption import catch_termination
+catch_termination()
+for held in ({signal.SIGTERM}, set()):
+    signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    if not (child := os.fork()):
+        os._exit(signal.pthread_sigmask(signal.SIG_BLOCK, []) != held)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == held
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

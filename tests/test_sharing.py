@@ -120,14 +120,23 @@ def test_a_calibrator_is_pushed_and_loads_again(hub, rng, tmp_path):
 
 
 def test_no_folder_of_this_machine_is_published(hub, encoder, tiny_sentences, tmp_path):
-    files = {"corpus": [f"{tmp_path}/secret/a.txt", "b.txt"], "column": "text"}
+    files = {
+        "corpus": [
+            f"{tmp_path}/secret/a.txt",
+            "b.txt",
+            "secret/c.txt",
+            "../secret/d.txt",
+            "hub:e/f:train",
+        ],
+        "column": "text",
+    }
     model = calibrate(encoder, tiny_sentences, Whitening(4), provenance=files)
     kept = model.calibrator.provenance_
     model.push_to_hub("me/model")
     model.calibrator.push_to_hub("me/calibrator")
     for name, file in [("me/model", "bertflow/config.json"), ("me/calibrator", "config.json")]:
         told = json.loads(hub.repositories[name][file])["provenance"]
-        assert told["corpus"] == ["a.txt", "b.txt"]
+        assert told["corpus"] == ["a.txt", "b.txt", "c.txt", "d.txt", "hub:e/f:train"]
         assert told["encoder"] == {**kept["encoder"], "name": Path(kept["encoder"]["name"]).name}
         assert b"secret" not in b"".join(hub.repositories[name].values())
     assert model.calibrator.provenance_ is kept

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import unicodedata
+from subprocess import list2cmdline
 from typing import Any
 
 # What comes out of others' files is shown up to this; a whole message, which may list every path
@@ -52,6 +54,8 @@ def quoted(name: Any) -> str:
     text = str(name)
     if text.startswith("-"):
         text = f"./{text}"
+    if os.name == "nt":
+        return list2cmdline([text])
     if text.isprintable():
         return shlex.quote(text)
     letters = [chr(byte) for byte in text.encode("utf-8", "surrogateescape")]

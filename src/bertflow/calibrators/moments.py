@@ -209,6 +209,8 @@ def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor, float]:
     try:
         values, vectors = torch.linalg.eigh(covariance)
     except RuntimeError:  # torch.linalg.LinAlgError
+        if not bool(covariance.isfinite().all()):
+            raise
         # Units that differ by more than some 1e100 keep it from converging. What is that far below
         # the largest variance is no part of any axis that counts.
         largest = covariance.diagonal().max()

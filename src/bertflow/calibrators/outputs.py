@@ -58,11 +58,24 @@ def keep_permissions(old: Path, new: Path, *, writable: bool = False) -> None:
     if not old.exists():
         return
     found, own = old.stat(), new.stat()
-    if hasattr(os, "chown") and (found.st_uid, found.st_gid) != (own.st_uid, own.st_gid):
-        with suppress(OSError):  # Not everyone may give files away.
-            os.chown(new, found.st_uid, found.st_gid)
     mode = stat.S_IMODE(found.st_mode) & PERMISSIONS
-    new.chmod(mode | stat.S_IWUSR if writable else mode)
+    if hasattr(os, "chown") and (found.st_uid, found.st_gid) != (own.st_uid, own.st_gid):
+        try:
+            os.chown(new, found.st_uid, found.st_gid)
+        except OSError:  # Not everyone may give files away.
+            try:
+                os.chown(new, -1, found.st_gid)
+            except OSError:
+                if own.st_gid != found.st_gid:  # What its group may was meant for another.
+                    mode &= ~stat.S_IRWXG
+    wanted = mode | stat.S_IWUSR if writable else mode
+    now = stat.S_IMODE(new.stat().st_mode) & PERMISSIONS
+    try:
+        if now != wanted:
+            new.chmod(wanted)
+    except OSError:  # Some network file systems have no permissions to set.
+        if now & ~wanted & (stat.S_IRWXG | stat.S_IRWXO):  # Never more open than the old one.
+            raise
 
 
 def special(path: Path) -> str | None:

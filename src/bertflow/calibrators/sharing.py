@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,11 +59,12 @@ def without_folders(calibrator: Calibrator) -> Calibrator:
     Args:
         calibrator: Left as it is.
     """
-    from bertflow.calibrators.card import last_part
 
     def shortened(told: Any) -> Any:
         if isinstance(told, str):
-            return last_part(told)
+            # A data set's name on the hub has a slash as well, and is public.
+            parts = PureWindowsPath(told) if "\\" in told else PurePath(told)
+            return told if told.startswith("hub:") else parts.name or told
         return [shortened(one) for one in told] if isinstance(told, list | tuple) else told
 
     provenance = dict(getattr(calibrator, "provenance_", {}))
@@ -71,7 +72,9 @@ def without_folders(calibrator: Calibrator) -> Calibrator:
         if key in provenance:
             provenance[key] = shortened(provenance[key])
     encoder = provenance.get("encoder")
-    if isinstance(encoder, Mapping) and "name" in encoder:
+    origin = provenance.get("origin")
+    public_name = origin.get("base_model") if isinstance(origin, Mapping) else None
+    if isinstance(encoder, Mapping) and encoder.get("name") not in (None, public_name):
         provenance["encoder"] = {**encoder, "name": shortened(encoder["name"])}
     public = copy.copy(calibrator)
     public.provenance_ = provenance

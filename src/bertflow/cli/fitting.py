@@ -379,7 +379,7 @@ def encode(
     from bertflow.data import checked_corpus
 
     check_files({"--output": output}, {"MODEL": model, "--corpus": corpus}, rows=True)
-    if output.suffix != ".npy":
+    if output.suffix.lower() != ".npy":
         raise InputError(
             f"{output} must end in .npy, to which encode writes; for a folder of .parquet files, "
             "ids and all, give --engine local"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ class Terminated(KeyboardInterrupt):
 
 
 _terminated: list[int] = []
+# Of each thread, what it held back before the forks that it is in.
+_held = threading.local()
 
 
 def how_it_ended() -> tuple[str, int]:
@@ -40,10 +43,9 @@ def catch_termination() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     if hasattr(os, "register_at_fork"):
         # Held back meanwhile: one that came to a child before it has let go would be lost.
-        held = {signal.SIGTERM}
         os.register_at_fork(
-            before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, held),
-            after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, held),
+            before=_hold,
+            after_in_parent=_release,
             after_in_child=_end_in_child,
         )
 
@@ -54,18 +56,29 @@ def let_termination_end() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def _hold() -> None:
+    _held.masks = [*getattr(_held, "masks", []), signal.pthread_sigmask(signal.SIG_BLOCK, [])]
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _release() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _held.masks.pop())
+
+
 def _end_in_child() -> None:
     let_termination_end()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    _release()
 
 
 @contextmanager
 def still_terminated() -> Iterator[None]:
     """Keep what SIGTERM does while a library starts that would make it its own."""
     before = signal.getsignal(signal.SIGTERM)
-    yield
-    if before is _terminate:
-        signal.signal(signal.SIGTERM, before)
+    try:
+        yield
+    finally:
+        if before is _terminate:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _terminate(*_: object) -> None:

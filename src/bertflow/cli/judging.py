@@ -28,7 +28,7 @@ from bertflow.cli.options import (
     TrustRemoteCode,
     three,
 )
-from bertflow.cli.places import check_results, vectors_named
+from bertflow.cli.places import check_files, check_results, vectors_named
 from bertflow.errors import InputError, MissingDataError
 
 if TYPE_CHECKING:
@@ -94,10 +94,13 @@ def evaluate(
         raise InputError(
             f"--card needs a calibrated model that bertflow saved, and {model} is none"
         )
+    if card:
+        check_files({"--card": Path(model) / "README.md"})
     found, absent = _tests(task, pairs, columns, data, split)
     cache, kind = users_cache(no_cache), as_precision(precision)
     names = [model] if against is None else [model, against]
     results = []
+    carded: CalibratedSentenceTransformer | None = None
     for name in names:
         # A calibrated model has its own; beside another the options are for that one.
         own = is_calibrated(name) and not all(is_calibrated(other) for other in names)
@@ -120,7 +123,7 @@ def evaluate(
         )
         if card and len(results) == 1 and isinstance(loaded, CalibratedSentenceTransformer):
             loaded.add_scores(*scores)
-            save_card(loaded, model)
+            carded = loaded
         del loaded
     tell_found(cache)
     pages = [scores_page(name, one) for name, one in zip(names, results, strict=True)]
@@ -131,6 +134,8 @@ def evaluate(
         content["against"] = {"model": against, **results[1].to_dict()}
         content["differences"] = {name: one.to_dict() for name, one in found_differences.items()}
     give(pages, content, json_, markdown)
+    if carded is not None:
+        save_card(carded, model)
 
 
 def compare(

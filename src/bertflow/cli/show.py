@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-
 import numpy as np
 from rich.table import Table
 
 from bertflow.calibrators.base import Array
 from bertflow.cli.terminal import console
 from bertflow.demo import QUERIES, Demonstration
-from bertflow.errors import one_line
+from bertflow.errors import one_line, quoted
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 32
@@ -73,9 +71,9 @@ def show_demo(result: Demonstration) -> None:
     out.print(f"  model = SentenceTransformer({str(result.output)!r})")
     out.print('  vectors = model.encode(["Any sentence."])')
     if result.cached:
-        page = f"{result.output.resolve().name}.html"
-        command = ["bertflow", "report", str(result.output), "--output", page]
-        out.print(f"\nbefore and after in pictures, on one page:\n  {shlex.join(command)}")
+        page = quoted(f"{result.output.resolve().name}.html")
+        out.print("\nbefore and after in pictures, on one page:")
+        out.print(f"  bertflow report {quoted(result.output)} --output {page}")
 
 
 def _hundred(value: float | None) -> str:

@@ -158,7 +158,7 @@ class CalibratedSentenceTransformer(SentenceTransformer):
         """Upload the folder that `save_model` writes, with its card, to the model hub.
 
         What the calibrator was fitted on is part of it, files and encoder without the folders they
-        lie in here.
+        lie in here. A folder that is given as `local_model_path` goes up as it is.
 
         Args:
             repo_id: Name of the repository, "user/name"; it is made.
