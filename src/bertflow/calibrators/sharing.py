@@ -25,12 +25,12 @@ def push_calibrator(
     create_pr: bool = False,
 ) -> str:
     """Upload a calibrator's folder, see `Calibrator.push_to_hub`."""
-    calibrator = without_folders(calibrator)
     from huggingface_hub import HfApi
 
     from bertflow.calibrators.card import CARD, calibrator_card
     from bertflow.calibrators.storage import save_calibrator
 
+    calibrator = without_folders(calibrator)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         save_calibrator(calibrator, folder)  # Before anything is made on the hub.

@@ -80,6 +80,7 @@ def evaluate(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Score a model, calibrated or bare, on tasks or on pairs of your own."""
+    from bertflow.calibrators.card import CARD
     from bertflow.cli.results import difference_page, give, scores_page
     from bertflow.cli.terminal import progress_bars
     from bertflow.encoders import CalibratedSentenceTransformer, is_calibrated, save_card
@@ -95,7 +96,7 @@ def evaluate(
             f"--card needs a calibrated model that bertflow saved, and {model} is none"
         )
     if card:
-        check_files({"--card": Path(model) / "README.md"})
+        check_files({"--card": Path(model) / CARD})
     found, absent = _tests(task, pairs, columns, data, split)
     cache, kind = users_cache(no_cache), as_precision(precision)
     names = [model] if against is None else [model, against]

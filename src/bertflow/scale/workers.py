@@ -317,8 +317,7 @@ class Encode(Worker):
             if self.blank == "refuse":
                 raise InputError(
                     f"{place}, row {first + int(full.argmin())} has no text: it would have no "
-                    "vector; leave such rows out by --skip-blank (in "
-                    "Python blank='skip')"
+                    "vector; leave such rows out by --skip-blank (in Python blank='skip')"
                 )
             self.left_out += int((~full).sum())
             texts = [text for text in texts if text]
