@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -191,3 +192,35 @@ def tree(folder: Path) -> dict[str, bytes]:
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
         for path in sorted(folder.rglob("*"))
     }
+
+
+@pytest.fixture
+def encoded(monkeypatch) -> list[str]:
+    """Every sentence that any encoder is given from here on, those of a probe apart."""
+    from sentence_transformers import SentenceTransformer
+
+    from bertflow.encoders.probe import SENTENCES
+
+    seen: list[str] = []
+    preprocess = SentenceTransformer.preprocess
+    # sentence-transformers' own, for the card of a model that is saved.
+    card = ("The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium.")
+
+    def counted(self, texts, *args, **keywords):
+        probe = (*SENTENCES, *card)
+        seen.extend(t for t in texts if t not in probe and not t.startswith(SENTENCES[1]))
+        return preprocess(self, texts, *args, **keywords)
+
+    monkeypatch.setattr(SentenceTransformer, "preprocess", counted)
+    return seen
+
+
+@pytest.fixture
+def spoiled(tiny_bert: Path) -> Any:
+    """An encoder whose vectors are NaN for each sentence with "cat"."""
+    from bertflow import load_encoder
+
+    encoder = load_encoder(tiny_bert, device="cpu")
+    weight = encoder[0].model.embeddings.word_embeddings.weight
+    weight.data[encoder.tokenizer.convert_tokens_to_ids("cat")] = float("nan")
+    return encoder

@@ -168,9 +168,11 @@ def test_batches_beside_each_other_are_those_one_after_the_other(
         names.add(threading.current_thread().name)
         return forward(*arguments)
 
+    encode = Encoding(encoder, batch_size=1)
+    encode(tiny_sentences[:1])  # Tries the encoder out.
     monkeypatch.setattr(encoding, "_forward", watched)
     try:
-        found = encode_distinct(encoder, tiny_sentences, batch_size=1)
+        found = encode(tiny_sentences)
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(threads)

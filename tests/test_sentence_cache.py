@@ -7,10 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from sentence_transformers import SentenceTransformer
 
 from bertflow import Flow, SentenceCache, Whitening, calibrate, compare, load_encoder
@@ -27,22 +29,6 @@ from conftest import WORDS
 def encoder(tiny_bert):
     """Not to be changed."""
     return load_encoder(tiny_bert, device="cpu")
-
-
-@pytest.fixture
-def encoded(monkeypatch) -> list[str]:
-    """Every sentence that any encoder is given from here on."""
-    seen: list[str] = []
-    encode = SentenceTransformer.encode
-    # sentence-transformers' own, for the card of a model that is saved.
-    card = {"The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."}
-
-    def counted(self, sentences, *args, **keywords):
-        seen.extend(one for one in sentences if one not in card)
-        return encode(self, sentences, *args, **keywords)
-
-    monkeypatch.setattr(SentenceTransformer, "encode", counted)
-    return seen
 
 
 @pytest.fixture
@@ -144,23 +130,15 @@ def test_every_function_that_encodes_takes_a_cache(encoder, tiny_sentences, enco
         assert np.array_equal(first, second) if isinstance(first, np.ndarray) else first == second
 
 
-def test_a_vector_that_is_not_finite_is_not_kept(encoder, encoded, monkeypatch, tmp_path):
-    encode = SentenceTransformer.encode
-
-    def broken(self, texts, **keywords):
-        vectors = encode(self, texts, **keywords)
-        vectors[[text == "the cat" for text in texts]] = np.nan
-        return vectors
-
-    monkeypatch.setattr(SentenceTransformer, "encode", broken)
+def test_a_vector_that_is_not_finite_is_not_kept(spoiled, tmp_path):
     texts = ["a dog", "the cat", "a bird"]
     for _ in range(2):
         cache = SentenceCache(tmp_path)
-        got = embed(encoder, texts, finite=False, cache=cache).vectors
+        got = embed(spoiled, texts, finite=False, cache=cache).vectors
         assert np.isnan(got).any(axis=1).tolist() == [False, True, False]
     assert (cache.found, cache.encoded) == (2, 1)
     with pytest.raises(InputError, match="sentence 1 is not finite: 'the cat'"):
-        embed(encoder, texts, cache=SentenceCache(tmp_path))
+        embed(spoiled, texts, cache=SentenceCache(tmp_path))
 
 
 # Nothing mixed up.
@@ -179,12 +157,20 @@ def variants(folder: Path) -> dict[str, SentenceTransformer]:
         "weights": load_encoder(folder, device="cpu"),
         "tokenizer": load_encoder(folder, device="cpu"),
         "configuration": load_encoder(folder, device="cpu"),
+        "activation": load_encoder(folder, device="cpu"),
+        "hook": load_encoder(folder, device="cpu", pooling="mean"),
     }
     made["prompt"].prompts, made["prompt"].default_prompt_name = {"query": "a "}, "query"
     made["width"].truncate_dim = 8
     next(made["weights"].parameters()).data += 1
-    made["tokenizer"][0].tokenizer.add_tokens(["dogs"])
+    made["tokenizer"][0].tokenizer.truncation_side = "left"
     made["configuration"][0].model.config.layer_norm_eps = 0.1
+    # What no configuration tells.
+    layer = made["activation"][0].model.encoder.layer[0]
+    layer.intermediate.intermediate_act_fn = torch.nn.ReLU()
+    made["hook"][0].register_forward_hook(
+        lambda module, given, out: {**out, "token_embeddings": 2 * out["token_embeddings"]}
+    )
     return made
 
 
@@ -197,6 +183,15 @@ def test_encoders_that_differ_in_anything_share_nothing(tiny_bert, tmp_path):
     plain = describe_vectors(made["plain"])
     assert describe_vectors(load_encoder(tiny_bert, device="cpu")) == plain
     assert describe_vectors(made["plain"], "bfloat16") != plain
+
+
+def test_an_encoder_with_an_encode_of_its_own_is_not_kept(tiny_bert, tmp_path):
+    encoder = load_encoder(tiny_bert, device="cpu")
+    plain = embed(encoder, ["a dog"], cache=SentenceCache(tmp_path)).vectors
+    encoder.encode = partial(encoder.encode, prompt="the cat ")
+    prompted = embed(encoder, ["a dog"], cache=(cache := SentenceCache(tmp_path))).vectors
+    assert cache.found == 0 and not np.allclose(plain, prompted)
+    assert len(folders(tmp_path)) == 1
 
 
 def test_the_name_of_the_folder_and_calls_before_make_no_difference(tiny_bert, tmp_path):

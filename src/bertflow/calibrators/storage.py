@@ -37,6 +37,14 @@ FORMAT = 1
 LISTED, LONGEST_REASON = 5, 500
 MANIFEST = ".bertflow-files.json"
 CONFIG, WEIGHTS, SUBFOLDER = "config.json", "model.safetensors", "bertflow"
+# What libraries look for in a model's folder; the first two hold weights.
+WEIGHTS_FILES = (
+    "model*.safetensors",
+    "pytorch_model*.bin",
+    "model*.index.json",
+    "*model*.bin.*",
+    "adapter_*",
+)
 TYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64, "BOOL": torch.bool}
 
 # Arguments that came with a later version. A file of an earlier one has none of them and means
@@ -236,10 +244,20 @@ def merged_folder(target: Path) -> Iterator[Path]:
         yield staging
         for path in sorted(staging.rglob("*")):
             place = target / path.relative_to(staging)
+            if path.match(WEIGHTS_FILES[0]) or path.match(WEIGHTS_FILES[1]):
+                _remove_other_weights(path.parent, place.parent)
             if path.is_dir():
                 place.mkdir(exist_ok=True)
             else:
                 path.replace(place)
+
+
+def _remove_other_weights(new: Path, old: Path) -> None:
+    """Remove weights of an earlier model, which libraries would load instead of the new ones."""
+    for pattern in WEIGHTS_FILES:
+        for path in old.glob(pattern):
+            if not (new / path.name).exists():
+                path.unlink()
 
 
 @contextmanager

@@ -2,86 +2,60 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-logger = logging.getLogger(__name__)
-
-PROBE = "A short sentence to compare the hidden states with."
+from torch import nn
 
 
-@torch.no_grad()
-def cut_blocks(model: nn.Module, tokenizer: Any, top: int) -> int:
-    """Remove the blocks that hidden state `top` does not need, in place.
+class Cut:
+    """The blocks of a transformer, of which the last can be left out, and put back.
 
-    Models that normalise after their last block (GPT- and Llama-like ones) apply that to whatever
-    block is last, so cut right after block i their state i would change; they keep one block
-    more. Which kind a model is, a probe sentence tells: its hidden states up to `top` must be
-    what they were.
+    Models that normalise after their last block (GPT- and Llama-like ones) apply that to whichever
+    block is last. Cut right after block i, their hidden state i would change, so they need one
+    block more. Which kind a model is, only trying tells: `choices` are to be tried in turn.
 
     Args:
         model: A transformers model.
-        tokenizer: Its tokenizer.
-        top: The highest hidden state needed.
-
-    Returns:
-        The number of blocks that are left; all of them if the model cannot be cut.
+        total: How many blocks it has: one less than its hidden states.
     """
-    config: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
-    total: int = config.num_hidden_layers
-    holders = _block_lists(model, total)
-    if top >= total or not holders:
-        return total
-    probe = {
-        name: tensor.to(next(model.parameters()).device)
-        for name, tensor in tokenizer(PROBE, return_tensors="pt").items()
-    }
-    before = _states(model, probe)[: top + 1]
-    blocks = [(parent, name, getattr(parent, name)) for parent, name in holders]
-    lists = {
-        key: value
-        for key, value in config.to_dict().items()
-        if isinstance(value, list) and len(value) == total
-    }
-    for kept in range(max(top, 1), total):
-        _resize(config, blocks, lists, kept)
-        after = _states(model, probe)[: top + 1]
-        if all(
-            torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(before, after, strict=True)
-        ):
-            logger.info("kept %d of %d blocks", kept, total)
-            return kept
-        if kept > top:
-            break
-    _resize(config, blocks, lists, total)
-    return total
 
+    def __init__(self, model: nn.Module, total: int) -> None:
+        self.total = total
+        self._configs: list[Any] = []
+        for module in model.modules():
+            config = getattr(module, "config", None)
+            if hasattr(config, "get_text_config"):
+                config = config.get_text_config()  # type: ignore[union-attr, operator]
+            known = any(config is one for one in self._configs)
+            if getattr(config, "num_hidden_layers", None) == total and not known:
+                self._configs.append(config)
+        self._blocks = [
+            (parent, name, child)
+            for parent in model.modules()
+            for name, child in parent.named_children()
+            if isinstance(child, nn.ModuleList) and len(child) == total
+        ]
+        self._lists = [
+            {
+                key: value
+                for key, value in config.to_dict().items()
+                if isinstance(value, list) and len(value) == total
+            }
+            for config in self._configs
+        ]
 
-def _block_lists(model: nn.Module, total: int) -> list[tuple[nn.Module, str]]:
-    return [
-        (parent, name)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, nn.ModuleList) and len(child) == total
-    ]
+    def choices(self, top: int) -> list[int]:
+        """The numbers of blocks to try where hidden state `top` is the highest that is needed."""
+        if not self._blocks or not self._configs:
+            return [self.total]
+        least = max(top, 1)
+        return sorted({min(least, self.total), min(least + 1, self.total), self.total})
 
-
-def _resize(
-    config: Any,
-    blocks: list[tuple[nn.Module, str, nn.ModuleList]],
-    lists: dict[str, list[Any]],
-    kept: int,
-) -> None:
-    for parent, name, full in blocks:
-        setattr(parent, name, full[:kept])
-    for key, value in lists.items():
-        setattr(config, key, value[:kept])
-    config.num_hidden_layers = kept
-
-
-def _states(model: nn.Module, probe: dict[str, Tensor]) -> tuple[Tensor, ...]:
-    states: tuple[Tensor, ...] = model(**probe, output_hidden_states=True).hidden_states
-    return states
+    def keep(self, count: int) -> None:
+        """Keep the first blocks, in place; all of them are back with `total`."""
+        for parent, name, full in self._blocks:
+            setattr(parent, name, full if count == self.total else full[:count])
+        for config, lists in zip(self._configs, self._lists, strict=True):
+            for key, value in lists.items():
+                setattr(config, key, value[:count])
+            config.num_hidden_layers = count

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.threads import set_own_threads, usual_threads
 from bertflow.encoders.attention import pack_attention
+from bertflow.encoders.encoder import Encoder
 from bertflow.encoders.evaluating import evaluating
 from bertflow.encoders.pickling import copied
+from bertflow.encoders.probe import check_own_encoding
 from bertflow.encoders.products import pack_products
 from bertflow.errors import InputError
 
@@ -38,7 +40,7 @@ GPU_PADDING = 16384
 WORKERS = 8
 # Below this width a product is too small for its type to matter.
 LEAST_WIDTH = 256
-ENCODE = SentenceTransformer.encode
+ENCODE = (SentenceTransformer.encode, Encoder.encode)
 NONE: Array = np.empty((0, 0), dtype=np.float32)
 
 
@@ -94,6 +96,7 @@ class Encoding:
         self.encoder, self.batch_size = encoder, batch_size
         self.kind = resolved_precision(precision, encoder)
         self._model: SentenceTransformer | None = encoder if self.kind == "float32" else None
+        self._tried = False
 
     def __call__(self, sentences: Sequence[str]) -> Array:
         """Encode sentences, shape (N, D)."""
@@ -119,6 +122,10 @@ class Encoding:
         Returns:
             The vectors of each group in order, shape (N, D); of one without a sentence, (0, 0).
         """
+        if not self._tried:
+            self._tried = True
+            exact = self.kind == "float32"
+            check_own_encoding(self.encoder, lambda texts: next(self.each([texts])), exact=exact)
         if not is_usual(self.encoder):
             for group in groups:
                 yield _plain(self.encoder, group, self.batch_size) if group else NONE
@@ -314,10 +321,18 @@ def _shallow(module: Any) -> Any:
     return twin
 
 
+def has_usual_encode(model: SentenceTransformer) -> bool:
+    """Whether a model's `encode` is that of its class, and the class's that of the library."""
+    return type(model).encode in ENCODE and "encode" not in vars(model)
+
+
 def is_usual(model: SentenceTransformer) -> bool:
     """Whether what `encode` does is known: a model may have an `encode` of its own."""
-    usual = type(model).encode is ENCODE and "encode" not in vars(model)
-    return usual and isinstance(model[0], Transformer) and hasattr(model, "preprocess")
+    return (
+        has_usual_encode(model)
+        and isinstance(model[0], Transformer)
+        and hasattr(model, "preprocess")
+    )
 
 
 def _prompt(encoder: SentenceTransformer) -> str | None:

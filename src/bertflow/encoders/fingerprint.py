@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from importlib.metadata import version
 from typing import Any
 
@@ -37,13 +38,14 @@ def describe_settings(encoder: SentenceTransformer) -> dict[str, Any]:
             used = module.layer_weights.nonzero().flatten().tolist()
             layers = [module.layer_start + int(layer) for layer in used]
     config = getattr(getattr(encoder[0], "model", None), "config", None)
+    limit = encoder.max_seq_length
     prompt = encoder.prompts.get(encoder.default_prompt_name or "") or None
     return {
         "name": getattr(config, "_name_or_path", None) or None,
         "modules": [type(module).__name__ for module in encoder],
         "pooling": pooling,
         "layers": layers,
-        "max_length": encoder.max_seq_length,
+        "max_length": None if limit is None or math.isinf(limit) else limit,
         "dtype": str(encoder.dtype).removeprefix("torch."),
         "prompt": prompt,
         "width": min(encoder.get_embedding_dimension() or 0, encoder.truncate_dim or 1 << 30),

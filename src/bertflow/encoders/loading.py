@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from packaging.version import Version
 from sentence_transformers import SentenceTransformer
@@ -25,7 +27,7 @@ from sentence_transformers.sentence_transformer.modules import (
 from sentence_transformers.util import is_sentence_transformer_model, load_file_path
 from torch import nn
 
-from bertflow.calibrators.base import check_device
+from bertflow.calibrators.base import Array, check_device
 from bertflow.encoders.checkpoints import (
     check_files,
     check_weights,
@@ -33,12 +35,15 @@ from bertflow.encoders.checkpoints import (
     readable,
     shapes_named,
 )
-from bertflow.encoders.cutting import cut_blocks
+from bertflow.encoders.cutting import Cut
+from bertflow.encoders.encoder import Encoder
 from bertflow.encoders.origin import note_hub
 from bertflow.encoders.pickling import keep_picklable
+from bertflow.encoders.probe import check_encoder, difference, probe_texts, probed, tolerance
 from bertflow.encoders.sizes import check_gguf, check_sizes, check_transformer
 from bertflow.errors import InputError, MissingDependencyError, ModelError
 from bertflow.network import hub_answers
+from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +58,7 @@ OLDEST_GGUF = Version("0.18")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
+@pinned()
 def load_encoder(
     name: str | Path,
     *,
@@ -124,10 +130,11 @@ def load_encoder(
             if pooling is None:
                 _limit(model[0], max_length, default=None)
                 keep_picklable(model)
+                check_encoder(model.eval(), str(name))
                 _told(source, model, began)
                 if not source.local:
                     note_hub(model, source.name, revision)
-                return model.eval()
+                return model
             transformer = model[0]
             if not isinstance(transformer, Transformer):
                 raise InputError(
@@ -156,12 +163,9 @@ def load_encoder(
             _forget_gguf(transformer.model, source.gguf)
         _pad_right(transformer, name)
         _limit(transformer, max_length, default=None if source.modules else DEFAULT_MAX_LENGTH)
-        try:
-            modules = [transformer, *_pooled(transformer, pooling or DEFAULT_POOLING)]
-        except InputError as error:
-            raise InputError(f"{name}: {error}") from None
         keep_picklable(transformer)
-        model = SentenceTransformer(modules=modules, device=device).eval()
+        model = _pooled(transformer, pooling or DEFAULT_POOLING, str(name), device)
+    check_encoder(model, str(name))
     # Nothing of a .gguf is left in the model by which its licence could be found later.
     model.model_card_data.license = licence
     if not source.local:
@@ -198,7 +202,7 @@ def _load_modules(
             _fetched(name, folder, keywords)
     check_sizes(Path(file).parent, entries, trusted=trusted)
     with shapes_named(name, folders, **keywords):
-        model = SentenceTransformer(name, device=device, model_kwargs={"dtype": dtype}, **keywords)
+        model = Encoder(name, device=device, model_kwargs={"dtype": dtype}, **keywords)
     check_weights(model, name, folders, **keywords)
     return model
 
@@ -404,17 +408,96 @@ def hidden_states(pooling: str, blocks: int) -> tuple[int, ...]:
     return tuple(sorted(set(layers)))
 
 
-def _pooled(transformer: Transformer, pooling: str) -> list[nn.Module]:
-    """Cut the transformer to what the recipe needs, and give the modules that pool it."""
-    model: Any = transformer.model
+def _pooled(
+    transformer: Transformer, pooling: str, name: str, device: str | None
+) -> SentenceTransformer:
+    """The encoder of a recipe, cut to the blocks that it needs where that changes nothing.
+
+    Raises:
+        InputError: The model lacks a hidden state that the recipe asks for.
+        ModelError: sentence-transformers does not pool the model's own hidden states.
+    """
+    states = [_hidden_states(transformer, text, name) for text in _texts(transformer)]
+    try:
+        layers = hidden_states(pooling, len(states[0]) - 1)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    if len({one[layer].shape[-1] for one in states for layer in layers}) > 1:
+        widths = ", ".join(str(states[0][layer].shape[-1]) for layer in layers)
+        raise ModelError(
+            f"{name} has hidden states of different widths ({widths}), which {pooling} cannot "
+            "average; take one, such as --pooling mean"
+        )
+    first = pooling == "cls"
+    wanted = np.stack(
+        [
+            np.mean([one[n][0] if first else one[n].mean(axis=0) for n in layers], axis=0)
+            for one in states
+        ]
+    )
+    cut = Cut(transformer.model, len(states[0]) - 1)
+    off, said = np.inf, ""
+    for blocks in cut.choices(layers[-1]):
+        cut.keep(blocks)
+        modules = [transformer, *_pools(transformer, layers, blocks, first)]
+        model = Encoder(modules=modules, device="cpu")
+        try:
+            off = difference(wanted, probed(model, name))
+        except ModelError as error:  # A model that cannot be cut may still work whole.
+            said = str(error)
+            continue
+        if off <= tolerance(model):
+            log.info("kept %d of %d blocks", blocks, len(states[0]) - 1)
+            return Encoder(modules=modules, device=device).eval()
+    if np.isinf(off):
+        raise ModelError(f"{said} or another pooling than {pooling}")
+    decoder = ", being an encoder-decoder, of its decoder" if _is_decoder(transformer.model) else ""
+    raise ModelError(
+        f"{name} ({type(transformer.model).__name__}): sentence-transformers does not pool hidden "
+        f"states {', '.join(map(str, layers))} of it, but others{decoder} (off by {off:.0%} of a "
+        "vector's length); use another encoder, or another pooling"
+    )
+
+
+def _texts(transformer: Transformer) -> list[str]:
+    return probe_texts(transformer)  # type: ignore[arg-type]
+
+
+@pinned()
+@torch.no_grad()
+def _hidden_states(transformer: Transformer, text: str, name: str) -> list[Array]:
+    """All hidden states of a text by the model alone, each of shape (tokens, D)."""
+    model: Any = transformer.model.eval()
+    # Of an encoder-decoder it is the encoder that reads the text.
+    reader = model.get_encoder() if _is_decoder(model) else model
+    with readable(lambda said: f"{name} cannot encode a sentence: {said}; use another encoder"):
+        features = transformer.preprocess([text])
+        taken = signature(reader.forward).parameters
+        inputs = {key: value for key, value in features.items() if key in taken}
+        found = reader(**inputs, output_hidden_states=True, return_dict=True)
+        states = getattr(found, "hidden_states", None)
+        if not states:
+            raise ModelError(f"{name} ({type(model).__name__}) gives no hidden states")
+        return [state[0].float().numpy() for state in states]
+
+
+def _is_decoder(model: Any) -> bool:
+    return bool(getattr(model.config, "is_encoder_decoder", False)) and hasattr(model, "decoder")
+
+
+def _pools(
+    transformer: Transformer, layers: Sequence[int], blocks: int, first: bool
+) -> list[nn.Module]:
+    """The modules that pool hidden states of a model of so many blocks."""
     width = transformer.get_embedding_dimension()
-    layers = hidden_states(pooling, model.config.get_text_config().num_hidden_layers)
-    blocks = cut_blocks(model, transformer.tokenizer, layers[-1])
-    mode = "cls" if pooling == "cls" else "mean"
-    if layers == (blocks,):
-        model.config.output_hidden_states = False
-        return [Pooling(width, pooling_mode=mode)]
-    model.config.output_hidden_states = True
+    several = tuple(layers) != (blocks,)
+    # Parts of a model may have configurations of their own, as T5's encoder has.
+    for module in transformer.model.modules():
+        if hasattr(config := getattr(module, "config", None), "output_hidden_states"):
+            config.output_hidden_states = several
+    pooling = Pooling(width, pooling_mode="cls" if first else "mean")
+    if not several:
+        return [pooling]
     weights = torch.zeros(blocks + 1 - layers[0])
     weights[[layer - layers[0] for layer in layers]] = 1.0
     mix = WeightedLayerPooling(
@@ -423,4 +506,4 @@ def _pooled(transformer: Transformer, pooling: str) -> list[nn.Module]:
         layer_start=layers[0],
         layer_weights=nn.Parameter(weights, requires_grad=False),
     )
-    return [mix, Pooling(width, pooling_mode=mode)]
+    return [mix, pooling]

@@ -44,8 +44,9 @@ from bertflow.encoders.checkpoints import (
     readable,
     shapes_named,
 )
-from bertflow.encoders.corpus import CALIBRATOR
-from bertflow.encoders.encoding import Precision, resolved_precision
+from bertflow.encoders.corpus import CALIBRATOR, check_sentences
+from bertflow.encoders.encoder import Encoder
+from bertflow.encoders.encoding import Precision, has_usual_encode, resolved_precision
 from bertflow.encoders.fingerprint import (
     describe_encoder,
     describe_settings,
@@ -57,11 +58,23 @@ from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.origin import origin_of, read_card
 from bertflow.encoders.pickling import keep_picklable
 from bertflow.encoders.portable import to_modules
+from bertflow.encoders.probe import (
+    ROUGH,
+    can_be_loaded,
+    check_encoder,
+    check_saved,
+    difference,
+    fingerprint,
+    is_fingerprint_of,
+    probed,
+    rehearse,
+)
 from bertflow.encoders.sampling import SAMPLE, sample_corpus
 from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.encoders.sizes import check_sizes
 from bertflow.encoders.streaming import FIRST, Rows, encode_rows
 from bertflow.errors import InputError, ModelError
+from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +86,7 @@ CHECKED_ROWS = FIRST
 OWN_MODULE = f"{CalibratorModule.__module__}.{CalibratorModule.__name__}"
 
 
-class CalibratedSentenceTransformer(SentenceTransformer):
+class CalibratedSentenceTransformer(Encoder):
     """A SentenceTransformer whose last modules calibrate, and that knows its calibrator.
 
     Everything a SentenceTransformer does, it does. `save_pretrained` writes a model that plain
@@ -93,6 +106,7 @@ class CalibratedSentenceTransformer(SentenceTransformer):
     _card: str | None = None
     _scores: tuple[Any, ...] = ()
 
+    @pinned()
     def save(
         self,
         path: str,
@@ -125,12 +139,16 @@ class CalibratedSentenceTransformer(SentenceTransformer):
             shared = target.is_dir() and bool(foreign_entries(target))
         except OSError as error:
             raise ModelError(f"cannot write {target}: {error.strerror or error}") from None
+        alone = probed(self)
         with merged_folder(target) if shared else replaced_folder(target) as staging:
-            self._fill(staging, model_name, create_model_card, safe_serialization)
+            self._fill(staging, alone, model_name, create_model_card, safe_serialization)
+        if shared:  # Files of others may change what is loaded.
+            check_saved(target, self, alone)
 
     def _fill(
         self,
         folder: Path,
+        alone: Array,
         model_name: str | None = None,
         create_model_card: bool = True,
         safe_serialization: bool = True,
@@ -150,9 +168,45 @@ class CalibratedSentenceTransformer(SentenceTransformer):
             content = named(self._card_text(), self.model_card_data.model_id or model_name or HERE)
             (folder / CARD).write_text(content, encoding="utf-8", newline="\n")
         name_modules_for_every_version(folder / "modules.json")
-        native = folder / SUBFOLDER
-        native.mkdir(exist_ok=True)
-        write_calibrator(self.calibrator, native)
+        if self._has_its_calibrator(weights=True):
+            native = folder / SUBFOLDER
+            native.mkdir(exist_ok=True)
+            write_calibrator(self.calibrator, native)
+        else:
+            log.warning(
+                "the model was trained after it was calibrated: its calibrator, which no longer "
+                "belongs to it, is not saved"
+            )
+        if can_be_loaded(self):
+            check_saved(folder, self, alone)
+
+    def _has_its_calibrator(self, *, weights: bool = False) -> bool:
+        """Whether encoder and modules still are what the calibrator was fitted on, and does.
+
+        Args:
+            weights: Compare all weights of the encoder as well, which takes a while.
+        """
+        told = getattr(self.calibrator, "provenance_", {})
+        fitted = told.get("encoder") if isinstance(told.get("encoder"), dict) else {}
+        # An encoder may itself be a calibrated model.
+        before = len(fitted.get("modules") or []) or len(self) - len(_calibrating(self._modules))
+        encoder = copy.copy(self)
+        encoder._modules = dict(list(self._modules.items())[:before])
+        encoder.truncate_dim = None
+        vectors = probed(encoder)
+        if not is_fingerprint_of(told.get("probe"), vectors, encoder):
+            return False
+        if weights and fitted.get("dtype") == str(encoder.dtype).removeprefix("torch."):
+            if fitted.get("weights") not in (None, describe_encoder(encoder)["weights"]):
+                return False
+        width = self.calibrator.n_features_in_
+        expected = self.calibrator.transform(vectors[:, :width].astype(np.float64))
+        features = {"sentence_embedding": torch.from_numpy(vectors).to(self.device)}
+        with pinned(), torch.no_grad():
+            for module in list(self)[before:]:
+                features = module(features)
+        found = features["sentence_embedding"].float().cpu().numpy()
+        return difference(expected, found) <= ROUGH
 
     def push_to_hub(self, repo_id: str, *args: Any, **kwargs: Any) -> str:
         """Upload the folder that `save_model` writes, with its card, to the model hub.
@@ -291,8 +345,9 @@ def _calibrating(named: Mapping[str, Any]) -> list[Any]:
     return [module for name, module in named.items() if name.startswith(CALIBRATOR)]
 
 
+@pinned()
 def calibrate(
-    encoder: SentenceTransformer,
+    encoder: SentenceTransformer | str | Path,
     sentences: Iterable[str],
     calibrator: Calibrator | None = None,
     *,
@@ -314,7 +369,7 @@ def calibrate(
     passed is changed.
 
     Args:
-        encoder: Any SentenceTransformer, such as `load_encoder` gives.
+        encoder: Any SentenceTransformer, such as `load_encoder` gives, or what that takes by name.
         sentences: Unlabelled text, at least two distinct sentences: a list, or anything that gives
             them one by one.
         calibrator: Not fitted, or fitted before (it is fitted anew); None takes `Flow()`.
@@ -340,9 +395,10 @@ def calibrate(
         A SentenceTransformer that gives calibrated vectors; `.calibrator` is the fitted one.
 
     Raises:
-        InputError: Too few sentences, or the encoder gives a vector that is not finite.
-        ModelError: The calibrator cannot be portable, or a file cannot be written; the message says
-            why and what to do.
+        InputError: Too few sentences, something else than sentences, or the encoder gives a vector
+            that is not finite.
+        ModelError: The encoder is not one function of the text (see `check_encoder`), would not be
+            the same once it is saved, or the calibrator cannot be portable; the message says why.
         TrainingError: A step of the fit is not finite; `error.kept` is the flow before that, which
             `attach` appends.
 
@@ -352,11 +408,13 @@ def calibrate(
     calibrator = clone(Flow() if calibrator is None else calibrator)
     if portable:
         _refuse_what_cannot_be_portable(calibrator)
+    check_sentences(sentences)
+    if isinstance(encoder, str | Path):
+        encoder = load_encoder(encoder)
+    alone = _tried(encoder)
     description = describe_encoder(encoder)
     drawn: dict[str, Any] = {}
     if sample is not None:
-        if isinstance(sentences, str):
-            raise InputError("expected sentences, got one text; put it in a list")
         given = getattr(calibrator, "random_state", None)
         seed = int(given) if isinstance(given, Integral) else 0
         found = sample_corpus(sentences, sample, seed=seed)
@@ -380,6 +438,7 @@ def calibrate(
             )
         calibrator.provenance_ = {
             "encoder": description,
+            "probe": fingerprint(alone),
             "sentences": encoded.rows,
             "distinct": encoded.distinct,
             "cut_to_max_length": encoded.cut,
@@ -409,6 +468,23 @@ def calibrate(
     return _appended(encoder, calibrator, portable, looked_at)
 
 
+def _tried(encoder: SentenceTransformer) -> Array:
+    """Refuse, before any work, an encoder whose calibrated model would be another function.
+
+    Returns:
+        Its vectors of the probe's sentences.
+    """
+    alone = check_encoder(encoder)
+    if not has_usual_encode(encoder):
+        raise InputError(
+            f"{type(encoder).__name__} has an encode of its own, which the calibrated model would "
+            "not have; say what it adds by prompts and default_prompt_name of a SentenceTransformer"
+        )
+    rehearse(encoder, alone)
+    return alone
+
+
+@pinned()
 def attach(
     encoder: SentenceTransformer,
     calibrator: Calibrator,
@@ -439,6 +515,11 @@ def attach(
     provenance = getattr(calibrator, "provenance_", {})
     if "encoder" in provenance:
         _compare_encoders(provenance["encoder"], describe_encoder(encoder))
+    if not is_fingerprint_of(provenance.get("probe"), check_encoder(encoder), encoder):
+        raise ModelError(
+            "the calibrator was fitted on another encoder than this one: their vectors of the same "
+            "sentences differ"
+        )
     return _appended(encoder, calibrator, portable, sample)
 
 
@@ -465,6 +546,7 @@ def _appended(
     return CalibratedSentenceTransformer._of(encoder, modules, calibrator)
 
 
+@pinned()
 def load(
     path: str | Path, *, device: str | None = None, trust_remote_code: bool = False
 ) -> CalibratedSentenceTransformer:
@@ -486,6 +568,11 @@ def load(
         check_device(device)
     if not (path / "modules.json").is_file():
         raise ModelError(f"{path} is no calibrated model: it holds no modules.json")
+    if not (path / SUBFOLDER).is_dir():
+        raise ModelError(
+            f"{path} is no calibrated model: it holds no {SUBFOLDER}/, which one that was trained "
+            "after it was calibrated does not have; SentenceTransformer loads it"
+        )
     check_files(path)
     calibrator = load_calibrator(path / SUBFOLDER)
     trust: dict[str, Any] = {"trust_remote_code": trust_remote_code}
@@ -512,7 +599,12 @@ def load(
     model.calibrator = calibrator
     model._origin = getattr(calibrator, "provenance_", {}).get("origin", {})
     model._card = read_card(path / CARD)
-    return model.eval()
+    if not model.eval()._has_its_calibrator():
+        raise ModelError(
+            f"{path} holds a calibrator that does not belong to its model, which was trained or "
+            "replaced since; SentenceTransformer loads the model alone"
+        )
+    return model
 
 
 def _load_with_own_module(
@@ -570,6 +662,7 @@ def open_model(
     return load(name, device=device, trust_remote_code=trust_remote_code)
 
 
+@pinned()
 def save_model(model: CalibratedSentenceTransformer, folder: str | Path) -> None:
     """Save a model to a folder that is then the new one whole, or still the old one.
 
@@ -577,7 +670,7 @@ def save_model(model: CalibratedSentenceTransformer, folder: str | Path) -> None
         ModelError: The folder holds something that bertflow did not write, or cannot be written.
     """
     with replaced_folder(folder) as staging:
-        model._fill(staging)
+        model._fill(staging, probed(model))
     log.info("wrote %s", folder)
 
 

@@ -26,8 +26,10 @@ from bertflow.calibrators.base import Array
 from bertflow.display import block, facts_table
 from bertflow.encoders.cache import VectorCache
 from bertflow.encoders.digests import DIGEST
+from bertflow.encoders.encoding import has_usual_encode
 from bertflow.encoders.fingerprint import describe_encoder
 from bertflow.encoders.module import CalibratorModule
+from bertflow.encoders.probe import fingerprint, probed
 from bertflow.encoders.result_cache import ResultCache
 from bertflow.errors import InputError, shown
 
@@ -326,8 +328,12 @@ def describe_vectors(
         precision: What it computes in.
         description: As in `SentenceCache.opened`.
     """
+    if not has_usual_encode(encoder):
+        raise InputError(f"what the encode of {type(encoder).__name__} does is not known")
     found = describe_encoder(encoder) if description is None else description
     return {
+        # Whatever else changes the vectors: hooks, activations, constants of modules.
+        "probe": fingerprint(probed(encoder)),
         "encoder": {name: value for name, value in found.items() if name != "name"},
         "precision": precision,
         "modules": hashlib.sha256(

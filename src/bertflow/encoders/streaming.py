@@ -29,6 +29,7 @@ from bertflow.calibrators.outputs import check_writable, keep_permissions
 from bertflow.calibrators.staging import clear_part, followed, part_folder, part_path
 from bertflow.calibrators.storage import write_text
 from bertflow.encoders.corpus import (
+    check_sentences,
     check_text,
     count_cut_of,
     first_not_finite,
@@ -133,8 +134,7 @@ def encode_rows(
             the sentence.
         ModelError: A process that encodes has ended before its work; the message names it.
     """
-    if isinstance(sentences, str):
-        raise InputError("expected sentences, got one text; put it in a list")
+    check_sentences(sentences)
     known = SentenceIndex()
     rows = done = cut = width = number = 0
     kind = resolved_precision(precision, encoder)

@@ -1,0 +1,302 @@
+"""Probes: whether an encoder is one function of the text on every way to its vectors.
+
+A calibrator fits only the vectors it was fitted on. So a few sentences go through each way that a
+user has: alone, in a batch, by bertflow's own encoding, and by a saved copy that plain
+sentence-transformers has loaded. Where two ways differ, or a library fails, the encoder is refused
+by name.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import import_from_string
+
+from bertflow.calibrators.base import Array
+from bertflow.encoders.checkpoints import quietly, readable
+from bertflow.encoders.evaluating import evaluating
+from bertflow.errors import InputError, ModelError
+from bertflow.process_state import pinned
+
+log = logging.getLogger(__name__)
+
+SENTENCES = (
+    "dog",
+    "A short sentence to compare the hidden states with.",
+    "Two men in dark coats walk slowly down a long street, while it rains, to a house with 12 rooms.",
+)
+# A sentence that is cut belongs to the probe where that is short enough to cost nothing.
+SHORT_LIMIT = 128
+# How far two ways may differ, as a part of a vector's length.
+EXACT, HALF, ROUGH = 1e-4, 0.05, 0.1
+# Of the fingerprint: projections of each vector, and how many steps there are to its length.
+PROJECTIONS, STEPS = 4, 1000
+# Classes of sentence-transformers whose vectors are not for cosine similarity.
+OTHER_KINDS = ("sparse_encoder", "cross_encoder", "multi_vector_encoder")
+
+
+def check_encoder(encoder: SentenceTransformer, name: str | None = None) -> Array:
+    """Refuse an encoder that fails, or gives a sentence another vector in a batch than alone.
+
+    Args:
+        encoder: Any SentenceTransformer.
+        name: What it is called in messages; None takes the name that its model has.
+
+    Returns:
+        The vectors of the probe's sentences, each encoded alone, shape (n, D).
+
+    Raises:
+        InputError: It is no SentenceTransformer with dense vectors.
+        ModelError: A library fails on it, its tokenizer has tokens without an embedding, or its
+            vectors depend on the batch.
+    """
+    check_kind(encoder)
+    name = name or name_of(encoder)
+    _check_tokens(encoder, name)
+    alone = probed(encoder, name)
+    together = _encoded(encoder, probe_texts(encoder), name)
+    if (off := difference(alone, together)) > tolerance(encoder):
+        raise ModelError(
+            f"{name} gives a sentence another vector in a batch than alone (they differ by "
+            f"{_part(off)} of its length), so no calibrator fits both: its model does not mask padding, "
+            "or is quantized; use another encoder"
+        )
+    return alone
+
+
+def check_kind(encoder: Any) -> None:
+    """Refuse what is no SentenceTransformer, or has modules of another kind of model.
+
+    Raises:
+        InputError: It is; the message names its kind.
+    """
+    kinds = [type(encoder), *(map(type, encoder) if isinstance(encoder, torch.nn.Module) else [])]
+    other = any(part in kind.__module__ for kind in kinds for part in OTHER_KINDS)
+    if other or not isinstance(encoder, SentenceTransformer):
+        raise InputError(
+            f"expected a SentenceTransformer with dense vectors, got {kinds[-1 if other else 0].__name__}; "
+            "load_encoder gives one"
+        )
+
+
+def name_of(encoder: SentenceTransformer) -> str:
+    """What messages call an encoder."""
+    config = getattr(getattr(encoder[0], "model", None), "config", None)
+    return getattr(config, "_name_or_path", None) or f"the {type(encoder[0]).__name__} encoder"
+
+
+def probe_texts(encoder: SentenceTransformer) -> list[str]:
+    """The sentences of the probe: short, longer and, where that is cheap, one that is cut."""
+    limit = getattr(encoder, "max_seq_length", None) or SHORT_LIMIT + 1
+    long = [" ".join(SENTENCES[1:] * (1 + int(limit) // 20))] if limit <= SHORT_LIMIT else []
+    return [*SENTENCES, *long]
+
+
+def probed(encoder: SentenceTransformer, name: str | None = None) -> Array:
+    """The vectors of the probe's sentences, each encoded alone, shape (n, D).
+
+    Raises:
+        ModelError: A library fails on them.
+    """
+    name = name or name_of(encoder)
+    return np.concatenate([_encoded(encoder, [text], name) for text in probe_texts(encoder)])
+
+
+def fingerprint(alone: Array) -> list[int]:
+    """A few numbers that change with the vectors, but not with their rounding.
+
+    Of each vector the logarithm of its length, and projections of its direction, in thousandths.
+
+    Args:
+        alone: What `probed` gives, shape (n, D).
+    """
+    lengths = np.linalg.norm(alone, axis=1, keepdims=True).clip(1e-30)
+    spread = np.random.default_rng(0).standard_normal((alone.shape[1], PROJECTIONS))
+    numbers = np.hstack([np.log(lengths), (alone / lengths) @ spread])
+    rounded: list[int] = np.rint(np.nan_to_num(numbers) * STEPS).astype(int).ravel().tolist()
+    return rounded
+
+
+def is_fingerprint_of(told: Any, alone: Array, encoder: SentenceTransformer) -> bool:
+    """Whether a fingerprint is that of an encoder's vectors, up to the roundings of its type.
+
+    What earlier versions saved has none, and passes.
+    """
+    if told is None:
+        return True
+    found = fingerprint(alone)
+    if not isinstance(told, list) or len(told) != len(found):
+        return False
+    most = STEPS * (EXACT * 100 if tolerance(encoder) == EXACT else 2 * ROUGH)
+    return bool(np.abs(np.subtract(told, found)).max() <= most)
+
+
+def check_own_encoding(
+    encoder: SentenceTransformer, encode: Callable[[Sequence[str]], Array], *, exact: bool
+) -> None:
+    """Refuse an encoder that bertflow's own encoding gives other vectors of than its `encode`.
+
+    Args:
+        encoder: Any SentenceTransformer.
+        encode: Sentences to vectors, shape (N, D).
+        exact: Whether it computes in the encoder's own type; otherwise roundings are allowed for.
+
+    Raises:
+        ModelError: It is, or its vectors depend on the batch.
+    """
+    alone = check_encoder(encoder)
+    name, texts = name_of(encoder), probe_texts(encoder)
+    with readable(lambda said: f"{name} cannot be encoded: {said}"):
+        own = encode(texts)
+    if (off := difference(alone, own)) > (tolerance(encoder) if exact else ROUGH):
+        raise ModelError(
+            f"{name} is encoded otherwise in a corpus than by its own encode (they differ by "
+            f"{_part(off)} of a vector's length): {'report it' if exact else 'use float32 precision'}"
+        )
+
+
+def rehearse(encoder: SentenceTransformer, alone: Array) -> None:
+    """Refuse an encoder that is another one once plain sentence-transformers has loaded it again.
+
+    It is saved to a temporary folder. Where there is no room for that, saving it will tell.
+
+    Args:
+        encoder: Any SentenceTransformer.
+        alone: Its vectors of the probe's sentences, as `check_encoder` gives them.
+
+    Raises:
+        ModelError: It cannot be saved or loaded, or the copy gives other vectors.
+    """
+    if not has_built_in_modules(encoder):
+        return  # Only where its classes are can it be loaded.
+    name = name_of(encoder)
+    folder = Path(tempfile.mkdtemp(prefix="bertflow-"))
+    try:
+        with quietly():
+            SentenceTransformer.save(encoder, str(folder), create_model_card=False)
+        check_saved(folder, encoder, alone)
+    except OSError as error:
+        log.warning("%s is not tried out before the work: %s", name, error)
+    except (ModelError, InputError) as error:
+        raise ModelError(
+            f"{name} is another model when it is saved and loaded again ({error}); merge or remove "
+            "what was added to it, such as adapters, weight norm or quantization"
+        ) from None
+    except Exception as error:
+        with readable(lambda said: f"{name} cannot be saved: {said}"):
+            raise error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_saved(folder: Path, model: SentenceTransformer, alone: Array) -> None:
+    """Refuse a saved model that plain sentence-transformers loads as another one.
+
+    Args:
+        folder: Where it is saved.
+        model: The model in memory.
+        alone: Its vectors of the probe's sentences.
+
+    Raises:
+        ModelError: It cannot be loaded, or its vectors differ, alone or in a batch.
+    """
+    trusted = not has_built_in_modules(model)
+    with quietly(), readable(lambda said: f"plain sentence-transformers cannot load it: {said}"):
+        copy = SentenceTransformer(str(folder), device="cpu", trust_remote_code=trusted)
+    texts = probe_texts(model)
+    for how, found in [
+        ("alone", probed(copy, str(folder))),
+        ("in a batch", _encoded(copy, texts, str(folder))),
+    ]:
+        if (off := difference(alone, found)) > tolerance(model):
+            raise ModelError(
+                f"{folder}, loaded again, gives other vectors {how} than the model in memory (they "
+                f"differ by {_part(off)} of a vector's length)"
+            )
+
+
+def has_built_in_modules(model: SentenceTransformer) -> bool:
+    """Whether a model can be loaded without code that is not of the libraries."""
+    own = getattr(model[0], "model", model[0])
+    return all(
+        type(module).__module__.startswith(("sentence_transformers.", "transformers."))
+        for module in [*model, own]
+    )
+
+
+def can_be_loaded(model: SentenceTransformer) -> bool:
+    """Whether the classes of a model's modules can be imported by their names."""
+    for module in model:
+        kind = type(module)
+        with suppress(ImportError, AttributeError):
+            if import_from_string(f"{kind.__module__}.{kind.__qualname__}") is kind:
+                continue
+        return False
+    return True
+
+
+def difference(expected: Array, found: Array) -> float:
+    """The largest distance of two vectors of a sentence, as a part of the expected one's length.
+
+    What is not finite in both is equal.
+    """
+    if expected.shape != found.shape:
+        return np.inf
+    both = ~np.isfinite(expected) & ~np.isfinite(found)
+    expected, found = np.where(both, 0.0, expected), np.where(both, 0.0, found)
+    lengths = np.linalg.norm(expected.astype(np.float64), axis=1).clip(1e-12)
+    distances = np.linalg.norm(expected.astype(np.float64) - found, axis=1)
+    return float(np.nan_to_num(distances / lengths, nan=np.inf).max())
+
+
+def _part(off: float) -> str:
+    return f"{off:.0%}" if off < 10 else "more than ten times"
+
+
+def tolerance(encoder: SentenceTransformer) -> float:
+    """How far two ways may differ for the type and device that an encoder computes in."""
+    if encoder.dtype != torch.float32:
+        return ROUGH
+    return EXACT if encoder.device.type == "cpu" else HALF
+
+
+@pinned()
+def _encoded(encoder: SentenceTransformer, texts: Sequence[str], name: str) -> Array:
+    with (
+        readable(lambda said: f"{name} cannot encode a sentence: {said}; use another encoder"),
+        evaluating(encoder),
+    ):
+        found = encoder.encode(list(texts), show_progress_bar=False, convert_to_numpy=True)
+        vectors = np.asarray(found, dtype=np.float32)
+        if vectors.ndim != 2 or len(vectors) != len(texts):
+            raise InputError(
+                f"{name} gives {len(texts)} sentences vectors of shape {vectors.shape}, expected "
+                f"({len(texts)}, D)"
+            )
+        return vectors
+
+
+def _check_tokens(encoder: SentenceTransformer, name: str) -> None:
+    """Refuse a tokenizer that knows more tokens than the model has embeddings for."""
+    for module in encoder.modules():
+        tokenizer, model = getattr(module, "tokenizer", None), getattr(module, "model", None)
+        rows = None
+        with suppress(AttributeError, NotImplementedError, TypeError):
+            rows = model.get_input_embeddings().num_embeddings  # type: ignore[union-attr]
+        if rows is None or not callable(getattr(tokenizer, "get_vocab", None)):
+            continue
+        last = max(tokenizer.get_vocab().values(), default=-1)
+        if last >= rows:
+            raise ModelError(
+                f"the tokenizer of {name} has {last + 1} tokens, but its model has embeddings for "
+                f"{rows}; call resize_token_embeddings, and train the new ones"
+            )
