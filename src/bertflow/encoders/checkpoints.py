@@ -25,6 +25,8 @@ BUILT_IN = "sentence_transformers."
 ASIDE = {"pooler", "lm_head", "cls", "classifier", "score", "qa_outputs"}
 NAMED = 3
 CLASS_NAME, LONGEST_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII), 200
+# How a file begins that stands for one in git-lfs, and more bytes than it ever has.
+POINTER, LARGEST_POINTER = b"version https://git-lfs.github.com/spec/", 1024
 # transformers' mark on a tensor that it has read.
 MARK = "_is_hf_initialized"
 # What an added token may say of itself; of anything else tokenizers prints that it is ignored.
@@ -160,10 +162,9 @@ def check_weights(
     Raises:
         ModelError: Weights are missing; the message names three.
     """
-    for module, folder in zip(modules, folders, strict=False):
-        model = getattr(module, "model", None)
-        if not isinstance(model, PreTrainedModel):
-            continue
+    for model, folder in (
+        found for given in zip(modules, folders, strict=False) for found in _models(*given)
+    ):
         # The mark is not documented: a tensor without it is a suspicion, and transformers is asked.
         state = model.state_dict(keep_vars=True)
         unread = [k for k, t in state.items() if not getattr(t, MARK, False)]
@@ -171,11 +172,26 @@ def check_weights(
             continue
         missing, shapes = _told(type(model), name, folder, keywords)
         _refuse_shapes(Path(name) / folder, shapes)
+        if missing and len(missing) == len(_needed(state)):
+            raise ModelError(
+                f"{Path(name) / folder} holds none of the weights of a {type(model).__name__} "
+                f"({_some(missing)}): sentence-transformers cannot load it; use another encoder"
+            )
         if missing:
             raise ModelError(
                 f"{Path(name) / folder} lacks weights that its config.json asks for: "
                 f"{_some(missing)}; get its files again"
             )
+
+
+def _models(module: Any, folder: str) -> Iterator[tuple[PreTrainedModel, str]]:
+    """The transformers of a module and their folders; a Router has one for each route."""
+    if isinstance(model := getattr(module, "model", None), PreTrainedModel):
+        yield model, folder
+    for route, parts in getattr(module, "sub_modules", {}).items():
+        for place, part in enumerate(parts):
+            inside = f"{route}_{place}_{type(part).__name__}"
+            yield from _models(part, f"{folder}/{inside}" if folder else inside)
 
 
 def _told(
@@ -226,6 +242,10 @@ def check_files(folder: Path) -> None:
         for path in folder.rglob("*"):
             if path.exists() and not (path.is_file() or path.is_dir()):
                 raise ModelError(f"{path} is no file; get the files of {folder} again")
+            if path.is_file() and path.stat().st_size < LARGEST_POINTER and is_pointer(path):
+                raise ModelError(
+                    f"{path} is a pointer of git-lfs, not the file itself; run git lfs pull"
+                )
             if path.name in TOKEN_FILES and path.is_file():
                 for token in _added_tokens(path):
                     for name in token.keys() - TOKEN_SETTINGS:
@@ -235,6 +255,12 @@ def check_files(folder: Path) -> None:
                         )
     except OSError as error:
         raise ModelError(f"{folder} cannot be read: {error.strerror or error}") from None
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether a file is what git-lfs leaves in the place of one that was not fetched."""
+    with path.open("rb") as file:
+        return file.read(len(POINTER)) == POINTER
 
 
 def _added_tokens(path: Path) -> list[dict[str, Any]]:

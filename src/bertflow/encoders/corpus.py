@@ -14,6 +14,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array
+from bertflow.encoders.encoder import as_sentences
 from bertflow.encoders.encoding import (
     Encoding,
     Precision,
@@ -21,7 +22,7 @@ from bertflow.encoders.encoding import (
     resolved_precision,
 )
 from bertflow.encoders.processes import GroupEncoder
-from bertflow.errors import InputError, shown
+from bertflow.errors import InputError
 
 if TYPE_CHECKING:
     from bertflow.encoders.sentence_cache import EncoderVectors, SentenceCache
@@ -86,8 +87,7 @@ def embed(
         InputError: No sentence, something that is not text, or a vector that is not finite; the
             message names the sentence.
     """
-    check_sentences(sentences)
-    sentences = list(sentences)
+    sentences = list(as_sentences(sentences))
     if not sentences:
         raise InputError("there is no sentence to encode")
     check_text(sentences)
@@ -155,36 +155,6 @@ def halves(
         return out
 
     return bare, calibrated
-
-
-def check_sentences(sentences: Any) -> None:
-    """Refuse what can be looped over, but not sentence by sentence.
-
-    Args:
-        sentences: Whatever was given as such.
-
-    Raises:
-        InputError: It is one text, a table, a mapping, or has more than one dimension.
-    """
-    if isinstance(sentences, str | bytes):
-        raise InputError("expected sentences, got one text; put it in a list")
-    kind = type(sentences).__name__
-    names = getattr(sentences, "columns", None)
-    if names is None or callable(names):
-        names = getattr(sentences, "column_names", None)
-    if isinstance(sentences, Mapping):
-        names = list(sentences)
-    if names is not None:
-        some = [shown(name) for name in list(names)[:3]]
-        raise InputError(
-            f"expected sentences, got a {kind}; give its column of text alone"
-            + (f", such as [{some[0]}] of {', '.join(some)}" if some else "")
-        )
-    shape = getattr(sentences, "shape", ())
-    if len(shape) > 1:
-        raise InputError(
-            f"expected sentences, got a {kind} of shape {tuple(shape)}; give one column"
-        )
 
 
 def check_text(sentences: Sequence[str], first: int = 0) -> None:

@@ -25,7 +25,7 @@ class Cut:
         for module in model.modules():
             config = getattr(module, "config", None)
             if hasattr(config, "get_text_config"):
-                config = config.get_text_config()  # type: ignore[union-attr, operator]
+                config = config.get_text_config()  # type: ignore[union-attr]
             known = any(config is one for one in self._configs)
             if getattr(config, "num_hidden_layers", None) == total and not known:
                 self._configs.append(config)

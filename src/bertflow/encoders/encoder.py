@@ -1,27 +1,67 @@
-"""The kind of SentenceTransformer that bertflow gives."""
+"""The kind of SentenceTransformer that bertflow gives, and the sentences that it takes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import wraps
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
+from bertflow.errors import InputError, shown
 from bertflow.process_state import pinned
+
+NAMED = 3
 
 
 class Encoder(SentenceTransformer):
     """A SentenceTransformer whose `encode` depends on nothing that the process has set.
 
-    Without a sentence it gives an array of shape (0, D), of the type that it gives otherwise.
+    It takes a column of pandas, polars or Arrow as well as a list. Without a sentence it gives an
+    array of shape (0, D), of the type that it gives otherwise.
     """
 
     @wraps(SentenceTransformer.encode)
     @pinned()
-    def encode(self, *args: Any, **kwargs: Any) -> Any:
+    def encode(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Vectors of sentences, as `SentenceTransformer.encode` gives them."""
-        given = args[0] if args else kwargs.get("inputs", kwargs.get("sentences"))
-        if not isinstance(given, str) and hasattr(given, "__len__") and len(given) == 0:
-            args, kwargs = ([""], *args[1:]), {k: v for k, v in kwargs.items() if v is not given}
-            return super().encode(*args, **kwargs)[:0]
-        return super().encode(*args, **kwargs)
+        name = "inputs" if "inputs" in kwargs else "sentences"
+        given = args[0] if args else kwargs.pop(name, None)
+        if not isinstance(given, str | dict):
+            given = as_sentences(given)
+            given = given if isinstance(given, list) else list(given)
+            if not given:
+                return super().encode([""], *args[1:], **kwargs)[:0]
+        return super().encode(given, *args[1:], **kwargs)
+
+
+def as_sentences(given: Any) -> Iterable[str]:
+    """What can be looped over sentence by sentence.
+
+    Args:
+        given: A list, a column of pandas, polars, Arrow or `datasets`, or anything that gives
+            sentences one by one.
+
+    Returns:
+        The same; of an Arrow column a list.
+
+    Raises:
+        InputError: It is one text, a table, a mapping, has more than one dimension, or is nothing
+            that can be looped over.
+    """
+    if isinstance(given, str | bytes):
+        raise InputError("expected sentences, got one text; put it in a list")
+    kind = type(given).__name__
+    names = getattr(given, "column_names", None)
+    if names is None:
+        names = list(given) if isinstance(given, Mapping) else getattr(given, "columns", None)
+    if names is not None:
+        some = ", ".join(shown(name) for name in list(names)[:NAMED])
+        raise InputError(f"expected sentences, got a {kind}; give one column of it ({some} ...)")
+    if len(shape := getattr(given, "shape", (0,))) != 1:
+        raise InputError(f"expected sentences, got a {kind} of shape {shape}; give one column")
+    if hasattr(given, "to_pylist"):
+        return list(given.to_pylist())
+    if not isinstance(given, Iterable):
+        raise InputError(f"expected sentences, got {shown(given)}; give a list of texts")
+    return given

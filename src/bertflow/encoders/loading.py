@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -194,6 +195,13 @@ def _load_modules(
     file = load_file_path(name, "modules.json", **where)
     if file is None:
         raise ModelError(f"{name} has no modules.json")
+    if (about := load_file_path(name, "config_sentence_transformers.json", **where)) is not None:
+        kind = json.loads(Path(about).read_text(encoding="utf-8")).get("model_type")
+        if kind not in (None, SentenceTransformer.__name__):
+            raise ModelError(
+                f"{name} is a {kind}, whose output is no dense sentence vector; give a "
+                "SentenceTransformer or a plain transformer"
+            )
     trusted = keywords["trust_remote_code"]
     entries = read_modules(Path(file), trust_remote_code=trusted)
     folders = [entry["path"] for entry in entries]
@@ -241,6 +249,12 @@ def _locate(name: str | Path, *, revision: str | None) -> _Source:
                 raise ModelError(
                     f"{path} is a calibrator alone, without an encoder; use it with "
                     "`bertflow transform`, or attach it to its encoder"
+                )
+            return _Source(str(path))
+        if (path / "adapter_config.json").is_file():
+            if find_spec("peft") is None:
+                raise MissingDependencyError(
+                    f"reading the adapter in {path} needs peft: pip install peft"
                 )
             return _Source(str(path))
         found = sorted(path.glob("*.gguf"))
@@ -435,7 +449,8 @@ def _pooled(
             for one in states
         ]
     )
-    cut = Cut(transformer.model, len(states[0]) - 1)
+    total = len(states[0]) - 1
+    cut = Cut(transformer.model, total)
     off, said = np.inf, ""
     for blocks in cut.choices(layers[-1]):
         cut.keep(blocks)
@@ -447,7 +462,7 @@ def _pooled(
             said = str(error)
             continue
         if off <= tolerance(model):
-            log.info("kept %d of %d blocks", blocks, len(states[0]) - 1)
+            log.info("kept %d of %d blocks", blocks, total)
             return Encoder(modules=modules, device=device).eval()
     if np.isinf(off):
         raise ModelError(f"{said} or another pooling than {pooling}")
@@ -467,13 +482,15 @@ def _texts(transformer: Transformer) -> list[str]:
 @torch.no_grad()
 def _hidden_states(transformer: Transformer, text: str, name: str) -> list[Array]:
     """All hidden states of a text by the model alone, each of shape (tokens, D)."""
-    model: Any = transformer.model.eval()
+    model: Any = transformer.eval().model
     # Of an encoder-decoder it is the encoder that reads the text.
     reader = model.get_encoder() if _is_decoder(model) else model
     with readable(lambda said: f"{name} cannot encode a sentence: {said}; use another encoder"):
         features = transformer.preprocess([text])
+        inputs = {key: one for key, one in features.items() if isinstance(one, torch.Tensor)}
         taken = signature(reader.forward).parameters
-        inputs = {key: value for key, value in features.items() if key in taken}
+        if "input_ids" in taken:  # An adapter's forward has no names.
+            inputs = {key: one for key, one in inputs.items() if key in taken}
         found = reader(**inputs, output_hidden_states=True, return_dict=True)
         states = getattr(found, "hidden_states", None)
         if not states:
@@ -493,7 +510,8 @@ def _pools(
     several = tuple(layers) != (blocks,)
     # Parts of a model may have configurations of their own, as T5's encoder has.
     for module in transformer.model.modules():
-        if hasattr(config := getattr(module, "config", None), "output_hidden_states"):
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, "output_hidden_states"):
             config.output_hidden_states = several
     pooling = Pooling(width, pooling_mode="cls" if first else "mean")
     if not several:

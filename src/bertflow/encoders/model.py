@@ -44,8 +44,8 @@ from bertflow.encoders.checkpoints import (
     readable,
     shapes_named,
 )
-from bertflow.encoders.corpus import CALIBRATOR, check_sentences
-from bertflow.encoders.encoder import Encoder
+from bertflow.encoders.corpus import CALIBRATOR
+from bertflow.encoders.encoder import Encoder, as_sentences
 from bertflow.encoders.encoding import Precision, has_usual_encode, resolved_precision
 from bertflow.encoders.fingerprint import (
     describe_encoder,
@@ -187,7 +187,7 @@ class CalibratedSentenceTransformer(Encoder):
             weights: Compare all weights of the encoder as well, which takes a while.
         """
         told = getattr(self.calibrator, "provenance_", {})
-        fitted = told.get("encoder") if isinstance(told.get("encoder"), dict) else {}
+        fitted: Any = told.get("encoder") if isinstance(told.get("encoder"), dict) else {}
         # An encoder may itself be a calibrated model.
         before = len(fitted.get("modules") or []) or len(self) - len(_calibrating(self._modules))
         encoder = copy.copy(self)
@@ -408,7 +408,7 @@ def calibrate(
     calibrator = clone(Flow() if calibrator is None else calibrator)
     if portable:
         _refuse_what_cannot_be_portable(calibrator)
-    check_sentences(sentences)
+    sentences = as_sentences(sentences)
     if isinstance(encoder, str | Path):
         encoder = load_encoder(encoder)
     alone = _tried(encoder)

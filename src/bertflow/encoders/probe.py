@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 SENTENCES = (
     "dog",
     "A short sentence to compare the hidden states with.",
-    "Two men in dark coats walk slowly down a long street, while it rains, to a house with 12 rooms.",
+    "Two men in dark coats walk down a long street, while it rains, to a house with 12 rooms.",
 )
 # A sentence that is cut belongs to the probe where that is short enough to cost nothing.
 SHORT_LIMIT = 128
@@ -67,8 +67,8 @@ def check_encoder(encoder: SentenceTransformer, name: str | None = None) -> Arra
     if (off := difference(alone, together)) > tolerance(encoder):
         raise ModelError(
             f"{name} gives a sentence another vector in a batch than alone (they differ by "
-            f"{_part(off)} of its length), so no calibrator fits both: its model does not mask padding, "
-            "or is quantized; use another encoder"
+            f"{_part(off)} of its length), so no calibrator fits both: it does not mask padding, "
+            "pads on the left, or is quantized; use another encoder"
         )
     return alone
 
@@ -79,13 +79,13 @@ def check_kind(encoder: Any) -> None:
     Raises:
         InputError: It is; the message names its kind.
     """
-    kinds = [type(encoder), *(map(type, encoder) if isinstance(encoder, torch.nn.Module) else [])]
-    other = any(part in kind.__module__ for kind in kinds for part in OTHER_KINDS)
-    if other or not isinstance(encoder, SentenceTransformer):
-        raise InputError(
-            f"expected a SentenceTransformer with dense vectors, got {kinds[-1 if other else 0].__name__}; "
-            "load_encoder gives one"
-        )
+    modules = list(encoder) if isinstance(encoder, SentenceTransformer) else []
+    for kind in map(type, [encoder, *modules]):
+        if not modules or any(part in kind.__module__ for part in OTHER_KINDS):
+            raise InputError(
+                f"expected a SentenceTransformer with dense vectors, got {kind.__name__}; "
+                "load_encoder gives one"
+            )
 
 
 def name_of(encoder: SentenceTransformer) -> str:
@@ -155,12 +155,13 @@ def check_own_encoding(
     """
     alone = check_encoder(encoder)
     name, texts = name_of(encoder), probe_texts(encoder)
+    remedy = "report it" if exact else "use float32 precision"
     with readable(lambda said: f"{name} cannot be encoded: {said}"):
         own = encode(texts)
     if (off := difference(alone, own)) > (tolerance(encoder) if exact else ROUGH):
         raise ModelError(
             f"{name} is encoded otherwise in a corpus than by its own encode (they differ by "
-            f"{_part(off)} of a vector's length): {'report it' if exact else 'use float32 precision'}"
+            f"{_part(off)} of a vector's length); {remedy}"
         )
 
 
@@ -288,10 +289,11 @@ def _encoded(encoder: SentenceTransformer, texts: Sequence[str], name: str) -> A
 def _check_tokens(encoder: SentenceTransformer, name: str) -> None:
     """Refuse a tokenizer that knows more tokens than the model has embeddings for."""
     for module in encoder.modules():
-        tokenizer, model = getattr(module, "tokenizer", None), getattr(module, "model", None)
+        tokenizer: Any = getattr(module, "tokenizer", None)
+        model: Any = getattr(module, "model", None)
         rows = None
         with suppress(AttributeError, NotImplementedError, TypeError):
-            rows = model.get_input_embeddings().num_embeddings  # type: ignore[union-attr]
+            rows = model.get_input_embeddings().num_embeddings
         if rows is None or not callable(getattr(tokenizer, "get_vocab", None)):
             continue
         last = max(tokenizer.get_vocab().values(), default=-1)

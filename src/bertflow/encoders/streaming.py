@@ -29,7 +29,6 @@ from bertflow.calibrators.outputs import check_writable, keep_permissions
 from bertflow.calibrators.staging import clear_part, followed, part_folder, part_path
 from bertflow.calibrators.storage import write_text
 from bertflow.encoders.corpus import (
-    check_sentences,
     check_text,
     count_cut_of,
     first_not_finite,
@@ -41,6 +40,7 @@ from bertflow.encoders.corpus import (
     taken_or_encoded,
 )
 from bertflow.encoders.digests import SentenceIndex, digests_of
+from bertflow.encoders.encoder import as_sentences
 from bertflow.encoders.encoding import Precision, resolved_precision
 from bertflow.encoders.fingerprint import describe_encoder
 from bertflow.encoders.processes import group_encoder
@@ -134,7 +134,7 @@ def encode_rows(
             the sentence.
         ModelError: A process that encodes has ended before its work; the message names it.
     """
-    check_sentences(sentences)
+    sentences = as_sentences(sentences)
     known = SentenceIndex()
     rows = done = cut = width = number = 0
     kind = resolved_precision(precision, encoder)
