@@ -1,4 +1,4 @@
-"""Every architecture of transformers that can be built small: is each right, or refused in one line?
+"""Every architecture of transformers that can be built small: right, or refused in one line?
 
 Random encoders of a few blocks are made on the spot. Of each, with the default pooling and with
 hidden state 1, what bertflow fits is compared with the model's own hidden states, pooled by hand,
@@ -61,7 +61,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "bigbird_pegasus": {"attention_type": "original_full"},
     "big_bird": {"attention_type": "original_full"},
-    "funnel": {"block_sizes": [1, 1, 1], "num_decoder_layers": 1},
+    "funnel": {"block_sizes": [1, 1, 1], "block_repeats": [1, 1, 1], "num_decoder_layers": 1},
     "esm": {"mask_token_id": 4},
 }
 
@@ -117,6 +117,7 @@ def made(name: str, folder: Path) -> str:
         sizes |= {"vocab_size": len(words), **OTHERS.get(name, {})}
         torch.manual_seed(0)
         config = AutoConfig.for_model(name, **sizes)
+        config.architectures = config.architectures or []
         with torch.device("meta"):
             count = sum(one.numel() for one in AutoModel.from_config(config).parameters())
         if count > LARGEST:
@@ -138,6 +139,7 @@ def made(name: str, folder: Path) -> str:
 def by_hand(folder: Path, texts: list[str], pooling: str | None) -> np.ndarray:
     """The model's own hidden states, one sentence at a time, averaged."""
     model = AutoModel.from_pretrained(folder).eval()
+    model.config.use_cache = False  # As sentence-transformers has it; some models differ by it.
     words = PreTrainedTokenizerFast.from_pretrained(folder)
     reader: Any = model.get_encoder() if model.config.is_encoder_decoder else model
     taken = inspect.signature(reader.forward).parameters

@@ -23,6 +23,7 @@ from bertflow.encoders.encoding import (
 )
 from bertflow.encoders.processes import GroupEncoder
 from bertflow.errors import InputError
+from bertflow.process_state import pinned
 
 if TYPE_CHECKING:
     from bertflow.encoders.sentence_cache import EncoderVectors, SentenceCache
@@ -57,6 +58,7 @@ class Embedded:
         return rows
 
 
+@pinned()
 def embed(
     encoder: SentenceTransformer,
     sentences: Sequence[str],

@@ -31,7 +31,7 @@ class Encoder(SentenceTransformer):
             given = as_sentences(given)
             given = given if isinstance(given, list) else list(given)
             if not given:
-                return super().encode([""], *args[1:], **kwargs)[:0]
+                return super().encode(["a"], *args[1:], **kwargs)[:0]
         return super().encode(given, *args[1:], **kwargs)
 
 

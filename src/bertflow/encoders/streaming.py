@@ -46,6 +46,7 @@ from bertflow.encoders.fingerprint import describe_encoder
 from bertflow.encoders.processes import group_encoder
 from bertflow.encoders.sentence_cache import SentenceCache, describe_vectors
 from bertflow.errors import InputError, ModelError
+from bertflow.process_state import pinned
 from bertflow.strict_json import parse_json
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,7 @@ class Sink(Protocol):
         """Say that a group is there."""
 
 
+@pinned()
 def encode_rows(
     encoder: SentenceTransformer,
     sentences: Iterable[str],
