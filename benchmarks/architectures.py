@@ -38,7 +38,7 @@ WORDS = (
 SPECIALS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 POOLINGS = (None, "layers:1")
 # What counts as the same vector, and models of more numbers than that are not small.
-SAME, LARGEST = 1e-3, 3 * 10**7
+SAME, LARGEST = 1e-3, 2 * 10**6
 # Sizes by the names that configurations have for them.
 SIZES: dict[int, str] = {
     32: "hidden_size d_model n_embd dim emb_dim embedding_size attention_hidden_size embed_dim "
@@ -113,6 +113,8 @@ def made(name: str, folder: Path) -> str:
     try:
         kind = type(AutoConfig.for_model(name))
         known = inspect.signature(kind).parameters
+        if "vocab_size" not in known or kind.sub_configs:
+            return "no text alone"
         sizes = {key: size for size, keys in SIZES.items() for key in keys.split() if key in known}
         sizes |= {"vocab_size": len(words), **OTHERS.get(name, {})}
         torch.manual_seed(0)
