@@ -164,7 +164,6 @@ def load_encoder(
             _forget_gguf(transformer.model, source.gguf)
         _pad_right(transformer, name)
         _limit(transformer, max_length, default=None if source.modules else DEFAULT_MAX_LENGTH)
-        keep_picklable(transformer)
         model = _pooled(transformer, pooling or DEFAULT_POOLING, str(name), device)
     check_encoder(model, str(name))
     # Nothing of a .gguf is left in the model by which its licence could be found later.
@@ -463,6 +462,7 @@ def _pooled(
             continue
         if off <= tolerance(model):
             log.info("kept %d of %d blocks", blocks, total)
+            keep_picklable(transformer)
             return Encoder(modules=modules, device=device).eval()
     if np.isinf(off):
         raise ModelError(f"{said} or another pooling than {pooling}")

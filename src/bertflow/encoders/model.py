@@ -203,7 +203,7 @@ class CalibratedSentenceTransformer(Encoder):
         expected = self.calibrator.transform(vectors[:, :width].astype(np.float64))
         features = {"sentence_embedding": torch.from_numpy(vectors).to(self.device)}
         with pinned(), torch.no_grad():
-            for module in list(self)[before:]:
+            for module in _calibrating(dict(list(self._modules.items())[before:])):
                 features = module(features)
         found = features["sentence_embedding"].float().cpu().numpy()
         return difference(expected, found) <= ROUGH
