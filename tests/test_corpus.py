@@ -335,6 +335,16 @@ def test_delimiters_that_spreadsheets_write_are_read(tmp_path, text):
     assert read_corpus([tmp_path / "c.csv"], column="text") == ["A man, who runs", "B; C"]
 
 
+def test_of_a_file_without_header_the_delimiter_is_not_guessed_among_two(tmp_path):
+    (tmp_path / "c.csv").write_text("1,New York;NY;USA\n2,Austin;TX;USA\n")
+    with pytest.raises(InputError, match=r"line 1: cells may end at ',' or at ';'; .*sep=;"):
+        read_corpus([tmp_path / "c.csv"], column="2")
+    (tmp_path / "c.csv").write_text("sep=,\n1,New York;NY;USA\n2,Austin;TX;USA\n")
+    assert read_corpus([tmp_path / "c.csv"], column="2") == ["New York;NY;USA", "Austin;TX;USA"]
+    (tmp_path / "c.csv").write_text("A man, who runs;1\nA cat;0\n")
+    assert read_corpus([tmp_path / "c.csv"], column="1") == ["A man, who runs", "A cat"]
+
+
 def test_cells_between_tabs_or_commas_under_the_other_name_are_refused(tmp_path):
     (tmp_path / "c.csv").write_text("text\tlabel\nA cat\t1\n")
     with pytest.raises(InputError, match=r"c\.csv, line 1: tabs .*--format tsv"):

@@ -498,6 +498,11 @@ def _comma_separated(file: Any, path: File, named: bool) -> Iterator[tuple[int, 
         # Spreadsheets of some languages write semicolons. In prose a space follows a mark.
         counts = {mark: len(re.findall(f"[{mark}]\\S", first)) for mark in DELIMITERS}
         delimiter = max(counts, key=lambda mark: counts[mark])
+        if not named and 0 < counts[","] < counts[delimiter]:
+            raise InputError(
+                f"{path}, line 1: cells may end at ',' or at {delimiter!r}; say by which in "
+                f"a line before it, such as sep={delimiter}"
+            )
         if delimiter == "\t":
             raise InputError(
                 f"{path}, line 1: tabs stand between its cells; read it as a .tsv by "
