@@ -6,7 +6,9 @@ import csv
 import gzip
 import io
 import json
+import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from bertflow.contents import contents
 from bertflow.data import check_corpus, checked_corpus, read_corpus, stream_corpus, tables
 from bertflow.errors import InputError, MissingDependencyError
 
@@ -197,10 +200,55 @@ def test_a_column_that_is_not_text_is_refused(tmp_path, kind):
         read_corpus([path], column="id")
 
 
-def test_a_parquet_column_of_categories_is_text(tmp_path):
-    column = pyarrow.array(["A cat", "A dog", "A cat"]).dictionary_encode()
-    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "c.parquet")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pyarrow.string(),
+        pyarrow.large_string(),
+        pyarrow.string_view(),
+        pyarrow.dictionary(pyarrow.int32(), pyarrow.string()),
+        pyarrow.dictionary(pyarrow.int8(), pyarrow.large_string()),
+    ],
+    ids=str,
+)
+def test_every_text_type_of_arrow_is_text_in_every_group_of_rows(tmp_path, kind):
+    column = pyarrow.array(["A cat", "A dog", "A cat"]).cast(kind)
+    assert tables.is_text(kind)
+    numbers = pyarrow.array([[1], [2], [3]])
+    table = pyarrow.table({"text": column, "n": numbers})
+    pyarrow.parquet.write_table(table, tmp_path / "c.parquet", row_group_size=1)
     assert read_corpus([tmp_path / "c.parquet"]) == ["A cat", "A dog", "A cat"]
+
+
+def test_lists_of_text_are_no_text(tmp_path):
+    path = written(tmp_path, ".parquet", content(".parquet", {"text": [["A cat"], ["A", "dog"]]}))
+    assert not tables.is_text(pyarrow.dictionary(pyarrow.int8(), pyarrow.binary()))
+    with pytest.raises(InputError, match=r"has 0 text columns"):
+        read_corpus([path])
+    with pytest.raises(InputError, match=r"'text' is not text but list"):
+        read_corpus([path], column="text")
+
+
+def test_two_columns_of_the_name_that_is_asked_for_are_refused(tmp_path):
+    (tmp_path / "c.csv").write_text("text,text\nA,B\n")
+    same = pyarrow.table([["A"], ["B"]], names=["text", "text"])
+    pyarrow.parquet.write_table(same, tmp_path / "c.parquet")
+    for name in ("c.csv", "c.parquet"):
+        with pytest.raises(
+            InputError, match=rf"{name} has 2 columns 'text'; it has 'text', 'text'"
+        ):
+            read_corpus([tmp_path / name], column="text")
+
+
+def test_a_parquet_file_that_was_appended_to_another_is_refused(tmp_path):
+    path = written(tmp_path, ".parquet", content(".parquet", {"text": ["A cat", "A dog"]}))
+    with path.open("ab") as file:
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["A cow", "An ox"]}), file)
+    with pytest.raises(InputError, match="holds several parquet files"):
+        read_corpus([path])
+    path.write_bytes(content(".parquet", {"text": ["A cat", "A dog"]}) * 2)
+    with pytest.raises(InputError, match="holds several parquet files"):
+        read_corpus([path])
 
 
 # Quotes and rows.
@@ -247,11 +295,106 @@ def test_a_row_too_short_is_named_by_file_and_line(tmp_path, kind, packed):
 
 
 @every_delimited
-def test_more_columns_than_the_header_has_are_ignored(tmp_path, kind):
-    rows = [["id", "text"], ["1", "A", "x", "y"], ["2", "B"], ["3", "C", "z"]]
+@pytest.mark.parametrize("row", [["1", "A", "x"], ["1", "A", "", "x"], ["1"]])
+def test_a_row_of_other_cells_than_the_header_is_named(tmp_path, kind, row):
+    separator = "," if kind == ".csv" else "\t"
+    rows = [["id", "text"], ["1", "B"], row, ["3", "C"]]
+    path = tmp_path / f"c{kind}"
+    path.write_text("".join(separator.join(row) + "\n" for row in rows))
+    for column in ("text", "id", "1"):
+        with pytest.raises(InputError, match=rf"c\{kind}, line 3: {len(row)} cells, but .* has 2"):
+            read_corpus([path], column=column)
+
+
+@every_delimited
+def test_empty_cells_beyond_the_header_are_nothing(tmp_path, kind):
+    rows = [["id", "text", ""], ["1", "A", "", " "], ["2", "B"], [], ["", ""], ["3", "C", ""]]
     separator = "," if kind == ".csv" else "\t"
     (tmp_path / f"c{kind}").write_text("".join(separator.join(row) + "\n" for row in rows))
     assert read_corpus([tmp_path / f"c{kind}"], column="text") == ["A", "B", "C"]
+
+
+def test_a_single_column_with_unquoted_commas_is_refused_with_the_remedy(tmp_path):
+    (tmp_path / "c.csv").write_text("text\nA cat\nA man, who runs\n")
+    with pytest.raises(InputError, match=r"line 3: 2 cells, .*'text'.* quotes; .*name it \.txt"):
+        read_corpus([tmp_path / "c.csv"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'id;text\n1;A man, who runs\n2;"B; C"\n',
+        "id|text\n1|A man, who runs\n2|B; C\n",
+        'sep=;\nid;text\n1;A man, who runs\n2;"B; C"\n',
+        'sep=,\nid,text\n1,"A man, who runs"\n2,B; C\n',
+        'id, text\n1, "A man, who runs"\n2, B; C\n',
+    ],
+)
+def test_delimiters_that_spreadsheets_write_are_read(tmp_path, text):
+    (tmp_path / "c.csv").write_text(text)
+    assert read_corpus([tmp_path / "c.csv"], column="text") == ["A man, who runs", "B; C"]
+
+
+def test_of_a_file_without_header_the_delimiter_is_not_guessed_among_two(tmp_path):
+    (tmp_path / "c.csv").write_text("1,New York;NY;USA\n2,Austin;TX;USA\n")
+    with pytest.raises(InputError, match=r"line 1: cells may end at ',' or at ';'; .*sep=;"):
+        read_corpus([tmp_path / "c.csv"], column="2")
+    (tmp_path / "c.csv").write_text("sep=,\n1,New York;NY;USA\n2,Austin;TX;USA\n")
+    assert read_corpus([tmp_path / "c.csv"], column="2") == ["New York;NY;USA", "Austin;TX;USA"]
+    (tmp_path / "c.csv").write_text("A man, who runs;1\nA cat;0\n")
+    assert read_corpus([tmp_path / "c.csv"], column="1") == ["A man, who runs", "A cat"]
+
+
+def test_cells_between_tabs_or_commas_under_the_other_name_are_refused(tmp_path):
+    (tmp_path / "c.csv").write_text("text\tlabel\nA cat\t1\n")
+    with pytest.raises(InputError, match=r"c\.csv, line 1: tabs .*--format tsv"):
+        read_corpus([tmp_path / "c.csv"])
+    assert read_corpus([tmp_path / "c.csv"], column="text", format="tsv") == ["A cat"]
+    (tmp_path / "c.tsv").write_text("text,label\nA cat,1\n")
+    with pytest.raises(InputError, match=r"c\.tsv, line 1: .* no tab; .*--format csv"):
+        read_corpus([tmp_path / "c.tsv"])
+    assert read_corpus([tmp_path / "c.tsv"], column="text", format="csv") == ["A cat"]
+
+
+@pytest.mark.parametrize("first", ["A man runs", "Yes.", "今天天气很好。"])
+def test_a_first_line_that_is_like_a_sentence_is_not_taken_as_a_name(tmp_path, first):
+    (tmp_path / "c.csv").write_text(f"{first}\nA cat\n", encoding="utf-8")
+    with pytest.raises(InputError, match=rf"line 1, '{first}', .*--column 1 .*--column$"):
+        read_corpus([tmp_path / "c.csv"])
+    assert read_corpus([tmp_path / "c.csv"], column="1") == [first, "A cat"]
+    assert read_corpus([tmp_path / "c.csv"], column=first) == ["A cat"]
+
+
+def test_a_name_that_may_be_a_sentence_is_said_once(tmp_path, caplog):
+    for name, said in {"text": 0, "Hello": 1}.items():
+        (tmp_path / f"{name}.csv").write_text(f"{name}\nA cat\n")
+        assert list(checked_corpus([tmp_path / f"{name}.csv"])) == ["A cat"]
+        warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len(warned) == said
+    assert "line 1, 'Hello', is taken as the column's name" in warned[0]
+
+
+def test_a_long_cell_is_read_and_the_limit_of_the_process_stays(tmp_path):
+    limit = csv.field_size_limit()
+    long = "A cat sleeps. " * 20_000
+    path = written(tmp_path, ".csv", content(".csv", {"text": [long, "A dog"]}))
+    assert read_corpus([path]) == [long.strip(), "A dog"]
+    assert csv.field_size_limit() == limit
+
+
+def test_a_cell_beyond_all_bounds_is_named_by_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "LONGEST_LINE", 100)
+    (tmp_path / "c.csv").write_text('text\nA\n"B\n' + "C\n" * 100)
+    with pytest.raises(InputError, match=r"line 3: .*too long; does a quote never close\?"):
+        read_corpus([tmp_path / "c.csv"])
+
+
+@pytest.mark.parametrize("kind", [".txt", ".csv", ".tsv"])
+@pytest.mark.parametrize("text", ["text\rA cat\rA dog\r", "text\nA cat\nA dog\rA cow\n"])
+def test_a_carriage_return_within_a_line_is_refused(tmp_path, kind, text):
+    (tmp_path / f"c{kind}").write_bytes(text.encode())
+    with pytest.raises(InputError, match=rf"c\{kind}, line [13]: .*carriage return"):
+        read_corpus([tmp_path / f"c{kind}"])
 
 
 def test_a_jsonl_file_of_strings_needs_no_column(tmp_path):
@@ -265,7 +408,9 @@ def test_a_jsonl_file_of_strings_needs_no_column(tmp_path):
     [
         ("A dog", "not JSON"),
         ('{"text": "A dog"', "not JSON"),
-        ("[1]", "object or a string"),
+        ('{"text": "A dog"} {"text": "B"}', "not JSON .*a line holds an object"),
+        ("[1]", "object or a string, got an array; jq"),
+        ('{"text": "A dog", "title": "B"}', "'title' is text, as is 'text'; name one by --column"),
         ("3", "object or a string"),
         ('{"other": "A dog"}', "'text'.*'other'"),
         ('{"text": 3}', "not text"),
@@ -395,7 +540,10 @@ def test_a_missing_file_is_named(tmp_path, read, ending):
 @pytest.mark.parametrize("name", ["corpus.doc", "corpus", "corpus.gz", "corpus.txt.zip"])
 def test_an_unknown_ending_is_refused_and_the_known_are_listed(tmp_path, read, name):
     (tmp_path / name).write_text("A cat\n")
-    with pytest.raises(InputError, match=r"\.txt, \.csv, \.tsv, \.jsonl, \.parquet") as caught:
+    hint = r'name its format by --format txt \(in Python format="txt"\)$'
+    with pytest.raises(
+        InputError, match=rf"\.txt, \.csv, \.tsv, \.jsonl, \.parquet.*; {hint}"
+    ) as caught:
         read([tmp_path / name])
     assert name in str(caught.value)
 
@@ -418,7 +566,24 @@ def test_check_reads_nothing(tmp_path, monkeypatch):
 def test_text_that_is_not_utf8_is_refused(tmp_path, kind, packed):
     data = content(kind, {"text": ["A cat", "Caf__", "A dog"]}).replace(b"f__", b"f\xe9")
     path = written(tmp_path, kind, data, packed=packed)
-    with pytest.raises(InputError, match=rf"{path.name} is not UTF-8"):
+    with pytest.raises(InputError, match=rf"{path.name} is not UTF-8 .*line [23].*Windows-1252"):
+        read_corpus([path])
+
+
+@every_text_kind
+def test_utf16_is_refused_by_name(tmp_path, kind):
+    text = content(kind, {"text": ["A cat", "A dog"]}).decode()
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
+        path = written(tmp_path, kind, text.encode(encoding))
+        with pytest.raises(InputError, match=rf"{path.name}.* UTF-16.*; convert it to UTF-8"):
+            read_corpus([path])
+
+
+@every_text_kind
+def test_a_nul_character_is_named_by_line(tmp_path, kind):
+    data = content(kind, {"text": ["A cat", "A__dog"]}).replace(b"__", b"\0")
+    path = written(tmp_path, kind, data)
+    with pytest.raises(InputError, match=rf"{path.name}, line [23]: it has a NUL character"):
         read_corpus([path])
 
 
@@ -426,6 +591,79 @@ def test_standard_input_that_is_not_utf8_is_refused(monkeypatch):
     stdin(monkeypatch, b"A cat\nCaf\xe9\n")
     with pytest.raises(InputError, match="UTF-8"):
         read_corpus(["-"])
+
+
+def test_standard_input_is_utf8_whatever_the_locale(monkeypatch):
+    data = io.BytesIO("A caf\u00e9\n".encode())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(data, encoding="latin-1"))
+    assert read_corpus(["-"]) == ["A café"]
+
+
+def test_a_stand_in_for_standard_input_may_have_no_bytes(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("A cat\nA dog\n"))
+    assert read_corpus(["-"]) == ["A cat", "A dog"]
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+OTHERS = {
+    "a git-lfs pointer": POINTER,
+    "a zip archive": b"PK\x03\x04\x14\0\0\0",
+    "packed with gzip": gzip.compress(b"A cat\n"),
+    "a .parquet file": content(".parquet", {"text": ["A cat"]}),
+    "a PDF": b"%PDF-1.7\n",
+    "a .npy file": b"\x93NUMPY\x01\0v\0",
+    "a web page": b"<!DOCTYPE html>\n<html>\n",
+    "a tar archive": b"a.txt".ljust(257, b"\0") + b"ustar\0",
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_file_that_is_something_else_than_its_name_says_is_refused(tmp_path, other):
+    for kind in TEXT_KINDS if "parquet" in other else KINDS:
+        path = written(tmp_path, kind, OTHERS[other])
+        with pytest.raises(InputError, match=rf"^{path} is {other}"):
+            read_corpus([path])
+
+
+def test_text_about_such_files_is_text(tmp_path):
+    lines = ["PAR1 and GGUF are marks.", "BZh too", "PK is another", "version 2 of git-lfs"]
+    assert [contents(line.encode()) for line in lines] == [None] * 4
+
+
+# Formats.
+
+
+@every_kind
+def test_a_format_counts_for_more_than_the_ending(tmp_path, kind):
+    data = content(kind, {"text": SENTENCES})
+    for name in ("corpus", "wiki.en", "c.txt", "c.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+        for read in (read_corpus, stream_corpus, checked_corpus):
+            assert list(read([tmp_path / name], format=kind[1:])) == SENTENCES
+        check_corpus([tmp_path / name], format=kind[1:])
+
+
+@every_kind
+def test_standard_input_may_have_any_format(monkeypatch, kind):
+    stdin(monkeypatch, content(kind, {"text": SENTENCES}))
+    assert list(checked_corpus(["-"], format=kind[1:])) == SENTENCES
+
+
+def test_an_unknown_format_is_refused(tmp_path):
+    (tmp_path / "c.txt").write_text("A cat\n")
+    with pytest.raises(InputError, match="one of txt, csv, tsv, jsonl, parquet, got 'doc'"):
+        check_corpus([tmp_path / "c.txt"], format="doc")
+
+
+@pytest.mark.parametrize("kind", [".txt", ".csv", ".parquet"])
+def test_a_pipe_is_read_once(tmp_path, kind):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    data = content(kind, {"text": SENTENCES})
+    writer = threading.Thread(target=pipe.write_bytes, args=(data,), daemon=True)
+    writer.start()
+    assert list(checked_corpus([pipe], format=kind[1:])) == SENTENCES
+    writer.join()
 
 
 @every_kind

@@ -299,16 +299,53 @@ def test_a_json_row_that_lacks_a_key_is_named_by_line(tmp_path):
 
 def test_a_json_row_that_is_a_string_is_named_by_line(tmp_path):
     (tmp_path / "mine.jsonl").write_text('"A cat"\n')
-    with pytest.raises(InputError, match=r"mine\.jsonl, line 1: expected an object$"):
+    with pytest.raises(InputError, match=r"mine\.jsonl, line 1: expected an object, got 'A cat'$"):
         read_pairs(tmp_path / "mine.jsonl")
 
 
 @every_delimited
-def test_more_columns_and_blank_rows_are_ignored(tmp_path, kind):
+def test_empty_cells_beyond_the_header_and_blank_rows_are_ignored(tmp_path, kind):
     separator = "," if kind == ".csv" else "\t"
-    rows = [NAMES, ("a", "b", "1", "x"), (), ("", "", ""), ("c", "d", "2", "y", "z")]
+    rows = [NAMES, ("a", "b", "1", ""), (), ("", "", ""), ("c", "d", "2", " ", "")]
     (tmp_path / f"mine{kind}").write_text("".join(separator.join(row) + "\n" for row in rows))
     assert list(read_pairs(tmp_path / f"mine{kind}").gold) == [1.0, 2.0]
+
+
+@every_delimited
+def test_more_cells_than_the_header_has_are_named_by_line(tmp_path, kind):
+    separator = "," if kind == ".csv" else "\t"
+    rows = [NAMES, ("a", "b", "1"), ("A man", " old", "b", "2")]
+    (tmp_path / f"mine{kind}").write_text("".join(separator.join(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match=r"line 3: 4 cells, but the header has 3 \('sentence1'"):
+        read_pairs(tmp_path / f"mine{kind}")
+
+
+@pytest.mark.parametrize(
+    ("header", "shown"),
+    [
+        ("a,b,same", "a,b,same"),
+        ("id,left side,right,gold", "'id,left side,right'"),
+        ("sentence1,sentence2,score,score", "sentence1,sentence2,SCORE"),
+        ("A man,A boy,4.5", "1,2,3"),
+    ],
+)
+def test_a_refusal_to_guess_shows_the_option_with_names_of_the_file(tmp_path, header, shown):
+    (tmp_path / "mine.csv").write_text(f"{header}\n")
+    with pytest.raises(InputError, match=rf"by columns, such as --columns {shown}, or where there"):
+        read_pairs(tmp_path / "mine.csv")
+
+
+def test_a_format_counts_for_more_than_the_ending(tmp_path, monkeypatch):
+    (tmp_path / "mine").write_bytes(content(".tsv", table()))
+    assert read_pairs(tmp_path / "mine", format="tsv").gold == [4.5, 0.0, 2.0]
+    with pytest.raises(InputError, match=r'mine has no ending.*format="csv"\)$'):
+        read_pairs(tmp_path / "mine")
+    with pytest.raises(InputError, match="one of csv, tsv, jsonl, parquet, got 'txt'"):
+        read_pairs(tmp_path / "mine", format="txt")
+    given = io.TextIOWrapper(io.BytesIO(content(".jsonl", table())), encoding="latin-1")
+    monkeypatch.setattr("sys.stdin", given)
+    read = read_pairs("-", format="jsonl")
+    assert (read.first[2], read.split, read.source) == ("Café 😀", *["standard input"] * 2)
 
 
 def test_a_csv_quote_that_never_closes_is_named_by_the_line_where_it_opens(tmp_path):

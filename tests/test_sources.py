@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import pyarrow
 import pytest
 
 from bertflow.data import check_corpus, checked_corpus, read_corpus, stream_corpus
@@ -67,6 +68,17 @@ def test_a_packed_file_that_is_damaged_is_refused_by_name(tmp_path, kind, packin
         read_corpus([path])
 
 
+@pytest.mark.parametrize("packing", PACKING)
+def test_all_members_of_a_packed_file_are_read_and_nothing_else_may_follow(tmp_path, packing):
+    path = tmp_path / f"corpus.txt{packing}"
+    members = PACKING[packing](b"A cat\n") + PACKING[packing](b"A dog\n")
+    path.write_bytes(members + b"\0" * 512)
+    assert read_corpus([path]) == ["A cat", "A dog"]
+    path.write_bytes(members + b"A cow\n")
+    with pytest.raises(InputError, match=rf"corpus\.txt\{packing} is not a whole \w+ file"):
+        read_corpus([path])
+
+
 def test_a_package_for_zst_that_is_missing_is_named(tmp_path, monkeypatch):
     for name in ("compression.zstd", "backports.zstd"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -85,7 +97,7 @@ def tree(folder: Path) -> Path:
         "a/1.txt": "first",
         "a/2.txt.gz": "one more",
         "c.csv": "text\nthird",
-        "README.md": "no",
+        "_README.md": "no",
         "_SUCCESS": "",
         ".hidden.txt": "no",
         "_temporary/d.txt": "no",
@@ -115,6 +127,36 @@ def test_a_folder_without_such_a_file_is_refused(tmp_path, read):
     (tmp_path / "folder.txt" / "a.doc").write_text("A cat\n")
     with pytest.raises(InputError, match=r"folder\.txt holds no file of a kind that can be read"):
         read([tmp_path / "folder.txt"])
+
+
+@both
+def test_what_a_folder_holds_beside_and_is_not_read_is_an_error(tmp_path, read):
+    folder = tree(tmp_path / "corpus")
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "a/README.md").write_text("no\n")
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    (folder / "broken.txt").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InputError) as caught:
+        read([folder])
+    assert str(caught.value) == (
+        f"{folder} also holds what is not read: 'a/README.md', 'broken.txt', 'linked'; give a "
+        f"pattern of what to read, such as '{folder}/**/*.txt'"
+    )
+
+
+def test_of_a_folder_the_format_is_that_of_all_its_files(tmp_path):
+    for name in ("part-00001", "part-00000", "more.doc", "_SUCCESS"):
+        (tmp_path / name).write_text(f"{name}\n")
+    assert read_corpus([tmp_path], format="txt") == ["more.doc", "part-00000", "part-00001"]
+    assert read_corpus([f"{tmp_path}/part-*"], format="txt") == ["part-00000", "part-00001"]
+
+
+@both
+def test_a_pattern_that_matches_a_folder_is_refused(tmp_path, read):
+    tree(tmp_path)
+    with pytest.raises(InputError, match=r"also matches what is no file: 'a'; "):
+        read([f"{tmp_path}/*"])
+    assert len(read_corpus([f"{tmp_path}/[ab]*/**/*"])) == 2
 
 
 @pytest.mark.parametrize(
@@ -149,7 +191,7 @@ def test_a_pattern_that_matches_nothing_is_refused(tmp_path, read):
 
 @both
 def test_a_pattern_that_matches_a_file_of_another_kind_is_refused(tmp_path, read):
-    tree(tmp_path)
+    (tmp_path / "README.md").write_text("no\n")
     with pytest.raises(InputError, match=r"README\.md is of unknown kind"):
         read([str(tmp_path / "*.md")])
 
@@ -169,10 +211,12 @@ def test_a_file_of_a_store_is_read_like_any(store, kind, packing):
 def test_a_folder_and_a_pattern_of_a_store(store):
     for name, text in {"b.txt": "second", "a/1.txt": "first", "_x/c.txt": "no"}.items():
         put(store, name, f"{text}\n".encode())
-    put(store, "README.md", b"no\n")
     assert read_corpus([store]) == ["first", "second"]
     assert read_corpus([f"{store}/*.txt"]) == ["second"]
     assert read_corpus([f"{store}/a/1.txt", f"{store}/b.txt"]) == ["first", "second"]
+    put(store, "a/README.md", b"no\n")
+    with pytest.raises(InputError, match=r"corpus also holds .*'a/README\.md'; .*/\*\*/\*\.txt'"):
+        read_corpus([store])
 
 
 @pytest.mark.parametrize("kind", TABLES)
@@ -246,6 +290,22 @@ def test_blank_and_missing_rows_of_a_table_are_skipped(tmp_path):
     rows = ["A cat", None, "  ", "A dog"]
     datasets.Dataset.from_dict({"text": rows}).save_to_disk(tmp_path / "saved")
     assert read_corpus([tmp_path / "saved"]) == ["A cat", "A dog"]
+
+
+def test_a_second_text_column_that_begins_later_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "BATCH_ROWS", 2)
+    rows = {"id": ["a", "b", "c"], "text": [None, None, "A cat"]}
+    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "saved")
+    with pytest.raises(InputError, match=r"saved, from row 3 on: 'text' is text, as is 'id'"):
+        read_corpus([tmp_path / "saved"])
+    assert read_corpus([tmp_path / "saved"], column="text") == ["A cat"]
+
+
+def test_every_text_type_of_arrow_is_text_in_a_table(tmp_path):
+    for kind in (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view()):
+        table = pyarrow.table({"text": pyarrow.array(["A cat"], kind), "n": [1]})
+        datasets.Dataset(table).save_to_disk(tmp_path / str(kind))
+        assert read_corpus([tmp_path / str(kind)]) == ["A cat"]
 
 
 @pytest.mark.parametrize(

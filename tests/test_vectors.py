@@ -93,7 +93,15 @@ def save_bad(path: Path, kind: str) -> None:
         path.mkdir()
     elif kind == "npz":
         with path.open("wb") as file:
-            np.savez(file, a=np.ones((3, 2)))
+            np.savez(file, a=np.ones((3, 2)), b=np.ones(3))
+    elif kind == "two":
+        with path.open("wb") as file:
+            np.save(file, np.ones((3, 2)))
+            np.save(file, np.ones((3, 2)))
+    elif kind == "parquet":
+        path.write_bytes(b"PAR1\x15\x04")
+    elif kind == "pointer":
+        path.write_text("version https://git-lfs.github.com/spec/v1\n")
     elif kind == "text":
         path.write_text("0.1 0.2\n0.3 0.4\n")
     elif kind == "empty":
@@ -111,6 +119,7 @@ def save_bad(path: Path, kind: str) -> None:
             "complex": np.ones((3, 2), dtype=complex),
             "bool": np.ones((3, 2), dtype=bool),
             "strings": np.array([["a", "b"]]),
+            "fields": np.zeros(3, dtype=[("a", "f4"), ("b", "f4")]),
         }
         np.save(path, arrays[kind])
 
@@ -118,17 +127,21 @@ def save_bad(path: Path, kind: str) -> None:
 BAD = {
     "missing": "does not exist",
     "folder": "is no file",
-    "npz": "archive",
+    "npz": r"archive of arrays \('a\.npy', 'b\.npy'\)",
+    "two": r"176 bytes more after its array of shape \(3, 2\)",
+    "parquet": r"by --vectors \S*bad\.npy --engine local",
+    "pointer": "is a git-lfs pointer",
     "text": "not a .npy file",
     "empty": "not a .npy file",
     "cut": "not a .npy file",
-    "objects": "not a .npy file",
+    "objects": "not a .npy file of numbers but of Python objects",
     "0-d": r"shape \(\)",
     "1-d": r"shape \(3,\)",
     "3-d": r"shape \(2, 2, 2\)",
     "complex": "complex128",
     "bool": "bool",
     "strings": "<U1",
+    "fields": r"\('a', '<f4'\)",
 }
 
 

@@ -16,7 +16,8 @@ import numpy as np
 from bertflow.calibrators.base import Array, Calibrator, finite
 from bertflow.calibrators.outputs import check_apart, check_writable, placed
 from bertflow.calibrators.staging import part_folder
-from bertflow.errors import InputError, ModelError, shown
+from bertflow.contents import HEAD, contents
+from bertflow.errors import InputError, ModelError, quoted, shown
 
 log = logging.getLogger(__name__)
 
@@ -36,24 +37,46 @@ def read_vectors(path: str | Path) -> Array:
         The matrix.
 
     Raises:
-        InputError: The file is missing, not a .npy, holds objects, or is not a matrix.
+        InputError: The file is missing, not a .npy, holds objects, is not a matrix, or goes on
+            after it.
     """
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path} does not exist" if not path.exists() else f"{path} is no file")
     try:
         with path.open("rb") as file:
-            archive = file.read(2) == b"PK"
-        vectors: Array = np.empty(0) if archive else np.lib.format.open_memmap(path, mode="r")
+            head = file.read(HEAD)
+        if head.startswith(b"PK"):
+            raise InputError(
+                f"{path} is an archive of arrays ({', '.join(map(shown, ZipFile(path).namelist()))}"
+                "); give a .npy file of one, as numpy.save writes it"
+            )
+        if head.startswith(b"PAR1"):
+            raise InputError(
+                f"{path} is a .parquet file, expected a .npy; fit and transform read it, ids and "
+                f"all, by --vectors {quoted(path)} --engine local"
+            )
+        if not head.startswith(np.lib.format.MAGIC_PREFIX) and (said := contents(head)):
+            raise InputError(f"{path} {said}")
+        vectors: np.memmap = np.lib.format.open_memmap(path, mode="r")
+    except InputError:
+        raise
     # A header is Python text, and of one that is damaged numpy raises whatever it stumbles over.
-    except Exception:
-        raise InputError(f"{path} is not a .npy file of numbers; numpy.save writes one") from None
-    if archive:
-        raise InputError(f"{path} is an archive of arrays; give a .npy file of one")
+    except Exception as error:
+        objects = " but of Python objects, as of rows that differ in length"
+        raise InputError(
+            f"{path} is not a .npy file of numbers{objects if 'Python obj' in str(error) else ''}; "
+            "numpy.save writes one"
+        ) from None
     if vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
         raise InputError(
             f"{path} holds an array of shape {vectors.shape} and type {vectors.dtype}; "
             "expected a matrix of numbers, one row a vector"
+        )
+    if left := path.stat().st_size - vectors.offset - vectors.nbytes:
+        raise InputError(
+            f"{path} holds {left:,} bytes more after its array of shape {vectors.shape}, as if "
+            "saved to twice; give one array a file"
         )
     log.info("%s: %d vectors of %d dimensions, %s", path, *vectors.shape, vectors.dtype)
     return vectors

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from bertflow.data.sources import (
-    STANDARD_INPUT,
     HubTable,
     SavedTable,
     Source,
-    is_remote,
+    comes_once,
     located,
     remote_errors,
     table_rows,
@@ -22,12 +20,13 @@ from bertflow.data.sources import (
 from bertflow.data.tables import (
     KINDS,
     Columns,
-    bounded_lines,
+    StandardInput,
     kind_of,
     listed,
-    open_text,
+    open_bytes,
     read_rows,
     reading,
+    sentence_lines,
 )
 from bertflow.errors import InputError
 
@@ -40,6 +39,7 @@ def read_corpus(
     column: str | None = None,
     limit: int | None = None,
     blank: Literal["skip", "refuse"] = "skip",
+    format: str | None = None,
 ) -> list[str]:
     """Read sentences from files, in order, into a list.
 
@@ -53,6 +53,8 @@ def read_corpus(
             number from 1. Not needed where there is only one.
         limit: Stop after so many sentences, at least 1.
         blank: Leave out blank sentences, or refuse them, where rows must stay aligned.
+        format: What the files are, "txt", "csv", "tsv", "jsonl" or "parquet", whatever their names
+            end in; standard input is "txt" if it is not given. Packing goes by the ending.
 
     Returns:
         The sentences, repeats kept.
@@ -63,7 +65,7 @@ def read_corpus(
         MissingDependencyError: A .parquet, .zst, URL or table of `datasets` without its package;
             the message is the pip line.
     """
-    return list(stream_corpus(sources, column=column, limit=limit, blank=blank))
+    return list(stream_corpus(sources, column=column, limit=limit, blank=blank, format=format))
 
 
 def _several(sources: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:
@@ -76,6 +78,7 @@ def stream_corpus(
     column: str | None = None,
     limit: int | None = None,
     blank: Literal["skip", "refuse"] = "skip",
+    format: str | None = None,
 ) -> Iterator[str]:
     """Read sentences from files one by one, as `read_corpus` does, holding none of them.
 
@@ -84,6 +87,7 @@ def stream_corpus(
         column: As in `read_corpus`.
         limit: As in `read_corpus`.
         blank: As in `read_corpus`.
+        format: As in `read_corpus`.
 
     Yields:
         The sentences, repeats kept.
@@ -96,8 +100,8 @@ def stream_corpus(
         raise InputError(f"limit must be at least 1, got {limit}")
     # One after the other: with a limit the last of them may not be needed.
     sources = _several(sources)
-    found = (one for source in sources for one in located([source]))
-    texts = (text.strip() for one in found for text in _read(one, column))
+    found = (one for source in sources for one in located([source], format))
+    texts = (text.strip() for one in found for text in _read(one, column, format))
     if blank == "skip":
         texts = (text for text in texts if text)
     number = 0
@@ -111,14 +115,18 @@ def stream_corpus(
     log.info("%s: %d sentences", ", ".join(_called(source) for source in sources), number)
 
 
-def check_corpus(sources: Sequence[str | Path]) -> None:
+def check_corpus(sources: Sequence[str | Path], *, format: str | None = None) -> None:
     """Refuse what `read_corpus` could not read, without reading it.
+
+    Args:
+        sources: As in `read_corpus`.
+        format: As in `read_corpus`.
 
     Raises:
         InputError: A file is missing or of unknown kind, or a folder or pattern has none.
         MissingDependencyError: As in `read_corpus`.
     """
-    located(sources)
+    located(sources, format)
 
 
 def checked_corpus(
@@ -127,17 +135,19 @@ def checked_corpus(
     column: str | None = None,
     limit: int | None = None,
     blank: Literal["skip", "refuse"] = "skip",
+    format: str | None = None,
 ) -> Iterator[str]:
     """Read files through once, to refuse what is wrong with them before any work, and stream them.
 
-    Standard input comes only once, and what comes over a network takes its time: with one of these
-    among the sources what is wrong is found on the way.
+    Standard input and pipes come only once, and what comes over a network takes its time: with one
+    of these among the sources what is wrong is found on the way.
 
     Args:
         sources: As in `read_corpus`.
         column: As in `read_corpus`.
         limit: As in `read_corpus`.
         blank: As in `read_corpus`.
+        format: As in `read_corpus`.
 
     Returns:
         What `stream_corpus` gives.
@@ -147,35 +157,29 @@ def checked_corpus(
         MissingDependencyError: As in `read_corpus`.
     """
     sources = _several(sources)
-    found = located(sources)
-    if not any(source == STANDARD_INPUT or is_remote(source) for source in found):
-        for _ in stream_corpus(sources, column=column, limit=limit, blank=blank):
+    if not any(map(comes_once, located(sources, format))):
+        for _ in stream_corpus(sources, column=column, limit=limit, blank=blank, format=format):
             pass
-    return stream_corpus(sources, column=column, limit=limit, blank=blank)
+    return stream_corpus(sources, column=column, limit=limit, blank=blank, format=format)
 
 
 def _called(source: str | Path) -> str:
     return "standard input" if str(source) == "-" else str(source)
 
 
-def _read(source: Source, column: str | None) -> Iterator[str]:
+def _read(source: Source, column: str | None, format: str | None) -> Iterator[str]:
     columns = None if column is None else [column]
     if isinstance(source, SavedTable | HubTable):
         for _, cells in table_rows(source, columns, _only):
             yield cells[0] or ""
         return
-    with remote_errors(source), reading(_called(source)):
-        if isinstance(source, str):
-            if sys.stdin is None:
-                raise InputError(f"{_called(source)} is closed; give a file, or sentences to read")
-            lines = bounded_lines(sys.stdin, _called(source))
-            yield next(lines, "").removeprefix("\ufeff")
-            yield from lines
-            return
-        kind = kind_of(source, KINDS)
+    if format is None and isinstance(source, StandardInput):
+        format = "txt"
+    with remote_errors(source), reading(source):
+        kind = kind_of(source, KINDS, format)
         if kind == ".txt":
-            with open_text(source) as file:
-                yield from bounded_lines(file, source)
+            with open_bytes(source) as file:
+                yield from (line for _, line in sentence_lines(file, source))
             return
         for _, row in read_rows(source, kind, columns, _only, texts=1):
             yield "" if row is None else row[0] or ""

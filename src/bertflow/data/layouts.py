@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from bertflow.data.declarations import DataSet, Layout
 from bertflow.data.pairs import sentence
-from bertflow.data.tables import bounded_lines, listed, open_text, read_lines, read_rows, reading
+from bertflow.data.tables import bounded_lines, listed, open_bytes, read_lines, read_rows, reading
 from bertflow.errors import InputError, shown
 
 
@@ -166,7 +166,7 @@ def _whole(path: Path) -> tuple[list[str], bool]:
     """The lines of a file, and whether the last has its line feed."""
     last = ""
     lines = []
-    with reading(path), open_text(path) as file:
+    with reading(path), open_bytes(path) as file:
         for last in bounded_lines(file, path):
             lines.append(last.removesuffix("\n").removesuffix("\r"))
     return lines, last.endswith("\n")

@@ -10,8 +10,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from bertflow.data.tables import TABLES, Columns, file_kind, listed, read_rows
-from bertflow.errors import InputError, shown
+from bertflow.data.sources import STANDARD_INPUT
+from bertflow.data.tables import (
+    PACKED,
+    TABLES,
+    Columns,
+    File,
+    StandardInput,
+    file_kind,
+    listed,
+    read_rows,
+)
+from bertflow.errors import InputError, quoted, shown
 
 log = logging.getLogger(__name__)
 
@@ -110,24 +120,32 @@ class NliPairs:
         return len(self.first)
 
 
-def read_pairs(path: str | Path, *, columns: tuple[str, str, str] | None = None) -> Pairs:
+def read_pairs(
+    path: str | Path,
+    *,
+    columns: tuple[str, str, str] | None = None,
+    format: str | None = None,
+) -> Pairs:
     r"""Read pairs of one's own: two columns of text and one of scores.
 
     A score is a number, or true or false; blank is ungraded. In .tsv quotes are plain characters.
+    A row of other cells than the header has is an error: nothing is left out.
 
     Args:
-        path: A .csv, .tsv, .jsonl or .parquet, each also with .gz.
+        path: A .csv, .tsv, .jsonl or .parquet, each also packed (.gz, .bz2, .xz, .zst); or "-" for
+            standard input.
         columns: First text, second text and score: names, or for a .csv or .tsv without a header
             numbers from 1, as digits. None looks for names in common use, such as sentence1,
             sentence2 and score.
+        format: "csv", "tsv", "jsonl" or "parquet", whatever the name ends in.
 
     Returns:
         The pairs, as task "pairs" with the file's name as split.
 
     Raises:
         InputError: The file is missing, of unknown kind, not UTF-8, lacks a column or none is
-            recognised (the message lists those it has), a row is too short, a sentence blank or
-            no text, a score no number (named by line), or no pair is graded.
+            recognised (the message lists those it has), a row has more or fewer cells, a sentence
+            is blank or no text, a score no number (named by line), or no pair is graded.
         MissingDependencyError: A .parquet without its package; the message is the pip line.
 
     Example:
@@ -137,37 +155,37 @@ def read_pairs(path: str | Path, *, columns: tuple[str, str, str] | None = None)
         >>> read_pairs(file, columns=("1", "2", "3")).gold
         [2.5, 5.0]
     """
-    path = Path(path)
+    source: File = StandardInput() if str(path) == STANDARD_INPUT else Path(path)
     if columns is not None and (len(columns) != 3 or len(set(columns)) != 3):
         raise InputError(
             "columns must be three different ones, first text, second text and score, "
             f"got {listed(columns)}"
         )
-    kind = file_kind(path, TABLES)
+    kind = file_kind(source, TABLES, format)
     unit = "row" if kind == ".parquet" else "line"
     first: list[str] = []
     second: list[str] = []
     gold: list[float | None] = []
     rows: list[str] = []
-    for number, cells in read_rows(path, kind, columns, _recognised, texts=2):
+    for number, cells in read_rows(source, kind, columns, _recognised, texts=2):
         if cells is None:
             continue
-        place = f"{path}, {unit} {number}"
+        place = f"{source}, {unit} {number}"
         first.append(sentence(cells[0], place))
         second.append(sentence(cells[1], place))
         gold.append(score(cells[2], place, truth=True))
         rows.append(str(number))
-    check_graded(first, gold, path)
+    check_graded(first, gold, str(source))
     binary = all(grade in (None, 0, 1) for grade in gold)
-    log.info("%s: %d pairs, gold is %s", path, len(first), "0 and 1" if binary else "graded")
-    name = path.name[: -len(".gz")] if path.suffix.lower() == ".gz" else path.name
+    log.info("%s: %d pairs, gold is %s", source, len(first), "0 and 1" if binary else "graded")
+    packed = source.suffix.lower() in PACKED
     return Pairs(
         task="pairs",
-        split=Path(name).stem,
+        split=Path(Path(source.name).stem if packed else source.name).stem,
         first=first,
         second=second,
         gold=gold,
-        source=str(path),
+        source=str(source),
         binary=binary,
         rows=rows,
     )
@@ -241,7 +259,10 @@ def score(
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"{place}: score {shown(text)} is not a number")
+        raise InputError(
+            f"{place}: score {shown(text)} is not a number such as 4.5; leave it empty where there "
+            "is none"
+        )
     if span is not None and not span[0] <= number <= span[1]:
         raise InputError(f"{place}: score {number:g} is not between {span[0]:g} and {span[1]:g}")
     return number
@@ -265,9 +286,14 @@ def _recognised(table: Columns) -> Sequence[str]:
     texts = [couple for couple in TEXT_COLUMNS if all(plain.count(name) == 1 for name in couple)]
     golds = [name for name in plain if name in GOLD_COLUMNS]
     if len(texts) != 1 or len(golds) != 1:
+        once = [name for name in table.names if name and table.names.count(name) == 1][:3]
+        three = ",".join([*once, *("FIRST", "SECOND", "SCORE")[len(once) :]])
+        if any(name.replace(".", "").isdecimal() for name in table.names):  # There is no header.
+            three = "1,2,3"
         raise InputError(
             f"{table.path}: cannot tell which columns are the two texts and the score; it has "
-            f"{listed(table.names)}; name the three by columns"
+            f"{listed(table.names)}; name the three by columns, such as --columns {quoted(three)}"
+            ", or where there is no header by numbers from 1"
         )
     return [table.names[plain.index(name)] for name in (*texts[0], golds[0])]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,12 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bertflow.data.tables import KINDS, Choose, Columns, kind_of, listed, too_long
+from bertflow.data.tables import KINDS, Choose, Columns, StandardInput, kind_of, listed, too_long
 from bertflow.data.tables import LONGEST_LINE as LONGEST
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.network import hub_answers
-
-log = logging.getLogger(__name__)
 
 STANDARD_INPUT = "-"
 HUB = "hub:"
@@ -106,28 +103,38 @@ class HubTable:
 
 
 # A path may be one of universal_pathlib, which has the interface of Path.
-Source = str | Path | SavedTable | HubTable
+Source = Path | StandardInput | SavedTable | HubTable
 
 
-def located(sources: Sequence[str | Path]) -> list[Source]:
+def located(sources: Sequence[str | Path], format: str | None = None) -> list[Source]:
     """Every file, table and standard input that sources stand for, in order.
 
     Args:
-        sources: "-"; files; folders, for all files below them of a known kind, by name (those that
-            begin with a dot or an underscore are left out), or that `datasets` has saved; patterns
-            with `*`, `?`, `[...]` and `**`; any of these as a URL that fsspec knows, such as
+        sources: "-"; files; folders, for all files below them, by name (those that begin with a
+            dot or an underscore are left out), or that `datasets` has saved; patterns with `*`,
+            `?`, `[...]` and `**`; any of these as a URL that fsspec knows, such as
             s3://bucket/folder; or "hub:OWNER/NAME[@REVISION][:CONFIG]:SPLIT".
+        format: What the files are, such as "txt", whatever their names end in.
 
     Raises:
-        InputError: A file is missing or of unknown kind, a folder or pattern has no file.
+        InputError: A file is missing or of unknown kind, also in a folder; a folder or pattern has
+            no file.
         MissingDependencyError: A URL or table without its package; the message is the pip line.
     """
-    return [found for source in sources for found in _located(source)]
+    return [found for source in sources for found in _located(source, format)]
 
 
 def is_remote(source: Source) -> bool:
     """Whether reading it takes the network."""
     return isinstance(source, HubTable) or "://" in str(source)
+
+
+def comes_once(source: Source) -> bool:
+    """Whether it cannot be read twice (standard input, a pipe), or only over the network."""
+    if isinstance(source, StandardInput | HubTable) or is_remote(source):
+        return True
+    # Some systems read a file of /dev/fd on from where it was left.
+    return isinstance(source, Path) and (not source.is_file() or source.is_relative_to("/dev"))
 
 
 def table_rows(
@@ -153,6 +160,11 @@ def table_rows(
                             f"{source} has no column {column!r}; it has {listed(batch)}"
                         )
             assert chosen is not None
+            if columns is None and (others := _texts_beside(batch, chosen)):
+                raise InputError(
+                    f"{source}, from row {number + 1} on: {listed(others)} is text, as is "
+                    f"{chosen[0]!r}; name one by --column (in Python column=)"
+                )
             for cells in zip(*(batch[name] for name in chosen), strict=True):
                 number += 1
                 for name, cell in zip(chosen, cells, strict=True):
@@ -173,19 +185,19 @@ def remote_errors(source: Source) -> Iterator[None]:
         yield
 
 
-def _located(source: str | Path) -> list[Source]:
+def _located(source: str | Path, format: str | None) -> list[Source]:
     name = str(source)
     if name == STANDARD_INPUT:
-        return [name]
+        return [StandardInput()]
     if isinstance(source, str) and name.startswith(HUB):
         return [HubTable.parsed(name)]
     path = _remote(name) if isinstance(source, str) and "://" in name else Path(source)
     with remote_errors(path):
         if path.is_dir():
-            return _inside(path)
+            return _inside(path, format)
         if not path.exists() and MAGIC & set(name) and not name.startswith(("http:", "https:")):
-            return _matching(name)
-    kind_of(path, KINDS)
+            return _matching(name, format)
+    kind_of(path, KINDS, format)
     return [path]
 
 
@@ -202,26 +214,38 @@ def _remote(name: str) -> Any:
         raise InputError(f"{name} cannot be read: {_line(error)}") from None
 
 
-def _inside(folder: Any) -> list[Source]:
+def _inside(folder: Any, format: str | None) -> list[Source]:
     if (folder / "dataset_dict.json").exists():
         raise InputError(f"{folder} holds several splits; give one of them, such as {folder}/train")
     if (folder / "dataset_info.json").exists() and (folder / "state.json").exists():
         return [SavedTable(folder)]
     depth = len(folder.parts)
+    # A link to a folder is not followed, and a pipe is no file: what is there and not read is said.
     found = [
         path
         for path in folder.rglob("*")
-        if not any(part.startswith((".", "_")) for part in path.parts[depth:]) and path.is_file()
+        if not _hidden(path, depth) and (path.is_file() or path.is_symlink() or not path.is_dir())
     ]
-    known = sorted((path for path in found if _known(path)), key=str)
+    known = sorted((path for path in found if path.is_file() and _known(path, format)), key=str)
     if not known:
-        raise InputError(f"{folder} holds no file of a kind that can be read: {', '.join(KINDS)}")
-    if others := len(found) - len(known):
-        log.info("%s: %d files of other kinds are left out", folder, others)
+        raise InputError(
+            f"{folder} holds no file of a kind that can be read: {', '.join(KINDS)}; of files "
+            'without such an ending name the format by --format txt (in Python format="txt")'
+        )
+    if len(known) < len(found):
+        others = sorted("/".join(path.parts[depth:]) for path in set(found) - set(known))
+        raise InputError(
+            f"{folder} also holds what is not read: {listed(others)}; give a pattern of what to "
+            f"read, such as '{folder}/**/*{''.join(known[0].suffixes[-2:])}'"
+        )
     return list(known)
 
 
-def _matching(pattern: str) -> list[Source]:
+def _hidden(path: Any, depth: int) -> bool:
+    return any(part.startswith((".", "_")) for part in path.parts[depth:])
+
+
+def _matching(pattern: str, format: str | None) -> list[Source]:
     first = min(place for place, letter in enumerate(pattern) if letter in MAGIC)
     base, slash, rest = pattern[:first].rpartition("/")
     relative = rest + pattern[first:]
@@ -230,30 +254,44 @@ def _matching(pattern: str) -> list[Source]:
     hidden = any(part.startswith(".") for part in relative.split("/"))
     depth = len(folder.parts)
     try:
-        found = sorted(
+        matched = sorted(
             (
                 path
                 for path in folder.glob(relative)
-                if (hidden or not any(part.startswith(".") for part in path.parts[depth:]))
-                and path.is_file()
+                if hidden or not any(part.startswith(".") for part in path.parts[depth:])
             ),
             key=str,
         )
     except ValueError as error:
         raise InputError(f"{pattern} is no pattern: {error}") from None
+    found = [path for path in matched if path.is_file()]
     if not found:
         raise InputError(f"{pattern} matches no file")
+    others = [path.name for path in matched if path not in found and not _hidden(path, depth)]
+    if others and "**" not in pattern:
+        raise InputError(
+            f"{pattern} also matches what is no file: {listed(others)}; give a pattern of files, "
+            "or ** for those of all folders below"
+        )
     for path in found:
-        kind_of(path, KINDS)
+        kind_of(path, KINDS, format)
     return list(found)
 
 
-def _known(path: Any) -> bool:
+def _known(path: Any, format: str | None) -> bool:
     try:
-        kind_of(path, KINDS)
+        kind_of(path, KINDS, format)
     except InputError:
         return False
     return True
+
+
+def _texts_beside(batch: Any, chosen: Sequence[str]) -> list[str]:
+    return [
+        name
+        for name, cells in batch.items()
+        if name not in chosen and any(isinstance(cell, str) for cell in cells)
+    ]
 
 
 def _holds_text(cells: Sequence[Any]) -> bool:

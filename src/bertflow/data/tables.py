@@ -6,19 +6,26 @@ import bz2
 import csv
 import gzip
 import io
+import logging
 import lzma
+import re
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from bertflow.contents import HEAD, contents
 from bertflow.errors import InputError, MissingDependencyError, shown
 from bertflow.strict_json import parse_json
+
+log = logging.getLogger(__name__)
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 KINDS = (".txt", *TABLES)
@@ -28,7 +35,47 @@ PACKED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 LONGEST_LINE = 2**24
 LARGEST_PACKED = 2**30
 PARQUET_ROWS = 1024
+PARQUET_MARK = b"PAR1"
 LISTED = 20
+UNPACKED_AT_ONCE = 2**16
+# What may stand between the cells of a .csv, the usual one first.
+DELIMITERS = ",;|\t"
+# A single column of one of these names has a header; of another name it may be a first sentence.
+TEXT_NAMES = frozenset(
+    "text texts sentence sentences content contents body document documents paragraph passage "
+    "question query answer title abstract description comment review message tweet post".split()
+)
+SENTENCE_ENDS = tuple(".!?…。！？")  # noqa: RUF001
+
+
+@dataclass(frozen=True)
+class StandardInput:
+    """Standard input, with as much of a path's interface as readers use; it can be read once."""
+
+    name = "standard input"
+    suffix = ""
+    suffixes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+    def exists(self) -> bool:
+        """Whether it is there: whether it is open is seen when it is read."""
+        return True
+
+    def is_dir(self) -> bool:
+        """It is not."""
+        return False
+
+    @contextmanager
+    def open(self, mode: str = "rb") -> Iterator[Any]:
+        """Its bytes, whatever encoding the locale gives it; a stand-in may have text only."""
+        if sys.stdin is None:
+            raise InputError(f"{self} is closed; give a file, or sentences to read")
+        yield getattr(sys.stdin, "buffer", sys.stdin)
+
+
+File = Path | StandardInput
 
 
 @dataclass(frozen=True)
@@ -41,7 +88,7 @@ class Columns:
         texts: Those that hold text, as far as the kind of file tells.
     """
 
-    path: Path
+    path: File
     names: Sequence[str]
     texts: Sequence[str]
 
@@ -50,7 +97,7 @@ Row = tuple[int, list[Any] | None]
 Choose = Callable[[Columns], Sequence[str]]
 
 
-def file_kind(path: Path, kinds: Sequence[str]) -> str:
+def file_kind(path: File, kinds: Sequence[str], format: str | None = None) -> str:
     """The ending that says how a file is read, lower case and without that of its packing.
 
     Raises:
@@ -58,11 +105,16 @@ def file_kind(path: Path, kinds: Sequence[str]) -> str:
     """
     if path.is_dir():
         raise InputError(f"{path} is a folder; give its files")
-    return kind_of(path, kinds)
+    return kind_of(path, kinds, format)
 
 
-def kind_of(path: Path, kinds: Sequence[str]) -> str:
+def kind_of(path: File, kinds: Sequence[str], format: str | None = None) -> str:
     """The same, of what is known to be no folder.
+
+    Args:
+        path: The file.
+        kinds: The endings that can be read.
+        format: One of them without its dot, whatever the name ends in.
 
     Raises:
         InputError: The file is missing or of none of these kinds.
@@ -73,21 +125,26 @@ def kind_of(path: Path, kinds: Sequence[str]) -> str:
     if suffixes and suffixes[-1] in PACKED:
         suffixes.pop()
     kind = suffixes[-1] if suffixes else ""
+    if format is not None:
+        kind = f".{format}"
+        if kind not in kinds:
+            names = ", ".join(kind[1:] for kind in kinds)
+            raise InputError(f"format must be one of {names}, got {format!r}")
     if kind not in kinds:
+        said = f"is of unknown kind {kind!r}" if kind else "has no ending"
         raise InputError(
-            f"{path} is of unknown kind {kind or 'without an ending'!r}; expected one of "
-            f"{', '.join(kinds)}, each also with {', '.join(PACKED)}"
+            f"{path} {said}; expected one of {', '.join(kinds)}, each also with "
+            f"{', '.join(PACKED)}; name its format by "
+            f'--format {kinds[0][1:]} (in Python format="{kinds[0][1:]}")'
         )
     return kind
 
 
 @contextmanager
-def reading(name: str | Path) -> Iterator[None]:
+def reading(name: str | File) -> Iterator[None]:
     """Say in one line, with the file's name, what is wrong with its bytes."""
     try:
         yield
-    except UnicodeDecodeError:
-        raise InputError(f"{name} is not UTF-8 text; convert it to UTF-8") from None
     except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, _DamagedError) as error:
         packing = PACKED.get(Path(str(name)).suffix.lower(), "packed")
         raise InputError(f"{name} is not a whole {packing} file: {error}") from None
@@ -99,19 +156,54 @@ class _DamagedError(Exception):
     """What a packed file is, in the words of a library without an error of its own for it."""
 
 
-def bounded_lines(file: IO[str], name: str | Path) -> Iterator[str]:
-    """The lines of an open file with their ends.
+def bounded_lines(file: Any, name: str | File) -> Iterator[str]:
+    """The lines of a file opened by `open_bytes`, decoded, with their ends.
+
+    A line ends with a line feed; a lone carriage return is part of it.
 
     Raises:
-        InputError: One is longer than any sentence: a packed file of some kilobytes may hold one
-            that fills the memory.
+        InputError: The file is something else than UTF-8 text (what, as far as its bytes tell), or
+            a line is longer than any sentence: a packed file of some kilobytes may hold one that
+            fills the memory.
     """
     number = 1
-    while line := file.readline(LONGEST_LINE + 1):
-        if len(line) > LONGEST_LINE:
+    # A character has four bytes at most.
+    while line := file.readline(4 * LONGEST_LINE + 1):
+        if number == 1 and isinstance(line, bytes) and (said := contents(line[:HEAD])):
+            raise InputError(f"{name} {said}")
+        if len(line) > 4 * LONGEST_LINE:
             raise too_long(f"{name}, line {number}")
-        yield line
+        text = _decoded(line, name, number) if isinstance(line, bytes) else line
+        if number == 1:  # Spreadsheets put a byte-order mark in front of the first column's name.
+            text = text.removeprefix("\ufeff")
+        if "\0" in text:
+            raise InputError(f"{name}, line {number}: it has a NUL character; {_likely(line)}")
+        if len(text) > LONGEST_LINE:
+            raise too_long(f"{name}, line {number}")
+        yield text
         number += 1
+
+
+def _decoded(line: bytes, name: str | File, number: int) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        raise InputError(f"{name} is not UTF-8 text: line {number}: {_likely(line)}") from None
+
+
+def _likely(line: str | bytes) -> str:
+    """What a line most likely is that is not UTF-8 text, and what to do."""
+    high = line if isinstance(line, str) else line.decode("latin-1")
+    zeros = high.count("\0")
+    if 0 < max(high[::2].count("\0"), high[1::2].count("\0")) >= 0.8 * zeros > len(high) / 5:
+        kind = "UTF-16 text"
+    elif re.search(r"[\0-\x08\x0e-\x1f]", high):
+        return "text has none such; remove it, or export the text of what is no text"
+    elif sum(letter > "\x7f" for letter in high) < len(high) / 2:
+        kind = "Windows-1252 (Latin-1) text"
+    else:
+        kind = "text of another encoding"
+    return f"it is likely {kind}; convert it to UTF-8, for example by iconv"
 
 
 def too_long(place: str) -> InputError:
@@ -122,19 +214,7 @@ def too_long(place: str) -> InputError:
 
 
 @contextmanager
-def open_text(path: Path) -> Iterator[IO[str]]:
-    """Open a text file, packed or not, as lines that keep their ends."""
-    # utf-8-sig: spreadsheets put a byte-order mark in front of the first column's name.
-    # A line ends with a line feed; a lone carriage return is part of a sentence.
-    with (
-        open_bytes(path) as stream,
-        io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n") as file,
-    ):
-        yield file
-
-
-@contextmanager
-def open_bytes(path: Path) -> Iterator[Any]:
+def open_bytes(path: File) -> Iterator[Any]:
     """Open a file, packed or not, for its bytes.
 
     Raises:
@@ -146,20 +226,56 @@ def open_bytes(path: Path) -> Iterator[Any]:
             with gzip.open(file, "rb") as stream:
                 yield stream
         elif packing == ".xz":
-            with lzma.open(file, "rb") as stream:
-                yield stream
+            yield io.BufferedReader(_Unpacked(file, lzma.LZMADecompressor, lzma.LZMAError))
         elif packing == ".bz2":
-            with bz2.open(file, "rb") as stream, _damage(OSError):
-                yield stream
+            yield io.BufferedReader(_Unpacked(file, bz2.BZ2Decompressor, OSError))
         elif packing == ".zst":
             zstd = _zstd(path)
-            with zstd.open(file, "rb") as stream, _damage(zstd.ZstdError):
-                yield stream
-        else:
+            yield io.BufferedReader(_Unpacked(file, zstd.ZstdDecompressor, zstd.ZstdError))
+        elif isinstance(file, io.RawIOBase | io.BufferedIOBase | io.TextIOBase):
             yield file
+        else:  # In an object store; its own readline takes no bound.
+            with io.BufferedReader(file) as stream:
+                yield stream
 
 
-def _zstd(path: Path) -> Any:
+class _Unpacked(io.RawIOBase):
+    """The bytes of a packed file, all of it.
+
+    The readers of Python's own modules end without a word at whatever follows the first stream and
+    is no other.
+    """
+
+    def __init__(self, file: Any, start: Callable[[], Any], error: type[Exception]) -> None:
+        self._file, self._start, self._error = file, start, error
+        self._stream = start()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            packed = b""
+            if self._stream.eof:
+                # Zeros may pad a stream.
+                packed = self._stream.unused_data.lstrip(b"\0")
+                while not packed and (more := self._file.read(UNPACKED_AT_ONCE)):
+                    packed = more.lstrip(b"\0")
+                if not packed:
+                    return 0
+                self._stream = self._start()
+            elif self._stream.needs_input and not (packed := self._file.read(UNPACKED_AT_ONCE)):
+                raise EOFError("it breaks off")
+            try:
+                data = self._stream.decompress(packed, len(buffer))
+            except self._error as error:
+                raise _DamagedError(str(error)) from None
+            if data:
+                buffer[: len(data)] = data
+                return len(data)
+
+
+def _zstd(path: File) -> Any:
     # Not zstandard, to which a file that breaks off is one that ends.
     for name in ("compression.zstd", "backports.zstd"):
         try:
@@ -171,26 +287,18 @@ def _zstd(path: Path) -> Any:
     )
 
 
-@contextmanager
-def _damage(kind: type[Exception]) -> Iterator[None]:
-    try:
-        yield
-    except kind as error:
-        raise _DamagedError(str(error)) from None
-
-
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a text file with their numbers from 1, without line feed and one return.
 
     Raises:
         InputError: The file cannot be read or is not UTF-8.
     """
-    with reading(path), open_text(path) as file:
+    with reading(path), open_bytes(path) as file:
         yield from _numbered(file, path)
 
 
 def read_rows(
-    path: Path, kind: str, columns: Sequence[str] | None, choose: Choose, *, texts: int
+    path: File, kind: str, columns: Sequence[str] | None, choose: Choose, *, texts: int
 ) -> Iterator[Row]:
     """The cells of some columns, row by row.
 
@@ -200,28 +308,27 @@ def read_rows(
         columns: Names; or for a .csv or .tsv without a header numbers from 1, as digits.
         choose: Gives the names where `columns` is None.
         texts: How many of the columns, from the first, must be text. Of a single one a .jsonl
-            may also have bare strings as rows.
+            may also have bare strings as rows, and where it is chosen, no row may hold other text.
 
     Yields:
         The number of line (in parquet row) and the cells; None for a row with nothing in it.
 
     Raises:
-        InputError: A column is missing or is not text, a row is malformed or too short (named by
-            line), or the file is damaged.
+        InputError: A column is missing, there twice or not text, a row is malformed or has other
+            cells than the header (named by line), or the file is damaged.
         MissingDependencyError: A .parquet without its package; the message is the pip line.
     """
     with reading(path):
         if kind == ".parquet":
             yield from _parquet(path, columns, choose, texts)
             return
-        with open_text(path) as file:
+        with open_bytes(path) as file:
             if kind == ".jsonl":
                 yield from _jsonl(file, path, columns, choose, texts)
-            else:
-                rows = (
-                    _tab_separated(file, path) if kind == ".tsv" else _comma_separated(file, path)
-                )
-                yield from _delimited(rows, path, columns, choose)
+                return
+            named = columns is None or not any(column.isdecimal() for column in columns)
+            split = _tab_separated if kind == ".tsv" else _comma_separated
+            yield from _delimited(split(file, path, named), path, columns, choose, named)
 
 
 def listed(names: Iterable[str]) -> str:
@@ -232,72 +339,136 @@ def listed(names: Iterable[str]) -> str:
     return f"{first} and {more:,} more" if more else first
 
 
-def _numbered(file: IO[str], path: Path) -> Iterator[tuple[int, str]]:
+def sentence_lines(file: Any, path: File) -> Iterator[tuple[int, str]]:
+    """The lines of a file of one's own with their numbers from 1, without their ends.
+
+    Raises:
+        InputError: As of `bounded_lines`, or a carriage return stands within a line: to many
+            programs, and on old Macs, a line ends there.
+    """
+    for number, line in _numbered(file, path):
+        if "\r" in line.strip("\r"):
+            raise _lone_return(f"{path}, line {number}")
+        yield number, line
+
+
+def _lone_return(place: str) -> InputError:
+    return InputError(
+        f"{place}: it has a carriage return within; end lines with line feeds, as by tr '\\r' '\\n'"
+    )
+
+
+def _numbered(file: Any, path: File) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(bounded_lines(file, path), start=1):
         yield number, line.removesuffix("\n").removesuffix("\r")
 
 
 def _jsonl(
-    file: IO[str], path: Path, columns: Sequence[str] | None, choose: Choose, texts: int
+    file: Any, path: File, columns: Sequence[str] | None, choose: Choose, texts: int
 ) -> Iterator[Row]:
     expected = "an object or a string" if texts == 1 else "an object"
+    alone = columns is None and texts == 1
     for number, line in enumerate(bounded_lines(file, path), start=1):
+        place = f"{path}, line {number}"
         if not line.strip():
             continue
         try:
             row = parse_json(line, constants=True)
         except ValueError as error:
-            raise InputError(f"{path}, line {number}: not JSON ({error})") from None
+            raise InputError(f"{place}: not JSON ({error}); a line holds {expected}") from None
         if isinstance(row, str) and texts == 1:
             yield number, [row]
             continue
         if not isinstance(row, dict):
-            raise InputError(f"{path}, line {number}: expected {expected}")
+            raise InputError(f"{place}: expected {expected}, got {_json_name(row)}")
+        strings = [key for key, value in row.items() if isinstance(value, str)]
         if columns is None:
-            strings = [key for key, value in row.items() if isinstance(value, str)]
             columns = choose(Columns(path, list(row), strings))
-        for place, column in enumerate(columns):
+        for position, column in enumerate(columns):
             if column not in row:
-                raise InputError(f"{path}, line {number}: no {shown(column)}; it has {listed(row)}")
-            if place < texts and not isinstance(row[column], str | None):
-                raise InputError(f"{path}, line {number}: {shown(column)} is not text")
+                raise InputError(f"{place}: no {shown(column)}; it has {listed(row)}")
+            if position < texts and not isinstance(row[column], str | None):
+                raise InputError(f"{place}: {shown(column)} is not text")
+        if alone and (others := [key for key in strings if key not in columns]):
+            raise InputError(
+                f"{place}: {listed(others)} is text, as is {shown(columns[0])}; name one by "
+                "--column (in Python column=)"
+            )
         yield number, [row[column] for column in columns]
+
+
+def _json_name(value: Any) -> str:
+    if isinstance(value, list):
+        return "an array; jq -c '.[]' makes lines of one"
+    return shown(value)
 
 
 def _delimited(
     rows: Iterator[tuple[int, list[str]]],
-    path: Path,
+    path: File,
     columns: Sequence[str] | None,
     choose: Choose,
+    named: bool,
 ) -> Iterator[Row]:
-    _, header = next(rows, (0, None))
+    """The cells of some columns; `named` says that the first row is the header."""
+    begin, header = next(rows, (0, None))
     if header is None:
         return
-    if columns is not None and any(column.isdecimal() for column in columns):
-        positions = [_position(column, header, path) for column in columns]
-        yield 1, [header[position] for position in positions]
+    if named:
+        while header and not header[-1].strip():  # A delimiter at the end of every line.
+            header.pop()
+        chosen = columns
+        if chosen is None:
+            chosen = choose(Columns(path, header, header))
+            if len(header) == 1:
+                _check_header(header[0], path)
+        positions = [_place(column, header, path) for column in chosen]
     else:
-        if columns is None:
-            columns = choose(Columns(path, header, header))
-        for column in columns:
-            if column not in header:
-                raise InputError(f"{path} has no column {shown(column)}; it has {listed(header)}")
-        positions = [header.index(column) for column in columns]
-    last = max(positions)
+        assert columns is not None
+        positions = [_position(column, header, path) for column in columns]
+        yield begin, [header[position] for position in positions]
+    width = len(header)
     for number, row in rows:
-        if not any(row):
+        if not any(map(str.strip, row)):
             yield number, None
             continue
-        if len(row) <= last:
-            column = columns[positions.index(last)]
+        if len(row) < width or any(map(str.strip, row[width:])):
+            first = f"the header has {width} ({listed(header)})" if named else f"line 1 has {width}"
+            lines = "; if it has one sentence a line, name it .txt" if width == 1 else ""
             raise InputError(
-                f"{path}, line {number}: {len(row)} columns, but column {shown(column)} is "
-                f"number {last + 1}"
+                f"{path}, line {number}: {len(row)} cells, but {first}; in .csv put a text that "
+                f"holds the delimiter or an end of line in quotes{lines}"
             )
         yield number, [row[position] for position in positions]
 
 
-def _position(column: str, header: Sequence[str], path: Path) -> int:
+def _place(column: str, names: Sequence[str], path: File) -> int:
+    count = names.count(column)
+    if count != 1:
+        said = f"{count} columns" if count else "no column"
+        raise InputError(f"{path} has {said} {shown(column)}; it has {listed(names)}")
+    return names.index(column)
+
+
+def _check_header(name: str, path: File) -> None:
+    """Refuse or say what may be a first sentence, in a file of one column that nobody named."""
+    remedy = "for a file without a header give --column 1 (in Python column='1')"
+    if len(name.split()) > 2 or name.rstrip().endswith(SENTENCE_ENDS):
+        raise InputError(
+            f"{path}: line 1, {shown(name)}, stands where the column's name is expected, and is "
+            f"like a sentence; {remedy}, else name the column by --column"
+        )
+    if name.strip().lower() not in TEXT_NAMES:
+        _warn(f"{path}: line 1, {shown(name)}, is taken as the column's name; {remedy}")
+
+
+@cache
+def _warn(said: str) -> None:
+    # Once, though a corpus may be read twice.
+    log.warning(said)
+
+
+def _position(column: str, header: Sequence[str], path: File) -> int:
     if not column.isdecimal():
         raise InputError(f"columns must be all names or all numbers, got {column!r} among numbers")
     if int(column) == 0:
@@ -307,64 +478,105 @@ def _position(column: str, header: Sequence[str], path: Path) -> int:
     return int(column) - 1
 
 
-def _tab_separated(file: IO[str], path: Path) -> Iterator[tuple[int, list[str]]]:
-    for number, line in _numbered(file, path):
+def _tab_separated(file: Any, path: File, named: bool) -> Iterator[tuple[int, list[str]]]:
+    for number, line in sentence_lines(file, path):
+        if number == 1 and named and "\t" not in line and re.search(r"[,;|]\S", line):
+            raise InputError(
+                f"{path}, line 1: the header {shown(line)} has no tab; read it as a .csv by "
+                '--format csv (in Python format="csv"), or name a column by its number'
+            )
         yield number, line.split("\t")
 
 
-def _comma_separated(file: IO[str], path: Path) -> Iterator[tuple[int, list[str]]]:
+def _comma_separated(file: Any, path: File, named: bool) -> Iterator[tuple[int, list[str]]]:
+    lines = bounded_lines(file, path)
+    first, begins = next(lines, ""), 1
+    if declared := re.fullmatch(r'"?sep=(.)"?\s*', first, re.IGNORECASE):  # Excel's own.
+        delimiter, begins = declared[1], 2
+        first = next(lines, "")
+    else:
+        # Spreadsheets of some languages write semicolons. In prose a space follows a mark.
+        counts = {mark: len(re.findall(f"[{mark}]\\S", first)) for mark in DELIMITERS}
+        delimiter = max(counts, key=lambda mark: counts[mark])
+        if not named and 0 < counts[","] < counts[delimiter]:
+            raise InputError(
+                f"{path}, line 1: cells may end at ',' or at {delimiter!r}; say by which in "
+                f"a line before it, such as sep={delimiter}"
+            )
+        if delimiter == "\t":
+            raise InputError(
+                f"{path}, line 1: tabs stand between its cells; read it as a .tsv by "
+                '--format tsv (in Python format="tsv")'
+            )
+    spaced = 0 < first.count(delimiter) == first.count(f"{delimiter} ")
+    lines, before = chain([first] if first else [], lines), begins
     # Strict: a quote that never closes is an error, not the end of the corpus.
-    reader = csv.reader(bounded_lines(file, path), strict=True)
-    begins = 1
+    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=spaced, strict=True)
     try:
-        for row in reader:
+        while (row := _next_row(reader)) is not None:
             yield begins, row
-            begins = reader.line_num + 1
+            begins = reader.line_num + before
     except csv.Error as error:
-        raise InputError(
-            f"{path}, line {begins}: the row that begins there is malformed ({error})"
-        ) from None
+        place = f"{path}, line {begins}"
+        if "new-line" in str(error):
+            raise _lone_return(place) from None
+        said = "a cell is too long; does a quote never close?" if "limit" in str(error) else error
+        raise InputError(f"{place}: the row that begins there is malformed ({said})") from None
+
+
+def _next_row(reader: Any) -> list[str] | None:
+    # The module's limit holds for the whole process, so it is ours for a moment only.
+    limit = csv.field_size_limit(LONGEST_LINE)
+    try:
+        row: list[str] | None = next(reader, None)
+        return row
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _parquet(
-    path: Path, columns: Sequence[str] | None, choose: Choose, texts: int
+    path: File, columns: Sequence[str] | None, choose: Choose, texts: int
 ) -> Iterator[Row]:
     if find_spec("pyarrow") is None:
         raise MissingDependencyError(
             f"reading {path.name} needs pyarrow: pip install 'bertflow[parquet]'"
         )
-    with ExitStack() as opened:
-        source: Any = path
-        if path.suffix.lower() in PACKED:
-            content = opened.enter_context(open_bytes(path)).read(LARGEST_PACKED + 1)
+    with open_bytes(path) as stream:
+        source: Any = stream
+        if path.suffix.lower() in PACKED or not stream.seekable():
+            content = stream.read(LARGEST_PACKED + 1)
             if len(content) > LARGEST_PACKED:
                 raise InputError(
                     f"{path} unpacks to more than {LARGEST_PACKED:,} bytes; unpack it first"
                 )
             source = io.BytesIO(content)
-        elif not isinstance(path, Path):  # In an object store.
-            source = opened.enter_context(path.open("rb"))
+        head = source.read(HEAD)
+        source.seek(0)
+        if not head.startswith(PARQUET_MARK) and (said := contents(head)):
+            raise InputError(f"{path} {said}")
         yield from _parquet_rows(source, path, columns, choose, texts)
 
 
 def _parquet_rows(
-    source: Any, path: Path, columns: Sequence[str] | None, choose: Choose, texts: int
+    source: Any, path: File, columns: Sequence[str] | None, choose: Choose, texts: int
 ) -> Iterator[Row]:
     import pyarrow
     import pyarrow.parquet
 
     number = 0
     try:
-        table = pyarrow.parquet.ParquetFile(source)
+        # A local file is read by pyarrow itself, with less ado.
+        local = isinstance(path, Path) and not isinstance(source, io.BytesIO)
+        table = pyarrow.parquet.ParquetFile(path if local else source)
+        _check_alone(source, table.metadata, path)
         schema = table.schema_arrow
         if columns is None:
-            strings = [field.name for field in schema if _is_text(field.type)]
+            strings = [field.name for field in schema if is_text(field.type)]
             columns = choose(Columns(path, schema.names, strings))
-        for place, column in enumerate(columns):
-            if column not in schema.names:
-                raise InputError(f"{path} has no column {column!r}; it has {listed(schema.names)}")
-            if place < texts and not _is_text(schema.field(column).type):
-                raise InputError(f"{path}: column {column!r} is not text")
+        for position, column in enumerate(columns):
+            kind = schema.field(_place(column, schema.names, path)).type
+            if position < texts and not is_text(kind):
+                raise InputError(f"{path}: column {column!r} is not text but {kind}")
         for batch in table.iter_batches(PARQUET_ROWS, columns=list(columns)):
             for cells in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
                 number += 1
@@ -375,9 +587,30 @@ def _parquet_rows(
         raise InputError(f"{path} is not a whole parquet file: {error}") from None
 
 
-def _is_text(kind: Any) -> bool:
+def _check_alone(source: Any, metadata: Any, path: File) -> None:
+    """Refuse a file that was appended to another: the end describes the last one only."""
+    chunks = [
+        metadata.row_group(group).column(column)
+        for group in {0, metadata.num_row_groups - 1}
+        for column in range(metadata.num_columns)
+        if metadata.num_row_groups
+    ]
+    if not chunks:
+        return
+    begins = [
+        one.dictionary_page_offset if one.has_dictionary_page else one.data_page_offset
+        for one in chunks
+    ]
+    ends = [at + one.total_compressed_size for at, one in zip(begins, chunks, strict=True)]
+    source.seek(max(ends))
+    if min(begins) > len(PARQUET_MARK) or PARQUET_MARK * 2 in source.read(LARGEST_PACKED):
+        raise InputError(f"{path} holds several parquet files, one after another; separate them")
+
+
+def is_text(kind: Any) -> bool:
+    """Whether an Arrow type is text: any of its string types, or a dictionary of one."""
     from pyarrow import types
 
     if types.is_dictionary(kind):
         kind = kind.value_type
-    return bool(types.is_string(kind) or types.is_large_string(kind))
+    return str(kind) in ("string", "large_string", "string_view")

@@ -21,7 +21,7 @@ import torch
 from bertflow.calibrators import Calibrator, Moments, load_calibrator
 from bertflow.calibrators.base import Array, as_tensor, finite
 from bertflow.calibrators.storage import calibrator_name
-from bertflow.data.tables import LONGEST_LINE, listed, too_long
+from bertflow.data.tables import LONGEST_LINE, is_text, listed, too_long
 from bertflow.errors import BertflowError, InputError
 from bertflow.scale.places import needs_pyarrow
 from bertflow.scale.shards import VECTOR, is_vectors, vector_column, vectors_of
@@ -282,7 +282,7 @@ class Encode(Worker):
         return self._encoding
 
     def _text(self, schema: Any, place: str) -> str:
-        texts = [field.name for field in schema if _is_text(field.type)]
+        texts = [field.name for field in schema if is_text(field.type)]
         if self.column is None:
             if len(texts) != 1:
                 raise InputError(
@@ -591,20 +591,18 @@ def _check_column(schema: Any, name: str, place: str) -> None:
 
 
 def _check_vectors(schema: Any, name: str, place: str) -> None:
+    vectors = [field.name for field in schema if is_vectors(field.type)]
+    if name not in schema.names and vectors:
+        raise InputError(
+            f"{place} has no column {name!r}; vectors are in {listed(vectors)}: name one by "
+            "--vector (in Python vector=)"
+        )
     _check_column(schema, name, place)
     kind = schema.field(name).type
     if not is_vectors(kind) and str(kind) != "null":  # A column without a value has no type.
         raise InputError(
             f"{place}: column {name!r} is {kind}, expected vectors: lists of floating numbers"
         )
-
-
-def _is_text(kind: Any) -> bool:
-    from pyarrow import types
-
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def _storage(kind: Any) -> Any:
