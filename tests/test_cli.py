@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import itertools
 import json
 import logging
 import os
@@ -901,7 +902,7 @@ def test_help_can_be_read_at_80_columns(cli, monkeypatch, path):
     for parameter in commands_and_groups()[path].params:
         names = parameter.opts if parameter.param_type_name == "option" else [""]
         for name in names:
-            assert re.search(rf"│.*{name} .*{re.escape(parameter.metavar or '')} ", out), name
+            assert re.search(rf"│.*{name}[ ,].*{re.escape(parameter.metavar or '')} ", out), name
     for line in out.splitlines():
         if found := re.match(r"│( {10,})\S", line):  # The text goes on.
             assert len(line) - len(" │") - len(found[0]) + 1 >= 40, line
@@ -977,6 +978,35 @@ def test_a_process_ends_with_the_code_of_its_error(work):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "error: nope.txt does not exist\n"
     assert process("nope").returncode == 2
+
+
+READING = ["fit", "encode", "evaluate", "compare", "diagnose", "analyze isotropy"]
+
+
+@pytest.mark.parametrize("command", [*READING, "analyze lexical"])
+def test_whatever_reads_text_can_be_told_its_format(command):
+    names = [name for one in commands_and_groups()[command].params for name in one.opts]
+    assert "--format" in names
+
+
+def test_a_format_reaches_the_readers(work, cli, done, refused, tiny_bert, tiny_sentences):
+    """Of corpora and of pairs, where no ending says what they are."""
+    Path("sents").write_bytes(Path("corpus.txt").read_bytes())
+    rows = [f'"{a}","{b}",{a < b:d}' for a, b in itertools.pairwise(tiny_sentences[:40])]
+    Path("pairs").write_text("\n".join(["a,b,s", *rows]))
+    fit = [*fitting("encoder", tiny_bert), "--output", "m"]
+    fit[fit.index("corpus.txt")] = "sents"
+    assert "--format" in refused(*fit)
+    done(*fit, "--format", "txt")
+    assert load_calibrator("m").provenance_["format"] == "txt"
+    done("encode", "m", "--corpus", "sents", "--format", "txt", "--output", "z.npy")
+    assert len(np.load("z.npy")) == 300
+    columns = ["--columns", "a,b,s", "--format", "csv"]
+    for command in ["evaluate", "diagnose", "analyze lexical"]:
+        assert cli(*command.split(), tiny_bert, "--pairs", "pairs", *columns)[0] == 0, command
+    code, out, _ = cli("analyze", "isotropy", tiny_bert, "--corpus", "sents", "--format", "txt")
+    assert code == 0
+    assert "unknown kind" not in out
 
 
 # What is wrong with the command line or the files, each with what the message says of it.

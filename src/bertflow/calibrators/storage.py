@@ -193,11 +193,16 @@ def _plain(value: Any, place: str) -> Any:
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, Mapping):
-        return {
-            str(key): _plain(inner, f"{place}[{shown(key)}]")
-            for key, inner in value.items()
-            if _is_key(key, place)
-        }
+        found: dict[str, Any] = {}
+        for key, inner in value.items():
+            if not isinstance(key, str | int | float | os.PathLike | None):
+                raise InputError(
+                    f"{place} has the key {shown(key)}, which {CONFIG} cannot hold; give text"
+                )
+            if str(key) in found:
+                raise InputError(f"{place} has two keys that are {shown(str(key))} as text")
+            found[str(key)] = _plain(inner, f"{place}[{shown(key)}]")
+        return found
     if isinstance(value, Set):
         return sorted((_plain(inner, place) for inner in value), key=repr)
     if isinstance(value, Sequence):
@@ -206,12 +211,6 @@ def _plain(value: Any, place: str) -> Any:
         f"{place} is {shown(value)}, which {CONFIG} cannot hold; give text, numbers, or lists and "
         "mappings of them"
     )
-
-
-def _is_key(key: Any, place: str) -> bool:
-    if isinstance(key, str | int | float | os.PathLike | None):
-        return True
-    raise InputError(f"{place} has the key {shown(key)}, which {CONFIG} cannot hold; give text")
 
 
 def save_calibrator(
