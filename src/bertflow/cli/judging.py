@@ -31,7 +31,7 @@ from bertflow.cli.options import (
     three,
 )
 from bertflow.cli.places import check_files, check_results, vectors_named
-from bertflow.errors import InputError, MissingDataError
+from bertflow.errors import InputError, MissingDataError, did_you_mean
 
 if TYPE_CHECKING:
     from bertflow.data import Pairs
@@ -83,6 +83,8 @@ def evaluate(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Score a model, calibrated or bare, on tasks or on pairs of your own."""
+    if format_ is not None and pairs is None:
+        raise InputError("--format goes with --pairs")
     from bertflow.calibrators.card import CARD
     from bertflow.cli.results import difference_page, give, scores_page
     from bertflow.cli.terminal import progress_bars
@@ -204,6 +206,8 @@ def compare(
         raise InputError("--fit corpus goes with --corpus FILE, and --corpus with --fit corpus")
     if column is not None and not corpus:
         raise InputError("--column goes with --corpus")
+    if format_ is not None and not corpus and pairs is None:
+        raise InputError("--format goes with --corpus or --pairs")
     check_results(
         {"--json": json_, "--markdown": markdown},
         {"ENCODER": encoder, "--pairs": pairs, "--corpus": corpus},
@@ -221,7 +225,10 @@ def compare(
 
     methods = method or list(METHODS)
     if unknown := [name for name in methods if name not in METHODS]:
-        raise InputError(f"unknown method {unknown[0]!r}; expected some of {', '.join(METHODS)}")
+        raise InputError(
+            f"unknown method {unknown[0]!r}; expected some of {', '.join(METHODS)}"
+            f"{did_you_mean(unknown[0], METHODS)}"
+        )
     found, absent = _tests(task, pairs, columns, data, None, format_, sts=True)
     cache, kind = users_cache(no_cache), as_precision(precision)
     loaded = open_any(encoder, pooling, max_length, device, trust_remote_code)
@@ -293,6 +300,7 @@ def diagnose(
     for name, value, of, given_of in (
         ("--column", column, "--corpus", corpus),
         ("--columns", columns, "--pairs", pairs),
+        ("--format", format_, "--corpus or --pairs", corpus or pairs),
     ):
         if value is not None and not given_of:
             raise InputError(f"{name} goes with {of}")
@@ -350,7 +358,10 @@ def _tests(
     for name in tasks or []:
         for part in map(str.strip, name.split(",")):
             if part not in (*TASKS, "all"):
-                raise InputError(f"unknown task {part!r}; expected one of {', '.join(TASKS)}, all")
+                raise InputError(
+                    f"unknown task {part!r}; expected one of {', '.join(TASKS)}, all"
+                    f"{did_you_mean(part, TASKS)}"
+                )
             names += (STS_TASKS if sts else TASKS) if part == "all" else [part]
     if not names:
         return own, {}
