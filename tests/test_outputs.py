@@ -258,7 +258,7 @@ def test_a_folder_that_cannot_be_moved_is_refused_before_the_work(tmp_path, monk
             check_replaceable(target)
     monkeypatch.chdir("/")
     check_replaceable(here)
-    monkeypatch.setattr(Path, "is_mount", lambda self: self == here)
+    monkeypatch.setattr("os.path.ismount", lambda path: path == here)
     with pytest.raises(ModelError, match="it is a mount point, which no other folder"):
         check_replaceable(here)
     assert [path.name for path in tmp_path.rglob("*")] == ["here"]

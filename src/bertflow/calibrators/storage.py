@@ -510,7 +510,7 @@ def check_replaceable(target: str | Path) -> None:
 
 def _cannot_be_moved(folder: Path) -> str | None:
     """Why a folder must stay where it is."""
-    if folder.is_mount():
+    if os.path.ismount(folder):  # noqa: PTH214 - of all systems
         return "is a mount point"
     with suppress(OSError):  # The current folder may have been removed.
         if Path(os.path.realpath(folder)) in [(here := Path.cwd().resolve()), *here.parents]:
