@@ -59,6 +59,13 @@ def _known_device(name: str) -> str:
     return name
 
 
+def _known_devices(names: str | None) -> str | None:
+    for name in [] if names is None or names == "all" or names.isdecimal() else names.split(","):
+        if name.strip():
+            _known_device(name.strip())
+    return names
+
+
 def known_place(name: str | None) -> str | None:
     """An encoder or model, refused before any is loaded where it can be but a path, and is none."""
     from bertflow.errors import ModelError
@@ -145,6 +152,7 @@ Devices = Annotated[
     str | None,
     typer.Option(
         metavar="N",
+        callback=_known_devices,
         help="Encode in so many processes, on all GPUs (all), or on cuda:0,cuda:1.",
         rich_help_panel=SPEED,
     ),
