@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import itertools
 import json
 import logging
 import os
@@ -11,12 +12,16 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 import huggingface_hub.constants
 import numpy as np
 import pytest
+import typer
 from filelock import FileLock
 from numpy.testing import assert_allclose, assert_array_equal
 from sentence_transformers import SentenceTransformer
@@ -31,9 +36,11 @@ from bertflow.calibrators import (
     save_calibrator,
     training,
 )
+from bertflow.cli import options
+from bertflow.cli.app import app
 from bertflow.cli.main import run
 from bertflow.cli.options import build_calibrator
-from bertflow.encoders import calibrate, load_encoder, loading, save_model
+from bertflow.encoders import Precision, calibrate, load_encoder, loading, save_model
 from bertflow.errors import InputError, ModelError
 from bertflow.evaluation import evaluate
 from conftest import QUIET, tree
@@ -534,7 +541,7 @@ def test_a_file_or_folder_that_is_no_encoder_is_refused(refused, work, index):
 
 
 @pytest.mark.parametrize("command", ["fit", "demo"])
-@pytest.mark.parametrize("name", ["whiten", "Flow", ""])
+@pytest.mark.parametrize("name", ["magic", ""])
 def test_an_unknown_calibrator_is_refused_and_the_known_are_listed(
     refused, tiny_bert, command, name
 ):
@@ -542,6 +549,22 @@ def test_an_unknown_calibrator_is_refused_and_the_known_are_listed(
     said = refused(command, "--encoder", tiny_bert, *given, "--calibrator", name, "--output", "out")
     known = ", ".join([*CALIBRATORS, *PRESETS])
     assert said == f"unknown calibrator {name!r}; expected one of {known}"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["--calibrator", "tempered"], "tempered-flow"),
+        (["--calibrator", "Whiten"], "whitening"),
+        (["--set", "epoch=2"], "epochs"),
+        (["--pooling", "last2-avg"], "last2avg"),
+        (["--precision", "float-32"], "float32"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_name_that_is_nearly_right_is_asked_about(refused, given, meant):
+    said = refused("fit", "--encoder", "a/b", "--corpus", "corpus.txt", "--output", "out", *given)
+    assert said.endswith(f"; did you mean {meant}?")
 
 
 def test_a_bad_row_of_the_data_is_named(refused, work, tiny_bert):
@@ -627,9 +650,15 @@ def test_vectors_that_cannot_be_calibrated_are_refused(refused, work, name, rows
 @pytest.mark.parametrize("command", ["fit", "transform"])
 def test_a_file_that_is_no_vectors_is_refused(refused, work, tiny_fitted, command):
     Path("text.npy").write_text("0.1 0.2\n")
-    for source in ["nope.npy", "text.npy", "data"]:
+    for source, output in [("nope.npy", "z.npy"), ("text.npy", "z.npy"), ("data", "out")]:
         given = {"fit": ["fit"], "transform": ["transform", tiny_fitted]}[command]
-        assert source in refused(*given, "--vectors", source, "--output", "out")
+        assert source in refused(*given, "--vectors", source, "--output", output)
+
+
+@pytest.mark.parametrize("output", ["z.csv", "z", "z.npz"])
+def test_transform_writes_npy_or_nothing(refused, tiny_fitted, output):
+    said = refused("transform", tiny_fitted, "--vectors", "vectors.npy", "--output", output)
+    assert said.startswith(f"{output} must end in .npy, to which transform writes")
 
 
 @pytest.mark.parametrize("inverse", [[], ["--inverse"]])
@@ -662,8 +691,8 @@ def test_an_output_that_holds_something_else_is_untouched(refused, work, tiny_be
     "command",
     [
         ["fit", "--vectors", "nope.npy"],
-        ["fit", "--encoder", "./nope", "--corpus", "corpus.txt"],
-        ["demo", "--encoder", "./nope"],
+        ["fit", "--encoder", "no/encoder", "--corpus", "corpus.txt"],
+        ["demo", "--encoder", "no/encoder"],
     ],
     ids=["vectors", "encoder", "demo"],
 )
@@ -854,6 +883,43 @@ def test_help_is_there_for_every_command(cli, command, flag):
         assert word in out
 
 
+def commands_and_groups() -> dict[str, object]:
+    """Every command by its path."""
+    top = typer.main.get_command(app)
+    return {
+        f"{name} {inner}".strip(): command
+        for name, one in top.commands.items()
+        for inner, command in getattr(one, "commands", {"": one}).items()
+    }
+
+
+@pytest.mark.parametrize("path", commands_and_groups())
+def test_help_can_be_read_at_80_columns(cli, monkeypatch, path):
+    """Names stand whole on their line, and the text beside them has half of it."""
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = cli(*path.split(), "--help")
+    assert "…" not in out
+    for parameter in commands_and_groups()[path].params:
+        names = parameter.opts if parameter.param_type_name == "option" else [""]
+        for name in names:
+            assert re.search(rf"│.*{name}[ ,].*{re.escape(parameter.metavar or '')} ", out), name
+    for line in out.splitlines():
+        if found := re.match(r"│( {10,})\S", line):  # The text goes on.
+            assert len(line) - len(" │") - len(found[0]) + 1 >= 39, line
+    assert len(out.splitlines()) <= 90
+
+
+def test_the_help_of_fit_begins_with_what_everyone_needs(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = cli("fit", "--help")
+    everyday = re.search(r"╭─ Options(.*?)╰", out, re.DOTALL)[1]
+    assert re.findall(r"--[a-z]+", everyday) == [
+        *("--encoder", "--corpus", "--output", "--calibrator", "--vectors", "--help")
+    ]
+    for group in ("Input", "Calibrator", "Encoder", "Speed and cache", "Folders of .parquet"):
+        assert f"╭─ {group}" in out
+
+
 def test_no_argument_shows_the_help_and_no_error(cli):
     _, out, err = cli()
     assert "Usage: bertflow" in out
@@ -869,6 +935,20 @@ def test_the_package_runs_as_the_command():
 
 def test_version_is_that_of_the_package(cli):
     assert cli("--version") == (0, f"{bertflow.__version__}\n", "")
+
+
+def test_a_warning_is_one_plain_line(cli, work, monkeypatch):
+    learn = Whitening._fit
+
+    def warn(self, rows):
+        warnings.warn("few rows:\nmany dimensions", UserWarning, stacklevel=2)
+        learn(self, rows)
+
+    monkeypatch.setattr(Whitening, "_fit", warn)
+    code, _, err = cli(
+        *["fit", "--vectors", "vectors.npy", "--calibrator", "whitening", "--output", "c"]
+    )
+    assert (code, err) == (0, "warning: few rows: many dimensions\n")
 
 
 # In a process of its own.
@@ -898,6 +978,136 @@ def test_a_process_ends_with_the_code_of_its_error(work):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "error: nope.txt does not exist\n"
     assert process("nope").returncode == 2
+
+
+READING = ["fit", "encode", "evaluate", "compare", "diagnose", "analyze isotropy"]
+
+
+@pytest.mark.parametrize("command", [*READING, "analyze lexical"])
+def test_whatever_reads_text_can_be_told_its_format(command):
+    names = [name for one in commands_and_groups()[command].params for name in one.opts]
+    assert "--format" in names
+
+
+def test_a_format_reaches_the_readers(work, cli, done, refused, tiny_bert, tiny_sentences):
+    """Of corpora and of pairs, where no ending says what they are."""
+    Path("sents").write_bytes(Path("corpus.txt").read_bytes())
+    rows = [f'"{a}","{b}",{a < b:d}' for a, b in itertools.pairwise(tiny_sentences[:40])]
+    Path("pairs").write_text("\n".join(["a,b,s", *rows]))
+    fit = [*fitting("encoder", tiny_bert), "--output", "m"]
+    fit[fit.index("corpus.txt")] = "sents"
+    assert "--format" in refused(*fit)
+    done(*fit, "--format", "txt")
+    assert load_calibrator("m").provenance_["format"] == "txt"
+    done("encode", "m", "--corpus", "sents", "--format", "txt", "--output", "z.npy")
+    assert len(np.load("z.npy")) == 300
+    columns = ["--columns", "a,b,s", "--format", "csv"]
+    for command in ["evaluate", "diagnose", "analyze lexical"]:
+        assert cli(*command.split(), tiny_bert, "--pairs", "pairs", *columns)[0] == 0, command
+    code, out, _ = cli("analyze", "isotropy", tiny_bert, "--corpus", "sents", "--format", "txt")
+    assert code == 0
+    assert "unknown kind" not in out
+
+
+# What is wrong with the command line or the files, each with what the message says of it.
+WRONG = [
+    (["fit", "--encoder", "a/b", "--corpus", "nope.txt", "--output", "m"], "nope.txt"),
+    (["fit", "--encoder", "./nope", "--corpus", "corpus.txt", "--output", "m"], "./nope"),
+    (["fit", "--encoder", "a/b", "--corpus", "corpus.txt", "--output", "data"], "data holds"),
+    (["fit", "--encoder", "a/b", "--corpus", "corpus.txt", "--output", "corpus.txt/m"], "m"),
+    (["encode", "a/b", "--corpus", "corpus.txt", "--output", "z.csv"], "z.csv must end in .npy"),
+    (["encode", "a/b", "--corpus", "nope.txt", "--output", "z.npy"], "nope.txt"),
+    (["encode", "nope.gguf", "--corpus", "corpus.txt", "--output", "z.npy"], "nope.gguf"),
+    (["encode", "a/b", "--corpus", "c", "--output", "z.npy", "--devices", "cpu,gpu"], "gpu"),
+    (["transform", "nope", "--vectors", "vectors.npy", "--output", "z.npy"], "nope"),
+    (["push", "nope", "a/b"], "nope does not exist"),
+    (["demo", "--calibrator", "magic"], "unknown calibrator"),
+    (["demo", "--pooling", "middle"], "unknown pooling"),
+    (["demo", "--device", "nonsense"], "nonsense"),
+    (["evaluate", "a/b", "--task", "stsb", "--precision", "int4"], "precision must be"),
+    (["analyze", "isotropy", "a/b", "--corpus", "nope.txt"], "nope.txt"),
+    (["analyze", "lexical", "a/b", "--pairs", "nope.csv"], "nope.csv"),
+    (["finetune", "--encoder", "a/b", "--nli", "snli", "--output", "data"], "data holds"),
+]
+
+
+def test_what_is_wrong_is_said_before_an_encoder_is_imported(work):
+    """That would take seconds more; in one process, which none of them makes import it."""
+    code = (
+        "import sys; from bertflow.cli.main import run\n"
+        f"for given in {[given for given, _ in WRONG]}:\n"
+        "    assert run(given) == 1, given\n"
+        "    assert 'sentence_transformers' not in sys.modules, given\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    for (given, said), line in zip(WRONG, ran.stderr.splitlines(), strict=True):
+        assert line.startswith("error: "), given
+        assert said in line
+
+
+def test_the_names_that_are_known_without_an_encoder_are_those_it_knows():
+    assert options.POOLINGS == loading.RECIPES
+    assert options.PRECISIONS == get_args(Precision)
+
+
+# Kept.
+
+
+def kept_place(line: str) -> Path:
+    return Path(re.search(r"; what was computed is in (\S+?)(;|$)", line)[1])
+
+
+@pytest.mark.parametrize("form", ["vectors", "encoder", "demo"])
+def test_a_calibrator_whose_output_is_taken_meanwhile_is_kept(
+    cli, work, tiny_bert, monkeypatch, form
+):
+    """Someone puts a file into the output while the fit is going on."""
+    learn = Whitening._fit
+
+    def disturbed(self, rows):
+        Path("m").mkdir(exist_ok=True)
+        Path("m/notes.txt").write_text("mine")
+        learn(self, rows)
+
+    monkeypatch.setattr(Whitening, "_fit", disturbed)
+    command = ["demo", "--encoder", tiny_bert] if form == "demo" else fitting(form, tiny_bert)
+    code, _, err = cli(*command, "--calibrator", "whitening", "--output", "m")
+    assert (code, err.count("\n")) == (1, 1)
+    assert err.startswith("error: m holds notes.txt")
+    assert [path.name for path in Path("m").iterdir()] == ["notes.txt"]
+    place = kept_place(err)
+    assert load_calibrator(place).n_features_in_ == WIDTH
+    if form != "vectors":
+        assert SentenceTransformer(str(place)).encode(["a man"]).shape == (1, WIDTH)
+
+
+def test_the_calibrator_is_kept_where_the_model_cannot_be_saved(cli, work, tiny_bert, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("such a tokenizer cannot be saved")
+
+    monkeypatch.setattr("bertflow.encoders.model.CalibratedSentenceTransformer._fill", fails)
+    code, _, err = cli(*fitting("encoder", tiny_bert), "--output", "m")
+    assert code == 1
+    assert err.startswith("error: m: such a tokenizer cannot be saved; what was computed is in ")
+    assert load_calibrator(kept_place(err)).n_features_in_ == WIDTH
+
+
+def test_vectors_that_cannot_be_put_in_their_place_are_kept(cli, work, tiny_fitted, monkeypatch):
+    def lost(self, target):
+        if Path(target).name == "z.npy" and not str(target).startswith(tempfile.gettempdir()):
+            raise OSError(28, "No space left on device")
+        return replace(self, target)
+
+    replace = Path.replace
+    monkeypatch.setattr(tempfile, "tempdir", str(work.parent / "temporary"))
+    Path(tempfile.gettempdir()).mkdir()
+    monkeypatch.setattr(Path, "replace", lost)
+    code, _, err = cli("transform", tiny_fitted, "--vectors", "vectors.npy", "--output", "z.npy")
+    assert code == 1
+    assert err.startswith("error: cannot write z.npy: No space left on device; what was computed")
+    expected = load_calibrator(tiny_fitted).transform(np.load("vectors.npy"))
+    assert_array_equal(np.load(kept_place(err.strip())), expected)
 
 
 # Stopped.
@@ -983,7 +1193,9 @@ def test_an_output_that_cannot_be_written_keeps_what_was_trained(cli, done, fit,
     with monkeypatch.context() as patch:
         patch.setattr("bertflow.calibrators.storage.save_file", full)
         code, _, err = cli(*fit, "m")
-    assert (code, err) == (1, "error: cannot write m: No space left on device\n")
+    assert code == 1
+    assert err.startswith("error: cannot write m: No space left on device; nor can a temporary")
+    assert f"; the same command goes on from {part('m').absolute()}" in err
     assert not Path("m").exists()
     seen = stop(None)
     done(*fit, "m")
@@ -1046,6 +1258,8 @@ checkpoint.SAVED_SECONDS = 0.0
 def bars():
     yield lambda stage, done, total: done == 90 and stage == "fit" and os.kill(os.getpid(), 9)
 terminal.progress_bars = bars
+from bertflow.cli import options
+from bertflow.cli.app import app
 from bertflow.cli.main import run
 sys.exit(run(sys.argv[1:]))
 """

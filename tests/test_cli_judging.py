@@ -390,6 +390,7 @@ def test_markdown_holds_what_is_shown(done, tiny_bert, tiny_calibrated):
         (["--pairs", "nope.csv"], "nope.csv"),
         (["--pairs", "corpus.txt"], "corpus.txt"),
         (["--task", "sick"], f"unknown task 'sick'; expected one of {', '.join(TASKS)}"),
+        (["--task", "sts-b"], "all; did you mean stsb?"),
         (["--task", ""], "unknown task ''"),
         (["--task", "stsb,"], "unknown task ''"),
         (["--task", "stsb", "--data", "nope"], "nope is no folder"),
@@ -626,7 +627,7 @@ def test_a_comparison_as_markdown_holds_what_is_shown(done, tiny_bert):
         (["--corpus", "corpus.txt"], "--corpus with --fit corpus"),
         (["--fit", "nli", "--corpus", "corpus.txt"], "--corpus with --fit corpus"),
         (["--fit", "corpus", "--corpus", "nope.txt"], "nope.txt does not exist"),
-        (["--method", "Flow"], f"unknown method 'Flow'; expected some of {', '.join(METHODS)}"),
+        (["--method", "Flow"], f"expected some of {', '.join(METHODS)}; did you mean flow?"),
         (["--method", "none", "--method", ""], "unknown method ''"),
     ],
 )
@@ -659,6 +660,9 @@ def test_the_data_are_untouched(done, tiny_bert, written):
         (["compare", "m", "--task", "stsb", "--column", "x"], "--column goes with --corpus"),
         (["diagnose", "m", "--column", "x"], "--column goes with --corpus"),
         (["diagnose", "m", "--columns", "a,b,c"], "--columns goes with --pairs"),
+        (["diagnose", "m", "--format", "csv"], "--format goes with --corpus or --pairs"),
+        (["compare", "m", "--task", "stsb", "--format", "csv"], "--format goes with --corpus or"),
+        (["evaluate", "m", "--task", "stsb", "--format", "csv"], "--format goes with --pairs"),
         (["evaluate", "m", "--task", "sick"], "unknown task 'sick'; expected one of sts12"),
     ],
 )

@@ -16,13 +16,19 @@ from pathlib import Path
 
 import pytest
 
+from bertflow.calibrators import load_calibrator
 from conftest import tree
 from task_files import write_tasks
 
 SIZE = 4 * 2**20
 # Room in kilobytes, from hardly any to nearly enough.
 ROOMS = (0, 12, 40, 120)
-KEPT = r"; what is done is kept in \S+\.z\.npy\.part, and the same command goes on from it"
+# What is kept, and where the line says it is.
+KEPT = {
+    "encode": r"; what is done is kept in \S+\.z\.npy\.part, and the same command goes on from it",
+    "fit": r"(; what was computed is in \S+)?(; the same command goes on from \S+\.part/\S+)?",
+    "finetune": r"; the same command goes on from \S+\.checkpoints",
+}
 TIMES = ("seconds", "time", "resumed_at")
 
 
@@ -125,10 +131,11 @@ def test_without_room_it_is_one_line_the_old_one_stays_and_with_room_it_goes_on(
             assert last.startswith("error: cannot write ")
             assert "out" in last
             _, _, kept = last.partition(": No space left on device")
-            assert not kept or name == "encode" and re.fullmatch(KEPT, kept), last
-            assert bool(kept) == any(
-                path.stat().st_size for path in (disk / "out").glob(".z.npy.part/groups")
-            )
+            assert not kept or re.fullmatch(KEPT[name], kept), last
+            groups = (disk / "out").glob(".z.npy.part/groups")
+            assert name != "encode" or bool(kept) == any(path.stat().st_size for path in groups)
+            if computed := re.search(r"what was computed is in ([^\s;]+)", kept):
+                assert load_calibrator(computed[1]).n_features_in_ == 16
             assert all("No space left on device" in line for line in warnings), err
             assert files(disk / "out") == {k: v for k, v in old.items() if v}
         done(*command)

@@ -24,7 +24,7 @@ import pytest
 from bertflow.calibrators import Standardization, Whitening, save_calibrator
 from bertflow.calibrators.outputs import check_apart, check_writable
 from bertflow.calibrators.staging import part_folder, part_path
-from bertflow.calibrators.storage import write_bytes, write_text
+from bertflow.calibrators.storage import check_replaceable, write_bytes, write_text
 from bertflow.calibrators.vectors import transform_file, write_vectors
 from bertflow.encoders import calibrate, encode_file, load_encoder, save_model
 from bertflow.errors import InputError, ModelError, quoted
@@ -246,6 +246,38 @@ def test_a_file_that_is_protected_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda one, how: one != path and access(one, how))
     with pytest.raises(ModelError, match="may not be written to; give another file"):
         check_writable(path)
+
+
+def test_a_folder_that_cannot_be_moved_is_refused_before_the_work(tmp_path, monkeypatch):
+    """Nothing can take the place of it at the end."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for target in (".", here, "../here"):
+        with pytest.raises(ModelError, match="is or holds the current folder, which no other"):
+            check_replaceable(target)
+    monkeypatch.chdir("/")
+    check_replaceable(here)
+    monkeypatch.setattr("os.path.ismount", lambda path: path == here)
+    with pytest.raises(ModelError, match="it is a mount point, which no other folder"):
+        check_replaceable(here)
+    assert [path.name for path in tmp_path.rglob("*")] == ["here"]
+
+
+@pytest.mark.parametrize("check", [check_replaceable, check_writable])
+def test_a_name_too_long_to_be_made_beside_is_refused_before_the_work(tmp_path, check):
+    target = tmp_path / "new" / ("n" * 250)  # Its own name would do.
+    with pytest.raises(ModelError, match=r"cannot write .*: File name too long"):
+        check(target)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_one_that_may_not_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
+    """It is there, and may itself be written; but at its side nothing can be made."""
+    (tmp_path / "home" / "out").mkdir(parents=True)
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path / "home")
+    with pytest.raises(ModelError, match=r"home is not a folder that may be written to$"):
+        check_replaceable(tmp_path / "home" / "out")
 
 
 def test_what_utf_8_cannot_hold_is_escaped(tmp_path):

@@ -7,6 +7,8 @@ import inspect
 import json
 import subprocess
 import sys
+from datetime import datetime
+from enum import Enum
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,12 @@ from bertflow.calibrators import (
     load_calibrator,
     save_calibrator,
     storage,
+)
+from bertflow.calibrators.storage import (
+    as_calibrator,
+    check_savable,
+    named_calibrator,
+    plain_provenance,
 )
 from bertflow.errors import InputError, ModelError
 
@@ -226,6 +234,70 @@ def test_argument_that_is_no_number_or_word_is_refused_by_name(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "calibrator",
+    [
+        Flow(random_state=np.random.RandomState(0)),
+        Flow(epochs=np.array(2)),
+        Flow(max_grad_norm=float("inf")),
+        Whitening(dim=Path("3")),
+    ],
+    ids=["seed", "array", "infinite", "path"],
+)
+def test_what_could_not_be_saved_is_known_before_it_is_fitted(calibrator):
+    with pytest.raises(InputError, match=r"^\w+=.* cannot be stored; give a number or a string$"):
+        check_savable(calibrator)
+
+
+@every_calibrator
+def test_every_calibrator_of_ours_can_be_saved(name):
+    check_savable(CALIBRATORS[name]())
+
+
+def test_a_calibrator_of_others_is_known_before_it_is_fitted():
+    class Mine(Whitening):
+        pass
+
+    with pytest.raises(InputError, match="^Mine is none of flow, whitening"):
+        check_savable(Mine())
+
+
+# Names.
+
+
+def test_a_name_is_a_calibrator_with_arguments():
+    assert repr(named_calibrator("tempered-flow", epochs=2)) == repr(Flow.tempered(epochs=2))
+    assert named_calibrator("released-flow").get_params() == Flow.released().get_params()
+    for name, kind in storage.CALIBRATORS.items():
+        assert type(named_calibrator(name)) is kind
+    with pytest.raises(InputError, match=r"flow has no 'epoch'; .*; did you mean epochs\?$"):
+        named_calibrator("flow", epoch=2)
+    with pytest.raises(InputError, match=r"'tempered'; .*; did you mean tempered-flow\?$"):
+        named_calibrator("tempered")
+
+
+def test_what_stands_for_a_calibrator_is_one():
+    whitening = Whitening(dim=3)
+    assert as_calibrator(whitening) is whitening
+    assert type(as_calibrator(None)) is Flow
+    assert type(as_calibrator("all-but-the-top")) is AllButTheTop
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (Whitening, r"^Whitening is a class; give an instance, Whitening\(\)$"),
+        (3, r"^expected a calibrator, such as Flow\(\), or its name, got int; the names are flow,"),
+        (np.ones((3, 3)), "got ndarray;"),
+        ("Flow", r"^unknown calibrator 'Flow'; .* did you mean flow\?$"),
+    ],
+    ids=["class", "number", "array", "name"],
+)
+def test_what_is_no_calibrator_is_refused_in_one_line(given, said):
+    with pytest.raises(InputError, match=said):
+        as_calibrator(given)
+
+
 # What the version before frames wrote for a Flow of width 8.
 BEFORE_FRAMES = """{
   "format": 1, "calibrator": "flow", "n_features_in": 8, "provenance": {},
@@ -295,6 +367,66 @@ def test_provenance_is_kept_over_saving_and_loading(tmp_path):
     assert found.provenance_ == about
     save_calibrator(found, tmp_path / "second")
     assert load_calibrator(tmp_path / "second").provenance_ == about
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+KINDS_OF_VALUES = [
+    (Path("a/b"), "a/b"),
+    (b"raw", "raw"),
+    ((1, 2.5, None, True), [1, 2.5, None, True]),
+    ({"b", "a"}, ["a", "b"]),
+    (range(3), [0, 1, 2]),
+    (np.float32(0.5), 0.5),
+    (np.int64(3), 3),
+    (np.arange(4).reshape(2, 2), [[0, 1], [2, 3]]),
+    (torch.ones(2, dtype=torch.bfloat16), [1.0, 1.0]),
+    ([float("inf"), float("-inf"), np.float64("nan")], ["inf", "-inf", "nan"]),
+    (datetime(2026, 1, 2), "2026-01-02T00:00:00"),
+    (Colour.RED, "red"),
+    ({1: "a", Path("b"): "c"}, {"1": "a", "b": "c"}),
+    ("\ud800", "\ud800"),
+]
+
+
+def test_provenance_of_every_kind_is_kept_as_json_has_it(tmp_path):
+    about = {str(number): given for number, (given, _) in enumerate(KINDS_OF_VALUES)}
+    plain = {str(number): kept for number, (_, kept) in enumerate(KINDS_OF_VALUES)}
+    assert plain_provenance(about) == plain
+    save_calibrator(fitted("whitening"), tmp_path / "saved", provenance=about)
+    assert load_calibrator(tmp_path / "saved").provenance_ == plain
+
+
+def itself() -> dict:
+    found = {}
+    found["it"] = found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({"a": [1, {"b": len}]}, r"^provenance\['a'\]\[1\]\['b'\] is <built-in .*>, which config"),
+        (
+            {(1, 2): 3},
+            r"^provenance has the key \(1, 2\), which config.json cannot hold; give text",
+        ),
+        (itself(), "^provenance holds itself, or is nested too deep$"),
+        ({1: "a", "1": "b"}, "^provenance has two keys that are '1' as text"),
+        ({"n": 10**5000}, "cannot hold the provenance"),
+        ({"text": "x" * 10**6}, "shorten the provenance"),
+        (["a"], "provenance must be a mapping"),
+    ],
+    ids=["object", "key", "itself", "two-keys", "number", "long", "list"],
+)
+def test_provenance_that_cannot_be_kept_is_refused_with_its_place(tmp_path, about, said):
+    with pytest.raises(InputError, match=said):
+        plain_provenance(about)
+    with pytest.raises(InputError, match=said):
+        save_calibrator(fitted("whitening"), tmp_path / "saved", provenance=about)
+    assert list(tmp_path.iterdir()) == []
 
 
 # Damage

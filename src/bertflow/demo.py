@@ -13,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 from bertflow.analysis import mean_cosine, nearest, singular_spectrum
 from bertflow.calibrators import Calibrator
 from bertflow.calibrators.base import Array
+from bertflow.calibrators.storage import save_calibrator, save_or_keep
 from bertflow.data import sample_pairs, sample_sentences
 from bertflow.encoders import SentenceCache, calibrate, embed, save_model
 from bertflow.errors import ModelError
@@ -123,7 +124,11 @@ def run_demo(
 
     before, after = side(raw), side(model)
     model.add_scores(after.score)
-    save_model(model, output)
+    save_or_keep(
+        output,
+        lambda folder: save_model(model, folder),
+        lambda folder: save_calibrator(model.calibrator, folder),
+    )
     return Demonstration(
         calibrator=type(model.calibrator).__name__,
         sentences=len(corpus),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import unicodedata
+from collections.abc import Iterable
+from difflib import get_close_matches
 from subprocess import list2cmdline
 from typing import Any
 
@@ -63,6 +65,18 @@ def quoted(name: Any) -> str:
         one if " " <= one <= "~" and one not in "\\'" else f"\\{ord(one):03o}" for one in letters
     ]
     return f"$'{''.join(plain)}'"
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """What a message about an unknown name ends with, where a known one is close to it.
+
+    Example:
+        >>> did_you_mean("tempered", ["flow", "tempered-flow"]), did_you_mean("x", ["flow"])
+        ('; did you mean tempered-flow?', '')
+    """
+    likely = get_close_matches(given.lower().replace("_", "-"), names := list(known), n=1)
+    likely = likely or get_close_matches(given.lower(), names, n=1)
+    return f"; did you mean {likely[0]}?" if likely else ""
 
 
 def _shortened(text: str, most: int) -> str:

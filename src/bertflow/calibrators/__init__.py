@@ -9,7 +9,7 @@ from bertflow.calibrators.linear import (
     Whitening,
 )
 from bertflow.calibrators.moments import Moments
-from bertflow.calibrators.storage import load_calibrator, save_calibrator
+from bertflow.calibrators.storage import load_calibrator, named_calibrator, save_calibrator
 
 __all__ = [
     "AllButTheTop",
@@ -20,5 +20,6 @@ __all__ = [
     "Standardization",
     "Whitening",
     "load_calibrator",
+    "named_calibrator",
     "save_calibrator",
 ]

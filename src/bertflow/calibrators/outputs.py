@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from itertools import combinations
 from pathlib import Path
 
-from bertflow.calibrators.staging import followed, staged
+from bertflow.calibrators.staging import followed, staged, try_out
 from bertflow.errors import InputError, ModelError
 
 # What is there and no regular file: what it is called, and whether a text can be written to it.
@@ -132,8 +132,14 @@ def check_writable(path: str | Path, *, rows: bool = False) -> None:
             f"cannot write {path}: it is there and may not be written to; give another file, or "
             "the right to write"
         )
-    if home != path and not (home.is_dir() and os.access(home, os.W_OK)):
+    if home == path:
+        return
+    if not (home.is_dir() and os.access(home, os.W_OK)):
         raise ModelError(f"cannot write {path}: {home} is not a folder that may be written to")
+    try:
+        try_out(target)
+    except OSError as error:
+        raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _refusal(path: Path, kind: str) -> str:

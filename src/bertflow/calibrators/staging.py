@@ -77,8 +77,9 @@ def sole_writer(output: Path, lock: Path) -> Iterator[None]:
 
 
 def followed(target: Path) -> Path:
-    """Where a link leads: what is there is replaced, the link stays."""
-    return Path(os.path.realpath(target)) if target.is_symlink() else target
+    """Where a link leads: what is there is replaced, the link stays. Dots have a name then, too."""
+    named = target.name not in ("", "..") and not target.is_symlink()
+    return target if named else Path(os.path.realpath(target))
 
 
 def part_path(output: Path) -> Path:
@@ -142,6 +143,22 @@ def staged(target: Path, *, folder: bool = False) -> Iterator[Path]:
                 return
         finally:
             _remove(staging)
+
+
+def try_out(target: Path, *, folder: bool = False) -> None:
+    """Make what `staged` makes for a target, and remove it, before any work is done for that.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    made = [parent for parent in target.absolute().parents if not parent.exists()]
+    try:
+        with staged(target, folder=folder):
+            pass
+    finally:
+        for one in made:
+            with suppress(OSError):  # It holds something.
+                one.rmdir()
 
 
 def take_place(staging: Path, target: Path) -> None:

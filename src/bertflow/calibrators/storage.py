@@ -8,10 +8,15 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
+from datetime import date
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +31,17 @@ from bertflow.calibrators.card import CARD, calibrator_card
 from bertflow.calibrators.flow import Flow
 from bertflow.calibrators.linear import AllButTheTop, Standardization, Whitening
 from bertflow.calibrators.outputs import placed, special, write_directly
-from bertflow.calibrators.staging import followed, remove_old, return_old, staged, take_place
-from bertflow.errors import BertflowError, InputError, ModelError, shown
+from bertflow.calibrators.staging import (
+    followed,
+    remove_old,
+    return_old,
+    staged,
+    take_place,
+    try_out,
+)
+from bertflow.errors import BertflowError, InputError, ModelError, did_you_mean, shown
 from bertflow.strict_json import LARGEST as LARGEST_JSON
-from bertflow.strict_json import read_json
+from bertflow.strict_json import parse_json, read_json
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +70,67 @@ CALIBRATORS: dict[str, type[Calibrator]] = {
     "all-but-the-top": AllButTheTop,
 }
 
+# What a calibrator can be asked for by name, in Python and on the command line.
+NAMED: dict[str, Callable[[], Calibrator]] = {
+    **CALIBRATORS,
+    "tempered-flow": Flow.tempered,
+    "released-flow": Flow.released,
+}
+
+
+def named_calibrator(name: str, **arguments: Any) -> Calibrator:
+    """Construct a calibrator by its name.
+
+    Args:
+        name: flow, tempered-flow, released-flow, whitening, standardization or all-but-the-top.
+        arguments: Of the constructor.
+
+    Raises:
+        InputError: An unknown name or argument.
+
+    Example:
+        >>> named_calibrator("whitening", dim=2)
+        Whitening(dim=2)
+    """
+    if name not in NAMED:
+        raise InputError(
+            f"unknown calibrator {shown(name)}; expected one of {', '.join(NAMED)}"
+            f"{did_you_mean(name, NAMED)}"
+        )
+    calibrator = NAMED[name]()
+    known = sorted(calibrator.get_params(deep=False))
+    for key in arguments:
+        if key not in known:
+            raise InputError(
+                f"{name} has no {shown(key)}; it has {', '.join(known)}{did_you_mean(key, known)}"
+            )
+    calibrator.set_params(**arguments)
+    return calibrator
+
+
+def as_calibrator(given: Any) -> Calibrator:
+    """A calibrator of what stands for one: itself, its name, or None for `Flow()`.
+
+    Raises:
+        InputError: It is none of these; or an unknown name.
+
+    Example:
+        >>> as_calibrator("whitening"), as_calibrator(None)
+        (Whitening(), Flow())
+    """
+    if given is None:
+        return Flow()
+    if isinstance(given, str):
+        return named_calibrator(given)
+    if isinstance(given, Calibrator):
+        return given
+    if isinstance(given, type) and issubclass(given, Calibrator):
+        raise InputError(f"{given.__name__} is a class; give an instance, {given.__name__}()")
+    raise InputError(
+        f"expected a calibrator, such as Flow(), or its name, got {type(given).__name__}; "
+        f"the names are {', '.join(NAMED)}"
+    )
+
 
 def calibrator_name(calibrator: Calibrator) -> str:
     """The name a calibrator goes by in files and on the command line."""
@@ -65,6 +138,87 @@ def calibrator_name(calibrator: Calibrator) -> str:
         if type(calibrator) is kind:
             return name
     raise InputError(f"{type(calibrator).__name__} is none of {', '.join(CALIBRATORS)}")
+
+
+def check_savable(calibrator: Calibrator) -> None:
+    """Refuse a calibrator that could be fitted but not saved.
+
+    Args:
+        calibrator: Fitted or not.
+
+    Raises:
+        InputError: It is of a kind, or has an argument, that cannot be stored.
+
+    Example:
+        >>> check_savable(Flow(random_state=np.random.RandomState(0)))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        bertflow.errors.InputError: random_state=RandomState(...) ... cannot be stored; give ...
+    """
+    calibrator_name(calibrator)
+    _arguments(calibrator)
+
+
+def plain_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Provenance as config.json holds it, and as it is when that is read.
+
+    Numbers, arrays and tensors of numpy and torch are numbers and lists, a number that is not
+    finite is its name, such as "inf"; paths, dates and bytes are text; tuples and sets are lists.
+
+    Args:
+        provenance: Of such values, text, and lists and mappings of these.
+
+    Raises:
+        InputError: It holds something else, itself, or more than the file may; the message says
+            where.
+
+    Example:
+        >>> plain_provenance({"file": Path("a"), "n": np.int64(3), "max": float("inf")})
+        {'file': 'a', 'n': 3, 'max': 'inf'}
+    """
+    if not isinstance(provenance, Mapping):
+        raise InputError(f"provenance must be a mapping, got {shown(provenance)}")
+    try:
+        found: dict[str, Any] = _plain(provenance, "provenance")
+    except RecursionError:
+        raise InputError("provenance holds itself, or is nested too deep") from None
+    _json(found)
+    return found
+
+
+def _plain(value: Any, place: str) -> Any:
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, np.generic | np.ndarray | Tensor):
+        value = value.tolist()
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | str):  # Also of classes that derive from them.
+        return int(value) if isinstance(value, int) else str(value)
+    if isinstance(value, bytes | os.PathLike):
+        return os.fsdecode(value)
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        found: dict[str, Any] = {}
+        for key, inner in value.items():
+            if not isinstance(key, str | int | float | os.PathLike | None):
+                raise InputError(
+                    f"{place} has the key {shown(key)}, which {CONFIG} cannot hold; give text"
+                )
+            if str(key) in found:
+                raise InputError(f"{place} has two keys that are {shown(str(key))} as text")
+            found[str(key)] = _plain(inner, f"{place}[{shown(key)}]")
+        return found
+    if isinstance(value, Set):
+        return sorted((_plain(inner, place) for inner in value), key=repr)
+    if isinstance(value, Sequence):
+        return [_plain(inner, f"{place}[{number}]") for number, inner in enumerate(value)]
+    raise InputError(
+        f"{place} is {shown(value)}, which {CONFIG} cannot hold; give text, numbers, or lists and "
+        "mappings of them"
+    )
 
 
 def save_calibrator(
@@ -79,11 +233,12 @@ def save_calibrator(
         calibrator: Fitted.
         folder: Made if it is not there; replaced if it holds a calibrator; refused if it holds
             something else.
-        provenance: What it was fitted on, kept in config.json. None keeps what the calibrator
-            was loaded or fitted with.
+        provenance: What it was fitted on, kept in config.json as `plain_provenance` has it. None
+            keeps what the calibrator was loaded or fitted with.
 
     Raises:
         sklearn.exceptions.NotFittedError: The calibrator has not been fitted.
+        InputError: An argument of the calibrator, or the provenance, cannot be stored.
         ModelError: The folder holds something else, or cannot be written.
 
     Example:
@@ -98,7 +253,7 @@ def save_calibrator(
         write_calibrator(calibrator, staging, provenance=provenance)
         described = copy.copy(calibrator)
         if provenance is not None:
-            described.provenance_ = dict(provenance)
+            described.provenance_ = plain_provenance(provenance)
         content = calibrator_card(described)
         (staging / CARD).write_text(content, encoding="utf-8", newline="\n")
     log.info("wrote %s", folder)
@@ -118,20 +273,11 @@ def write_calibrator(
         "calibrator": calibrator_name(calibrator),
         "n_features_in": calibrator.n_features_in_,
         **({"n_samples": rows} if (rows := getattr(calibrator, "n_samples_", None)) else {}),
-        "arguments": {k: _plain(k, v) for k, v in calibrator.get_params(deep=False).items()},
-        "provenance": dict(provenance),
+        "arguments": _arguments(calibrator),
+        "provenance": plain_provenance(provenance),
     }
     tensors = {name: tensor.contiguous() for name, tensor in calibrator._learned().items()}
-    try:
-        content = (json.dumps(config, indent=2, allow_nan=False) + "\n").encode("utf-8")
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{CONFIG} cannot hold the provenance: {error}") from None
-    if len(content) > LARGEST_JSON:
-        raise InputError(
-            f"{CONFIG} would have {len(content)} bytes, more than {LARGEST_JSON}; "
-            "shorten the provenance"
-        )
-    (folder / CONFIG).write_bytes(content)
+    (folder / CONFIG).write_bytes(_json(config))
     save_file(tensors, folder / WEIGHTS)
 
 
@@ -273,6 +419,45 @@ def _or_not_written(target: Path) -> Iterator[None]:
         raise ModelError(f"cannot write {target}: {reason_of(error)}") from error
 
 
+def save_or_keep(
+    output: Path,
+    *saves: Callable[[Path], Any],
+    when: Callable[[Exception], bool] = lambda error: True,
+) -> None:
+    """Save what was computed; where that fails, save it into a new temporary folder.
+
+    Args:
+        output: Where to, a file or folder.
+        saves: What saves to the place it is given. Where the first of them fails in the temporary
+            folder, too, the next is tried there: it may save less.
+        when: Whether an error is one of saving; others are raised as they are.
+
+    Raises:
+        ModelError: It could not be saved to the output; the message says why, and where it is.
+    """
+    try:
+        saves[0](output)
+        return
+    except Exception as error:  # Whatever it is, what was computed is there.
+        if not when(error):
+            raise
+        failed = error
+    why = str(failed) if isinstance(failed, BertflowError) else f"{output}: {reason_of(failed)}"
+    for save in saves:
+        try:
+            home = Path(tempfile.mkdtemp(prefix="bertflow-"))
+        except OSError:
+            break
+        try:
+            save(home / output.name)
+        except Exception as error:
+            log.info("%s cannot be written either: %s", home, error)
+            shutil.rmtree(home, ignore_errors=True)
+            continue
+        raise ModelError(f"{why}; what was computed is in {home / output.name}") from failed
+    raise ModelError(f"{why}; nor can a temporary folder be written") from failed
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file, as `write_bytes` does, in UTF-8; what that cannot hold is escaped.
 
@@ -306,21 +491,24 @@ def write_bytes(path: str | Path, content: bytes) -> None:
 def check_replaceable(target: str | Path) -> None:
     """Refuse a target that holds something that is not ours, before any work is done for it.
 
-    What was there when a process was killed while it was being replaced comes back first.
+    What was there when a process was killed while it was being replaced comes back first. A folder
+    is made beside the target and removed again: what cannot be made then cannot be made later.
 
     Raises:
-        ModelError: It does, or it cannot be written.
+        ModelError: It does, or it cannot be written, or not be moved.
     """
     try:
         target = followed(Path(target))
         return_old(target)
-        home = next(folder for folder in [target, *target.absolute().parents] if folder.exists())
-        if target.exists() and not target.is_dir():
+        there = target.exists()
+        if there and not target.is_dir():
             raise ModelError(f"{target} is a file; give a folder that is empty or not there yet")
-        if not home.is_dir() or not os.access(home, os.W_OK):
-            raise ModelError(
-                f"cannot write {target}: {home} is not a folder that may be written to"
-            )
+        parents = (folder for folder in target.absolute().parents if folder.exists())
+        for home in [*([target] if there else []), next(parents)]:
+            if not home.is_dir() or not os.access(home, os.W_OK):
+                raise ModelError(
+                    f"cannot write {target}: {home} is not a folder that may be written to"
+                )
         foreign = foreign_entries(target)
     except OSError as error:
         raise ModelError(f"cannot write {target}: {reason_of(error)}") from None
@@ -329,6 +517,23 @@ def check_replaceable(target: str | Path) -> None:
             f"{target} holds {foreign[0]}, which bertflow did not write there; "
             "give a folder that is empty or not there yet"
         )
+    if there and (why := _cannot_be_moved(target)):
+        raise ModelError(
+            f"cannot write {target}: it {why}, which no other folder can take the place of; "
+            f"give a folder in it, such as {target / 'model'}"
+        )
+    with _or_not_written(target):
+        try_out(target, folder=True)
+
+
+def _cannot_be_moved(folder: Path) -> str | None:
+    """Why a folder must stay where it is."""
+    if os.path.ismount(folder):  # noqa: PTH214 - of all systems
+        return "is a mount point"
+    with suppress(OSError):  # The current folder may have been removed.
+        if Path(os.path.realpath(folder)) in [(here := Path.cwd().resolve()), *here.parents]:
+            return "is or holds the current folder"
+    return None
 
 
 def foreign_entries(folder: Path) -> list[str]:
@@ -463,9 +668,32 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(first) + (f" and {len(rest)} more" if rest else "")
 
 
-def _plain(name: str, value: Any) -> Any:
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise InputError(f"{name}={value!r} cannot be stored; give a number or a string")
+def _arguments(calibrator: Calibrator) -> dict[str, Any]:
+    """The arguments of a calibrator as JSON has them."""
+    found = {}
+    for name, value in calibrator.get_params(deep=False).items():
+        plain = value.item() if isinstance(value, np.generic) else value
+        finite = not isinstance(plain, float) or math.isfinite(plain)
+        if not (plain is None or isinstance(plain, bool | int | float | str)) or not finite:
+            raise InputError(f"{name}={shown(value)} cannot be stored; give a number or a string")
+        found[name] = plain
+    return found
+
+
+def _json(content: Any) -> bytes:
+    """A JSON file of what is plain.
+
+    Raises:
+        InputError: It cannot be one that is read again.
+    """
+    try:
+        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+        parse_json(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{CONFIG} cannot hold the provenance: {reason_of(error)}") from None
+    if len(text) > LARGEST_JSON:
+        raise InputError(
+            f"{CONFIG} would have {len(text)} bytes, more than {LARGEST_JSON}; "
+            "shorten the provenance"
+        )
+    return text.encode("utf-8")

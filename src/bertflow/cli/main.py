@@ -11,8 +11,11 @@ import io
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 from bertflow.cli.interruption import (
     Interrupted,
@@ -20,6 +23,8 @@ from bertflow.cli.interruption import (
     how_it_ended,
     let_termination_end,
 )
+
+HOME = Path(__file__).parent.parent
 
 
 def main() -> None:
@@ -114,7 +119,8 @@ def _run(arguments: list[str]) -> int:
     try:
         from bertflow.cli.app import app, settings
 
-        code = app(arguments, prog_name="bertflow", standalone_mode=False)
+        with _plain_warnings():
+            code = app(arguments, prog_name="bertflow", standalone_mode=False)
         sys.stdout.flush()
         if code == 130:  # The parser has caught Ctrl-C.
             return _stopped()
@@ -137,6 +143,28 @@ def _run(arguments: list[str]) -> int:
         if "bertflow.cli.app" not in sys.modules or settings.debug:
             raise
         return _explain(error)
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Say what bertflow warns of in one line, without the line of source that Python adds."""
+    with warnings.catch_warnings():
+        if not sys.warnoptions:  # The user's own wish wins.
+            warnings.filterwarnings("default", category=UserWarning, module=r"bertflow\b")
+        others = warnings.showwarning
+
+        def show(
+            message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any
+        ) -> None:
+            ours = Path(filename).is_relative_to(HOME) or category.__module__.startswith("bertflow")
+            if not (ours and issubclass(category, UserWarning)):
+                others(message, category, filename, *rest, **more)
+                return
+            with suppress(OSError):
+                sys.stderr.write(f"warning: {' '.join(str(message).split())}\n")
+
+        warnings.showwarning = show
+        yield
 
 
 def _drop_output() -> None:

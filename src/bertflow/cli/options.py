@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,65 +12,173 @@ import typer
 if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator
 
+# How --help groups what is not needed every day; each group has a width of its own.
+INPUT, CALIBRATOR, ENCODER = "Input", "Calibrator", "Encoder"
+SPEED, RESULT, CLUSTER = "Speed and cache", "Result", "Folders of .parquet and clusters"
+
 CALIBRATOR_HELP = (
     "flow, tempered-flow, released-flow, whitening, standardization or all-but-the-top."
 )
-POOLING_HELP = (
-    "How token states become a sentence vector: cls, mean, last2avg, first-last-avg, "
-    "embed-last-avg or layers:1,12 (hidden states, 0 = embeddings). Default: the model's own if "
-    "it is a sentence-transformers model, first-last-avg otherwise."
-)
+POOLING_HELP = "cls, mean, last2avg, first-last-avg, embed-last-avg or layers:1,12."
+POOLINGS = ("cls", "mean", "last2avg", "first-last-avg", "embed-last-avg", "layers:1,12")
+PRECISIONS = ("auto", "float32", "mixed", "fast")
 
-Pooling = Annotated[str | None, typer.Option(metavar="R", help=POOLING_HELP)]
+
+def known_pooling(name: str | None) -> str | None:
+    """A value of --pooling, refused before an encoder is loaded if there is none such.
+
+    Raises:
+        InputError: There is none.
+    """
+    from bertflow.errors import InputError, did_you_mean
+
+    if name is not None and name not in POOLINGS and not name.startswith("layers:"):
+        raise InputError(
+            f"unknown pooling {name!r}; expected one of {', '.join(POOLINGS)}"
+            f"{did_you_mean(name, POOLINGS)}"
+        )
+    return name
+
+
+def _known_precision(name: str) -> str:
+    from bertflow.errors import InputError, did_you_mean
+
+    if name not in PRECISIONS:
+        raise InputError(
+            f"precision must be one of {', '.join(PRECISIONS)}, got {name!r}"
+            f"{did_you_mean(name, PRECISIONS)}"
+        )
+    return name
+
+
+def _known_device(name: str) -> str:
+    if name != "auto":
+        from bertflow.calibrators.base import check_device
+
+        check_device(name)
+    return name
+
+
+def _known_devices(names: str | None) -> str | None:
+    for name in [] if names is None or names == "all" or names.isdecimal() else names.split(","):
+        if name.strip():
+            _known_device(name.strip())
+    return names
+
+
+def known_place(name: str | None) -> str | None:
+    """An encoder or model, refused before any is loaded where it can be but a path, and is none."""
+    from bertflow.errors import ModelError
+
+    if name and (name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")):
+        with suppress(OSError, ValueError):  # Said when it is loaded.
+            if not Path(name).exists():
+                raise ModelError(
+                    f"{name} does not exist; give a folder, a .gguf file or a hub name"
+                )
+    return name
+
+
+ENCODER_OPTION = typer.Option(
+    "--encoder", metavar="NAME", callback=known_place, help="Hub name, folder or .gguf."
+)
+SOURCES_HELP = "Sentences: files, folders, URLs, hub:OWNER/NAME:SPLIT or -. May be repeated."
+Corpus = Annotated[
+    list[str] | None,
+    typer.Option("--corpus", metavar="FILE", help=SOURCES_HELP),
+]
+Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder to save to.")]
+Column = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Text column of a table.", rich_help_panel=INPUT),
+]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="KIND",
+        help="txt, csv, tsv, jsonl or parquet, whatever the names end in.",
+        rich_help_panel=INPUT,
+    ),
+]
+Pooling = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        callback=known_pooling,
+        help=f"{POOLING_HELP} Default: the model's own, else first-last-avg.",
+        rich_help_panel=ENCODER,
+    ),
+]
 MaxLength = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="Tokens a sentence is cut to. Default: a sentence-transformers model's own, "
-        "64 otherwise.",
+        help="Tokens a sentence is cut to. Default: the model's own, else 64.",
+        rich_help_panel=ENCODER,
     ),
 ]
 Device = Annotated[
-    str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, mps: where to compute.")
+    str,
+    typer.Option(
+        metavar="NAME",
+        callback=_known_device,
+        help="Where to compute: auto, cpu, cuda, cuda:1, mps.",
+        rich_help_panel=SPEED,
+    ),
 ]
-BatchSize = Annotated[int, typer.Option(metavar="N", min=1, help="Sentences a forward pass.")]
+BatchSize = Annotated[
+    int,
+    typer.Option(metavar="N", min=1, help="Sentences a forward pass.", rich_help_panel=SPEED),
+]
 TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Let code that comes with the encoder run.")
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Let code that comes with the encoder run.",
+        rich_help_panel=ENCODER,
+    ),
 ]
 EncodingPrecision = Annotated[
     str,
     typer.Option(
         metavar="KIND",
-        help="What the encoder computes in: float32, mixed (products and attention in "
-        "bfloat16), fast (all of it), or auto: mixed where the device has units for it.",
+        callback=_known_precision,
+        help="float32, mixed (bfloat16 where it is safe), fast (all bfloat16) or auto.",
+        rich_help_panel=SPEED,
     ),
 ]
 Devices = Annotated[
     str | None,
     typer.Option(
-        metavar="N|all|NAMES",
-        help="Encode in several processes: so many, on all GPUs, or on cuda:0,cuda:1.",
+        metavar="N",
+        callback=_known_devices,
+        help="Encode in so many processes, on all GPUs (all), or on cuda:0,cuda:1.",
+        rich_help_panel=SPEED,
     ),
 ]
 NoCache = Annotated[
     bool,
     typer.Option(
-        "--no-cache", help="Encode everything, and keep no vectors; see bertflow cache --help."
+        "--no-cache",
+        help="Encode everything, and keep no vectors.",
+        rich_help_panel=SPEED,
     ),
 ]
 Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A saved model, a sentence-transformers folder, a hub name or a .gguf file.",
+        callback=known_place,
+        help="A saved model, an encoder's folder, a hub name or a .gguf file.",
     ),
 ]
 Data = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Folder of the data, in any layout people have; default: BERTFLOW_DATA, and where "
-        "it has none the model hub.",
+        help="Folder of the data sets. Default: BERTFLOW_DATA, then the hub.",
+        rich_help_panel=INPUT,
     ),
 ]
 OwnPairs = Annotated[
@@ -78,31 +186,33 @@ OwnPairs = Annotated[
     typer.Option(
         "--pairs",
         metavar="FILE",
-        help="Pairs of your own: .csv, .tsv, .jsonl or .parquet with two columns of text and one "
-        "of scores or of 0 and 1.",
+        help="Your own pairs: a table with two columns of text and one of scores.",
     ),
 ]
 Columns = Annotated[
     str | None,
     typer.Option(
         metavar="A,B,SCORE",
-        help="The columns of --pairs by name, or by number from 1 where there is no header.",
+        help="The columns of --pairs, by name or by number from 1.",
+        rich_help_panel=INPUT,
     ),
 ]
 Json = Annotated[
     Path | None,
     typer.Option(
         "--json",
-        metavar="FILE|-",
+        metavar="FILE",
         help="Write the result and all it depends on; - shows that instead of the tables.",
+        rich_help_panel=RESULT,
     ),
 ]
 Markdown = Annotated[
     Path | None,
     typer.Option(
         "--markdown",
-        metavar="FILE|-",
+        metavar="FILE",
         help="Write what is shown as Markdown; - shows it so.",
+        rich_help_panel=RESULT,
     ),
 ]
 
@@ -134,16 +244,10 @@ def build_calibrator(name: str, settings: list[str], random_state: int, device: 
     Raises:
         InputError: An unknown calibrator or argument, or a value it cannot take.
     """
-    from bertflow.calibrators import Flow
-    from bertflow.calibrators.storage import CALIBRATORS
+    from bertflow.calibrators.storage import check_savable, named_calibrator
     from bertflow.errors import InputError
 
-    presets = {"tempered-flow": Flow.tempered, "released-flow": Flow.released}
-    kinds: dict[str, Callable[[], Calibrator]] = {**CALIBRATORS, **presets}
-    if name not in kinds:
-        raise InputError(f"unknown calibrator {name!r}; expected one of {', '.join(kinds)}")
-    calibrator = kinds[name]()
-    known = calibrator.get_params(deep=False)
+    known = named_calibrator(name).get_params(deep=False)
     given: dict[str, Any] = {"random_state": random_state, "device": device}
     given = {key: value for key, value in given.items() if key in known}
     for setting in settings:
@@ -151,10 +255,9 @@ def build_calibrator(name: str, settings: list[str], random_state: int, device: 
         key = key.strip().replace("-", "_")
         if not equals:
             raise InputError(f"--set takes KEY=VALUE, got {setting!r}")
-        if key not in known:
-            raise InputError(f"{name} has no {key!r}; it has {', '.join(sorted(known))}")
-        given[key] = _value(key, value, known[key])
-    calibrator.set_params(**given)
+        given[key] = _value(key, value, known[key]) if key in known else value
+    calibrator = named_calibrator(name, **given)
+    check_savable(calibrator)
     return calibrator
 
 

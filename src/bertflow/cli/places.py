@@ -143,5 +143,7 @@ def _files_of(source: str | Path) -> Iterator[str | Path]:
     text = str(source)
     if text == STANDARD_INPUT or text.startswith(HUB) or "://" in text:
         return
-    with suppress(InputError):  # Said by the reader, in its turn.
+    try:
         yield from map(str, located([source]))
+    except InputError:  # Said by the reader, in its turn, unless --format says what it is.
+        yield text

@@ -14,8 +14,18 @@ import typer
 
 from bertflow.cli.interruption import Interrupted, kept
 from bertflow.cli.opening import show
-from bertflow.cli.options import BatchSize, Data, Device, TrustRemoteCode, device_or_none
-from bertflow.errors import BertflowError, InputError, MissingDataError, one_line
+from bertflow.cli.options import (
+    ENCODER,
+    INPUT,
+    SPEED,
+    BatchSize,
+    Data,
+    Device,
+    TrustRemoteCode,
+    device_or_none,
+    known_pooling,
+)
+from bertflow.errors import BertflowError, InputError, MissingDataError, did_you_mean, one_line
 
 if TYPE_CHECKING:
     from bertflow.paper import Subject, TableResult
@@ -28,38 +38,45 @@ def reproduce(
     table: Annotated[
         list[str],
         typer.Argument(
-            metavar="TABLE...", help="table1 to table8, figure2, or all. Several are possible."
+            metavar="TABLE", help="table1 to table8, figure2, or all. Several are possible."
         ),
     ],
     encoder: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME[@REVISION]|DIR|FILE.gguf",
-            help="Encoder. May be repeated. Default: the paper's two, bert-base-uncased and "
-            "bert-large-uncased.",
+            metavar="NAME",
+            help="Hub name[@revision], folder or .gguf. May be repeated. Default: the paper's two.",
         ),
     ] = None,
     label: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="What the encoder is called in the tables."),
+        typer.Option(
+            metavar="TEXT",
+            help="What the encoder is called in the tables.",
+            rich_help_panel=ENCODER,
+        ),
     ] = None,
     pooling: Annotated[
         str | None,
         typer.Option(
-            metavar="R",
-            help="Use only this pooling instead of the paper's, such as layers:1; rows about "
-            "other poolings are left out.",
+            metavar="NAME",
+            callback=known_pooling,
+            help="Only this pooling, such as layers:1, not the paper's.",
+            rich_help_panel=ENCODER,
         ),
     ] = None,
     max_length: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Tokens a sentence is cut to.")
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Tokens a sentence is cut to.", rich_help_panel=INPUT
+        ),
     ] = 64,
     glove: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE|NAME",
-            help="Word vectors for the row Avg. GloVe: a text file, or a sentence-transformers "
-            "model of word vectors.",
+            metavar="FILE",
+            help="Word vectors for the row Avg. GloVe: a text file, or a model of such.",
+            rich_help_panel=INPUT,
         ),
     ] = None,
     data: Data = None,
@@ -80,7 +97,8 @@ def reproduce(
         typer.Option(
             metavar="N",
             min=1,
-            help="Take about N pairs of each split, of labelled NLI the first: a quick trial.",
+            help="Take about N pairs of each split: a quick trial.",
+            rich_help_panel=INPUT,
         ),
     ] = None,
     flow: Annotated[
@@ -88,7 +106,12 @@ def reproduce(
     ] = "paper",
     jobs: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Processes that fit at a time; default: the CPUs."),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Processes that fit at a time. Default: the CPUs.",
+            rich_help_panel=SPEED,
+        ),
     ] = None,
     batch_size: BatchSize = 32,
     device: Device = "auto",
@@ -98,7 +121,10 @@ def reproduce(
     from bertflow.paper.names import NAMES
 
     if unknown := [name for name in table if name not in (*NAMES, "all")]:
-        raise InputError(f"unknown table {unknown[0]!r}; expected some of {', '.join(NAMES)}, all")
+        raise InputError(
+            f"unknown table {unknown[0]!r}; expected some of {', '.join(NAMES)}, all"
+            f"{did_you_mean(unknown[0], NAMES)}"
+        )
     names = encoder or list(DEFAULT_ENCODERS)
     if label is not None and len(names) != 1:
         raise InputError(f"--label goes with one --encoder, got {len(names)}")

@@ -14,6 +14,7 @@ import typer
 
 from bertflow.cli.interruption import NOTHING, Interrupted, still_terminated
 from bertflow.cli.opening import show
+from bertflow.cli.options import CLUSTER
 from bertflow.cli.places import check_folder, check_folder_apart
 from bertflow.errors import InputError, one_line, quoted
 
@@ -22,49 +23,74 @@ if TYPE_CHECKING:
     from bertflow.scale import Engine, Outcome, Worker
 
 STDERR = 2
+# What is the name of a file, where a folder is to be made.
+FILES = (".npy", ".parquet", ".csv", ".tsv", ".jsonl", ".json", ".txt")
 EngineName = Annotated[
     str | None,
     typer.Option(
         "--engine",
-        metavar="local|ray",
-        help="Work on a folder of .parquet files, shard by shard: in this process, or on a Ray "
-        "cluster. Stopped, the same command does what is missing.",
+        metavar="NAME",
+        help="local or ray: work on a folder of .parquet here or on a cluster, shard by shard.",
+        rich_help_panel=CLUSTER,
     ),
 ]
 Address = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="Ray cluster, or auto for this machine's; default: one started here for the command.",
+        help="Ray cluster, or auto for this machine's. Default: one is started.",
+        rich_help_panel=CLUSTER,
     ),
 ]
 Workers = Annotated[
     int | None,
     typer.Option(
-        metavar="N", min=1, help="Ray actors. Default: one a GPU, or one a CPU but for one."
+        metavar="N",
+        min=1,
+        help="Ray actors. Default: one a GPU, or one a CPU but for one.",
+        rich_help_panel=CLUSTER,
     ),
 ]
 SkipUnreadable = Annotated[
     bool,
     typer.Option(
-        "--skip-unreadable", help="Leave out shards that cannot be used, count and list them."
+        "--skip-unreadable",
+        help="Leave out shards that cannot be used, count and list them.",
+        rich_help_panel=CLUSTER,
     ),
 ]
 Vector = Annotated[
-    str, typer.Option("--vector", metavar="NAME", help="Column of vectors in .parquet files.")
+    str,
+    typer.Option(
+        "--vector",
+        metavar="NAME",
+        help="Column of vectors in .parquet files.",
+        rich_help_panel=CLUSTER,
+    ),
 ]
 Keep = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
         help="Column to keep beside the vectors. May be repeated. Default: all but the text.",
+        rich_help_panel=CLUSTER,
     ),
 ]
 Numbers = Annotated[
-    str, typer.Option(metavar="KIND", help="float32 or float16: numbers in .parquet files.")
+    str,
+    typer.Option(
+        metavar="KIND",
+        help="float32 or float16: numbers in .parquet files.",
+        rich_help_panel=CLUSTER,
+    ),
 ]
 SkipBlank = Annotated[
-    bool, typer.Option("--skip-blank", help="Leave out rows of shards without text; counted.")
+    bool,
+    typer.Option(
+        "--skip-blank",
+        help="Leave out rows of shards without text; counted.",
+        rich_help_panel=CLUSTER,
+    ),
 ]
 
 
@@ -182,6 +208,7 @@ def fit_shards(
     """Fit a calibrator on the merged moments of shards, and save it."""
     from bertflow.calibrators import save_calibrator
     from bertflow.calibrators.staging import clear_part, part_folder
+    from bertflow.calibrators.storage import save_or_keep
     from bertflow.cli.terminal import progress_bars
     from bertflow.scale import fit_folder
 
@@ -202,7 +229,7 @@ def fit_shards(
                 skip_unreadable=scaling.skip_unreadable,
                 progress=lambda done, total: report("moments", done, total),
             )
-        save_calibrator(calibrator, output)
+        save_or_keep(output, lambda folder: save_calibrator(calibrator, folder))
         clear_part(part)
     show(
         f"fitted on {calibrator.provenance_['rows']:,} vectors of {calibrator.n_features_in_} "
@@ -217,7 +244,7 @@ def _run(worker: Worker, source: str | Path, output: Path, scaling: Scaling, sta
     from bertflow.cli.terminal import progress_bars
     from bertflow.scale import run
 
-    if output.suffix in (".npy", ".parquet") and not output.exists():
+    if output.suffix in FILES and not output.exists():
         raise InputError(f"{output} looks like a file, but of shards a folder is made; name one")
     with _interruptible(output), scaling.opened() as engine, progress_bars() as report:
         outcome = run(

@@ -32,6 +32,9 @@ def push(
 
     Log in before, by `hf auth login` or HF_TOKEN.
     """
+    from bertflow.calibrators.storage import calibrator_folder
+
+    calibrator_folder(folder)  # Refused here it takes no import of an encoder.
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
     from bertflow.calibrators import load_calibrator

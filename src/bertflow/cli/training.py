@@ -9,65 +9,103 @@ import typer
 
 from bertflow.cli.interruption import NOTHING, Interrupted, kept
 from bertflow.cli.opening import load_raw, show
-from bertflow.cli.options import POOLING_HELP, Data, Device, MaxLength, TrustRemoteCode
+from bertflow.cli.options import (
+    ENCODER,
+    ENCODER_OPTION,
+    INPUT,
+    POOLING_HELP,
+    SPEED,
+    Data,
+    Device,
+    MaxLength,
+    Output,
+    TrustRemoteCode,
+    known_pooling,
+)
 from bertflow.cli.places import check_folder
-from bertflow.errors import InputError, one_line, quoted
+from bertflow.errors import InputError, ModelError, one_line, quoted
+
+TRAINING = "Training"
 
 if TYPE_CHECKING:
     from bertflow.finetuning import FineTuned, NliCorpus
 
 
 def finetune(
-    encoder: Annotated[
-        str, typer.Option(metavar="NAME|DIR|FILE.gguf", help="Encoder to fine-tune.")
-    ],
+    *,
+    encoder: Annotated[str, ENCODER_OPTION],
     nli: Annotated[
         list[str],
         typer.Option(metavar="NAME", help="Labelled pairs: snli, mnli or sick-e. May be repeated."),
     ],
-    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder to save to.")],
+    output: Output,
     data: Data = None,
-    pooling: Annotated[
-        str, typer.Option(metavar="R", help=POOLING_HELP.partition(" Default")[0])
-    ] = "mean",
-    max_length: MaxLength = None,
-    epochs: Annotated[
-        float, typer.Option(metavar="X", help="Passes over the pairs, or a part of one.")
-    ] = 1.0,
-    learning_rate: Annotated[
-        float, typer.Option(metavar="X", help="The highest, after the warm-up.")
-    ] = 2e-5,
-    batch_size: Annotated[int, typer.Option(metavar="N", help="Pairs a step.")] = 16,
-    warmup: Annotated[
-        float, typer.Option(metavar="X", help="Share of the steps in which it rises.")
-    ] = 0.1,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Take only the first N pairs of each split.",
+            rich_help_panel=INPUT,
+        ),
+    ] = None,
     held_out: Annotated[
         float,
         typer.Option(
-            metavar="X", help="Share of the premises held out of a set that has no split for it."
+            metavar="X",
+            help="Share of the premises held out of a set that has no split for it.",
+            rich_help_panel=INPUT,
         ),
     ] = 0.1,
-    limit: Annotated[
-        int | None, typer.Option(metavar="N", help="Take only the first N pairs of each split.")
-    ] = None,
-    random_state: Annotated[int, typer.Option(metavar="N", help="Seed.")] = 0,
+    pooling: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            callback=known_pooling,
+            help=POOLING_HELP,
+            rich_help_panel=ENCODER,
+        ),
+    ] = "mean",
+    max_length: MaxLength = None,
+    trust_remote_code: TrustRemoteCode = False,
+    epochs: Annotated[
+        float,
+        typer.Option(
+            metavar="X", help="Passes over the pairs, or a part of one.", rich_help_panel=TRAINING
+        ),
+    ] = 1.0,
+    learning_rate: Annotated[
+        float,
+        typer.Option(metavar="X", help="The highest, after the warm-up.", rich_help_panel=TRAINING),
+    ] = 2e-5,
+    batch_size: Annotated[
+        int, typer.Option(metavar="N", help="Pairs a step.", rich_help_panel=TRAINING)
+    ] = 16,
+    warmup: Annotated[
+        float,
+        typer.Option(
+            metavar="X", help="Share of the steps in which it rises.", rich_help_panel=TRAINING
+        ),
+    ] = 0.1,
+    random_state: Annotated[
+        int, typer.Option(metavar="N", help="Seed.", rich_help_panel=TRAINING)
+    ] = 0,
     precision: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="auto, float32, bf16 or fp16; auto is mixed precision where the device has it.",
+            help="float32, bf16, fp16, or auto: mixed precision where the device has it.",
+            rich_help_panel=SPEED,
         ),
     ] = "auto",
     device: Device = "auto",
-    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Fine-tune an encoder on labelled NLI pairs, and save it; interrupted, it goes on."""
+    """Fine-tune an encoder on labelled NLI pairs, and save it. Stopped, it goes on."""
+    check_folder(output, {"--encoder": encoder})
     from bertflow.cli.terminal import progress_bars
     from bertflow.encoders import is_calibrated
     from bertflow.finetuning import Recipe, finetune_and_save, nli_corpus
     from bertflow.finetuning.training import check_packages
 
-    check_folder(output, {"--encoder": encoder})
     check_packages()
     recipe = Recipe(
         epochs=epochs,
@@ -94,6 +132,10 @@ def finetune(
     except KeyboardInterrupt:
         saved = any(checkpoints.glob("checkpoint-*"))
         raise Interrupted(kept(checkpoints) if saved else NOTHING) from None
+    except ModelError as error:
+        if any(checkpoints.glob("checkpoint-*")):
+            raise ModelError(f"{error}; {kept(checkpoints)}") from error
+        raise
     _show_result(result, output, pooling)
 
 

@@ -305,7 +305,8 @@ def _of_cache(
             told = f"{lacking[0]}, which it was fitted on, is not there" if lacking else "no corpus"
             _nothing(draft, f"{told}: --corpus FILE names the sentences to look at")
             return None
-        texts = read_corpus(files, column=column, limit=limit)
+        kind = saved.get("format") if corpus is None else None
+        texts = read_corpus(files, column=column, limit=limit, format=kind)
         named = ", ".join(map(str, files))
         shown = f"bertflow encode {quoted(path)} --corpus {quoted(files[0])} --output OUT.npy"
         if column is not None:
