@@ -492,9 +492,8 @@ def _hidden_states(transformer: Transformer, text: str, name: str) -> list[Array
         if "input_ids" in taken:  # An adapter's forward has no names.
             inputs = {key: one for key, one in inputs.items() if key in taken}
         found = reader(**inputs, output_hidden_states=True, return_dict=True)
-        states = getattr(found, "hidden_states", None)
-        if not states:
-            raise ModelError(f"{name} ({type(model).__name__}) gives no hidden states")
+        # A model without blocks has only its output.
+        states = getattr(found, "hidden_states", None) or (found.last_hidden_state,)
         return [state[0].float().numpy() for state in states]
 
 

@@ -26,9 +26,12 @@ from bertflow.calibrators.card import CARD, HERE, named
 from bertflow.calibrators.sharing import without_folders
 from bertflow.calibrators.storage import (
     SUBFOLDER,
+    as_calibrator,
     calibrator_name,
+    check_savable,
     foreign_entries,
     merged_folder,
+    plain_provenance,
     replaced_folder,
     write_calibrator,
     write_text,
@@ -349,7 +352,7 @@ def _calibrating(named: Mapping[str, Any]) -> list[Any]:
 def calibrate(
     encoder: SentenceTransformer | str | Path,
     sentences: Iterable[str],
-    calibrator: Calibrator | None = None,
+    calibrator: Calibrator | str | None = None,
     *,
     portable: bool = True,
     sample: int | None = SAMPLE,
@@ -372,7 +375,8 @@ def calibrate(
         encoder: Any SentenceTransformer, such as `load_encoder` gives, or what that takes by name.
         sentences: Unlabelled text, at least two distinct sentences: a list, or anything that gives
             them one by one.
-        calibrator: Not fitted, or fitted before (it is fitted anew); None takes `Flow()`.
+        calibrator: Not fitted, or fitted before (it is fitted anew), or its name on the command
+            line, such as "whitening"; None takes `Flow()`.
         portable: Write the calibrator as built-in modules, so that the saved model loads without
             bertflow. False uses bertflow's own module.
         sample: How many sentences are enough; drawn by the calibrator's seed, if it has a number
@@ -405,7 +409,9 @@ def calibrate(
     Example:
         ``save_model(calibrate(load_encoder("bert-base-uncased"), sentences, Flow()), "m")``
     """
-    calibrator = clone(Flow() if calibrator is None else calibrator)
+    calibrator = clone(as_calibrator(calibrator))
+    check_savable(calibrator)
+    given = plain_provenance(provenance or {})
     if portable:
         _refuse_what_cannot_be_portable(calibrator)
     sentences = as_sentences(sentences)
@@ -446,7 +452,7 @@ def calibrate(
             "precision": resolved_precision(precision, encoder),
             "versions": library_versions(),
             **({"origin": origin} if (origin := origin_of(encoder)) else {}),
-            **(provenance or {}),
+            **given,
         }
         rows = store.array()
         log.info(
