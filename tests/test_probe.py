@@ -13,6 +13,7 @@ import pyarrow
 import pytest
 import torch
 import transformers
+from benchmarks.architectures import judged, made, names, swept
 from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.modules import (
@@ -25,7 +26,6 @@ from sentence_transformers.sparse_encoder.modules import SpladePooling
 from torch import nn
 from transformers import AutoTokenizer
 
-from benchmarks.architectures import judged, made, names, swept
 from bertflow import Flow, Whitening, attach, calibrate, load, load_encoder
 from bertflow.encoders import embed, encoding
 from bertflow.encoders.probe import SENTENCES, check_encoder

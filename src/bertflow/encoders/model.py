@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -409,9 +409,9 @@ def calibrate(
     Example:
         ``save_model(calibrate(load_encoder("bert-base-uncased"), sentences, Flow()), "m")``
     """
-    calibrator = clone(as_calibrator(calibrator))
+    calibrator = cast("Calibrator", clone(as_calibrator(calibrator)))
     check_savable(calibrator)
-    given = plain_provenance(provenance or {})
+    told = plain_provenance(provenance or {})
     if portable:
         _refuse_what_cannot_be_portable(calibrator)
     sentences = as_sentences(sentences)
@@ -452,7 +452,7 @@ def calibrate(
             "precision": resolved_precision(precision, encoder),
             "versions": library_versions(),
             **({"origin": origin} if (origin := origin_of(encoder)) else {}),
-            **given,
+            **told,
         }
         rows = store.array()
         log.info(
