@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -33,7 +34,7 @@ from bertflow.calibrators import (
 )
 from bertflow.cli.main import run
 from bertflow.cli.options import build_calibrator
-from bertflow.encoders import calibrate, load_encoder, loading, save_model
+from bertflow.encoders import calibrate, load_encoder, save_model
 from bertflow.errors import InputError, ModelError
 from bertflow.evaluation import evaluate
 from conftest import QUIET, tree
@@ -507,8 +508,10 @@ def test_a_gguf_without_its_packages_is_refused_with_the_pip_line(
     refused, work, monkeypatch, index, missing
 ):
     Path("model.gguf").write_bytes(b"GGUF")
-    spec = loading.find_spec
-    monkeypatch.setattr(loading, "find_spec", lambda name: None if name in missing else spec(name))
+    monkeypatch.setattr(
+        "bertflow.encoders.gguf.find_spec",
+        lambda name: None if name in missing else find_spec(name),
+    )
     said = refused(*loading_commands("model.gguf")[index])
     assert "pip install 'bertflow[gguf]'" in said
     assert f"model.gguf needs {' and '.join(missing)}:" in said
