@@ -192,12 +192,11 @@ def test_commands_keep_what_they_read_and_the_cache_shows_and_clears_it(
     unread()
     done(*words)
     assert_array_equal(np.load("z.npy"), expected)
-    done("analyze", "isotropy", file, "--corpus", "corpus.txt")
     said = done("cache").splitlines()
-    assert said[1].startswith("2 encoders, 6 sentences, 0.1 MB of at most")
+    assert said[1].startswith("1 encoders, 3 sentences, 0.1 MB of at most")
     assert said[2] == "1 .gguf files as they were read, 0.1 MB of that"
     (cache_of_its_own / "gguf" / f".{'0' * 32}.safetensors-01234567.bertflow").write_text("killed")
-    assert done("cache", "--clear") == "removed 2 encoders, 0.1 MB\n"
+    assert done("cache", "--clear") == "removed 1 encoders, 0.1 MB\n"
     assert not cache_of_its_own.exists()
 
 

@@ -55,7 +55,7 @@ Devices = Annotated[
 NoCache = Annotated[
     bool,
     typer.Option(
-        "--no-cache", help="Read and encode everything, and keep nothing; see bertflow cache --help."
+        "--no-cache", help="Read and encode everything, keep nothing; see bertflow cache --help."
     ),
 ]
 Model = Annotated[

@@ -127,10 +127,10 @@ def _quick_reader() -> type:
         ) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
             if raw_type != GGUFValueType.ARRAY or self.byte_order != "I":
                 return super()._get_field_parts(orig_offs, raw_type)
-            parts: list[Any] = [self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)]
-            kind, count = int(parts[0][0]), int(parts[1][0])
+            content, at = np.asarray(self.data).data, orig_offs + 12
+            kind, count = struct.unpack_from("<IQ", content, orig_offs)
+            parts: list[Any] = [content[orig_offs : orig_offs + 4], content[orig_offs + 4 : at]]
             number = self.gguf_scalar_to_np.get(GGUFValueType(kind))
-            content, at = memoryview(np.asarray(self.data)), orig_offs + 12
             if not count or (number is None and kind != GGUFValueType.STRING):
                 return super()._get_field_parts(orig_offs, raw_type)
             types = [GGUFValueType.ARRAY, GGUFValueType(kind)]
@@ -151,7 +151,7 @@ def _quick_reader() -> type:
 def _kept(
     file: Path, dtype: str, cache: SentenceCache, load: Callable[..., dict[str, Any]]
 ) -> Callable[..., dict[str, Any]]:
-    """transformers' function that reads a .gguf, with its result kept in the cache.
+    """The function of transformers that reads a .gguf, with its result kept in the cache.
 
     What it gives depends on the file's content, the type and the versions alone: the model that it
     is given for the names of tensors is made of the file's own settings.
@@ -169,11 +169,12 @@ def _kept(
     found = _take(place)
 
     def read(path: Any, return_tensors: bool = False, **how: Any) -> dict[str, Any]:
-        if not os.path.samefile(path, file):
+        if not file.samefile(path):
             return load(path, return_tensors=return_tensors, **how)
         if found is not None:
             settings, tensors = found
-            return json.loads(settings) | ({"tensors": dict(tensors)} if return_tensors else {})
+            kept: dict[str, Any] = json.loads(settings)
+            return kept | ({"tensors": dict(tensors)} if return_tensors else {})
         result = load(path, return_tensors=return_tensors, **how)
         if return_tensors and _stamp(file) == stamp:
             _put(place, result, cache)

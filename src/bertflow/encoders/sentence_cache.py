@@ -144,9 +144,8 @@ class SentenceCache:
 
     def contents(self) -> list[Kept]:
         """What there is, the least recently used first."""
-        vectors = [_kept(one) for one in _inside(self.folder / "vectors") if KEY.fullmatch(one.name)]
-        read = [_read(one) for one in _inside(self.gguf) if GGUF.fullmatch(one.name)]
-        return sorted([*vectors, *read], key=lambda one: one.used)
+        vectors, read = _inside(self.folder / "vectors", KEY), _inside(self.gguf, GGUF)
+        return sorted([*map(_kept, vectors), *map(_read, read)], key=lambda one: one.used)
 
     @property
     def gguf(self) -> Path:
@@ -440,9 +439,9 @@ def _kept(folder: Path) -> Kept:
     return Kept(folder, sum(sizes.values()), sizes.get("sentences", 0) // DIGEST, used)
 
 
-def _inside(folder: Path) -> list[Path]:
+def _inside(folder: Path, name: re.Pattern[str]) -> list[Path]:
     with suppress(OSError):
-        return list(folder.iterdir())
+        return [path for path in folder.iterdir() if name.fullmatch(path.name)]
     return []
 
 
