@@ -209,7 +209,7 @@ def test_libraries_are_as_before_after_a_load_that_failed_too(file, cache, tmp_p
     assert [getattr(holder, name) for holder, name in PATCHED] == before
 
 
-def test_threads_open_different_files_at_a_time(file, cache, tmp_path):
+def test_threads_open_different_files_at_a_time(file, cache, tmp_path, unread):
     (tmp_path / "other").mkdir()
     files = [file, write_gguf(tmp_path / "other", seed=1)]
     expected = [load_encoder(one, device="cpu") for one in files]
@@ -220,6 +220,8 @@ def test_threads_open_different_files_at_a_time(file, cache, tmp_path):
             )
         for one, same in zip(found, expected * 2, strict=True):
             assert_same(one, same)
+        assert len(kept(cache)) == 2
+        unread()
 
 
 def test_a_gguf_that_is_cut_off_anywhere_is_one_error(file, cache, tmp_path):

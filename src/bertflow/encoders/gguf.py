@@ -88,19 +88,19 @@ def quick_gguf(file: Path, dtype: str, cache: SentenceCache | None) -> Iterator[
     from transformers import modeling_gguf_pytorch_utils
 
     reader: Any = modeling_gguf_pytorch_utils
-    package: Any = gguf
-    load = reader.load_gguf_checkpoint
-    changes = [
-        (package, "GGUFReader", _quick_reader()),
-        (package, "get_tensor_name_map", once(gguf.get_tensor_name_map)),
-    ]
-    if hasattr(reader, "tqdm"):  # Its bar is drawn on terminals alone, which no setting of it does.
-        changes.append((reader, "tqdm", partial(reader.tqdm, disable=None)))
     with _one_at_a_time:
+        changes: list[tuple[Any, str, Any]] = [
+            (gguf, "GGUFReader", _quick_reader()),
+            (gguf, "get_tensor_name_map", once(gguf.get_tensor_name_map)),
+        ]
+        if hasattr(reader, "tqdm"):
+            # Its bar is drawn on terminals alone, which no setting of it does.
+            changes.append((reader, "tqdm", partial(reader.tqdm, disable=None)))
         if cache is not None:
+            load = reader.load_gguf_checkpoint
+            kept = _kept(file, dtype, cache, load)
             # Some versions of transformers have imported the function where they call it.
             users = [one for one in list(sys.modules.values()) if _names(one, load)]
-            kept = _kept(file, dtype, cache, load)
             changes += [(user, "load_gguf_checkpoint", kept) for user in users]
         before = [(holder, name, getattr(holder, name)) for holder, name, _ in changes]
         try:
@@ -176,8 +176,11 @@ def _kept(
             kept: dict[str, Any] = json.loads(settings)
             return kept | ({"tensors": dict(tensors)} if return_tensors else {})
         result = load(path, return_tensors=return_tensors, **how)
-        if return_tensors and _stamp(file) == stamp:
-            _put(place, result, cache)
+        if return_tensors:
+            # As they come from the cache: a transposed one may give other last digits.
+            result["tensors"] = {name: one.contiguous() for name, one in result["tensors"].items()}
+            if _stamp(file) == stamp:
+                _put(place, result, cache)
         return result
 
     return read
@@ -204,7 +207,7 @@ def _take(place: Path) -> tuple[str, dict[str, Tensor]] | None:
 
 def _put(place: Path, result: Mapping[str, Any], cache: SentenceCache) -> None:
     """Keep what was read, if there is room and JSON can hold its settings."""
-    tensors = {name: one.contiguous() for name, one in result["tensors"].items()}
+    tensors = result["tensors"]
     try:
         parsed = {name: value for name, value in result.items() if name != "tensors"}
         settings = json.dumps(parsed)
