@@ -25,6 +25,7 @@ from sentence_transformers import SentenceTransformer
 from benchmarks.measuring import HEADER, Row, in_turn, machine, medians, python, seconds
 from bertflow import Flow, calibrate
 from bertflow.data import read_task
+from bertflow.demo import default_encoder
 from bertflow.encoders import load_encoder
 from bertflow.encoders.encoding import Precision, encode_distinct, resolved_precision
 from bertflow.evaluation.correlation import correlate, paired_cosine
@@ -432,8 +433,61 @@ def start(repeats: int) -> list[Row]:
     return rows
 
 
+OPEN = """
+import sys, time
+from pathlib import Path
+import torch
+from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers.utils import logging
+from bertflow import SentenceCache, load_encoder
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+file, who, folder = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+cache, how = SentenceCache(folder), {"gguf_file": file.name}
+began = time.perf_counter()
+if who == "transformers":
+    AutoConfig.from_pretrained(file.parent, **how)
+    AutoTokenizer.from_pretrained(file.parent, **how)
+    AutoModel.from_pretrained(file.parent, dtype=torch.float32, **how)
+else:
+    load_encoder(file, cache=cache, device="cpu")
+print(time.perf_counter() - began)
+"""
+
+
+def open_gguf(repeats: int) -> list[Row]:
+    """How long until the packaged SmolLM2-135M is open, the first time and any later one."""
+    file = default_encoder(None)[0]
+
+    def first() -> float:
+        with tempfile.TemporaryDirectory() as empty:
+            return float(python(OPEN, file, "bertflow", empty))
+
+    with tempfile.TemporaryDirectory() as cache:
+        python(OPEN, file, "bertflow", cache)
+        rows = []
+        for what, ours, reach in [
+            ("the first time", first, "<= 0.4 x"),
+            ("any later time", lambda: float(python(OPEN, file, "bertflow", cache)), "<= 0.08 x"),
+        ]:
+            pairs = in_turn(lambda: float(python(OPEN, file, "transformers", cache)), ours, repeats)
+            theirs, mine = medians(pairs)
+            rows.append(
+                Row(
+                    f"open a .gguf (SmolLM2-135M, Q4_1), {what}: how many times as long",
+                    "transformers' configuration, tokenizer and model of it",
+                    reach,
+                    [b / a for a, b in pairs],
+                    f"{mine:.2f} s",
+                    f"{theirs:.2f} s",
+                )
+            )
+    return rows
+
+
 MEASURES: dict[str, Callable[[int], Row | list[Row]]] = {
     "start": start,
+    "open": open_gguf,
     "fit-steps": fit_steps,
     "fit-epoch": fit_epoch,
     "encode": encode("auto", ">= 1.9 x, Spearman within 0.05"),

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import warnings
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
@@ -40,7 +41,7 @@ from bertflow.cli import options
 from bertflow.cli.app import app
 from bertflow.cli.main import run
 from bertflow.cli.options import build_calibrator
-from bertflow.encoders import Precision, calibrate, load_encoder, loading, save_model
+from bertflow.encoders import Precision, calibrate, load_encoder, save_model
 from bertflow.errors import InputError, ModelError
 from bertflow.evaluation import evaluate
 from conftest import QUIET, tree
@@ -514,8 +515,10 @@ def test_a_gguf_without_its_packages_is_refused_with_the_pip_line(
     refused, work, monkeypatch, index, missing
 ):
     Path("model.gguf").write_bytes(b"GGUF")
-    spec = loading.find_spec
-    monkeypatch.setattr(loading, "find_spec", lambda name: None if name in missing else spec(name))
+    monkeypatch.setattr(
+        "bertflow.encoders.gguf.find_spec",
+        lambda name: None if name in missing else find_spec(name),
+    )
     said = refused(*loading_commands("model.gguf")[index])
     assert "pip install 'bertflow[gguf]'" in said
     assert f"model.gguf needs {' and '.join(missing)}:" in said

@@ -21,6 +21,7 @@ from bertflow import calibrate, load, load_encoder
 from bertflow.calibrators import Standardization
 from bertflow.encoders import checkpoints, load_layers, load_poolings, open_model
 from bertflow.errors import ModelError
+from gguf_files import write_gguf
 
 SENTENCES = ["the dog runs .", "a man plays the guitar on the street .", "bread"]
 # How each kind of folder is opened, and where its transformer's files lie.
@@ -447,49 +448,6 @@ def test_every_setting_of_an_added_token_may_be_there(folder, capfd):
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     load_encoder(folder, device="cpu")
     assert capfd.readouterr() == ("", "")
-
-
-def write_gguf(folder: Path, lost: str | None = None) -> Path:
-    """Write a causal model of 2 blocks, but for one tensor."""
-    import gguf
-
-    random, width, words = np.random.default_rng(0), 32, ["<unk>", "<s>", "</s>", "the", "dog"]
-    file = folder / "tiny.gguf"
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_context_length(32)
-    writer.add_embedding_length(width)
-    writer.add_block_count(2)
-    writer.add_feed_forward_length(2 * width)
-    writer.add_head_count(2)
-    writer.add_head_count_kv(2)
-    writer.add_rope_dimension_count(width // 2)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_vocab_size(len(words))
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(words)
-    writer.add_token_scores([0.0] * len(words))
-    writer.add_token_types([2, 3, 3, 1, 1])
-    writer.add_unk_token_id(0)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    shapes = {"token_embd": (len(words), width), "output": (len(words), width)}
-    shapes |= {"output_norm": (width,)}
-    for block in range(2):
-        for name in ["attn_q", "attn_k", "attn_v", "attn_output"]:
-            shapes[f"blk.{block}.{name}"] = (width, width)
-        for name in ["attn_norm", "ffn_norm"]:
-            shapes[f"blk.{block}.{name}"] = (width,)
-        for name in ["ffn_gate", "ffn_up"]:
-            shapes[f"blk.{block}.{name}"] = (2 * width, width)
-        shapes[f"blk.{block}.ffn_down"] = (width, 2 * width)
-    for name, shape in shapes.items():
-        if name != lost:
-            writer.add_tensor(f"{name}.weight", random.normal(size=shape).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
 
 
 def test_a_gguf_without_one_of_its_tensors_is_refused(tmp_path):

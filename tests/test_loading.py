@@ -245,7 +245,7 @@ def test_a_folder_without_an_encoder_is_refused(tmp_path):
 
 def test_a_gguf_without_its_packages_is_answered_with_the_pip_line(tmp_path, monkeypatch):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr("bertflow.encoders.loading.find_spec", lambda name: None)
+    monkeypatch.setattr("bertflow.encoders.gguf.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'bertflow\[gguf\]'"):
         load_encoder(tmp_path / "model.gguf")
     with pytest.raises(MissingDependencyError):
@@ -262,7 +262,7 @@ def test_a_broken_gguf_is_one_error(tmp_path):
 def test_a_gguf_package_that_is_too_old_is_refused_with_the_remedy(tmp_path, monkeypatch):
     pytest.importorskip("gguf", reason="needs the extra gguf")
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr("bertflow.encoders.loading.version", lambda name: "0.17.1")
+    monkeypatch.setattr("bertflow.encoders.gguf.version", lambda name: "0.17.1")
     with pytest.raises(MissingDependencyError) as raised:
         load_encoder(tmp_path / "model.gguf")
     assert str(raised.value) == (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from sentence_transformers.sentence_transformer.modules import Dropout
 
 from bertflow import load_encoder
 from bertflow.data import Pairs
-from bertflow.encoders import embed, encode_file, loading
+from bertflow.encoders import embed, encode_file
 from bertflow.evaluation import compare, score_pairs
 from conftest import REPOSITORY
 from task_files import graded_rows, write_tasks
@@ -131,8 +132,9 @@ def test_a_gguf_that_is_not_there_is_named_by_every_command(name, said):
 @every_command
 def test_a_gguf_without_its_packages_is_the_pip_line_of_every_command(name, said, monkeypatch):
     Path("model.gguf").write_bytes(b"GGUF")
-    real = loading.find_spec
-    monkeypatch.setattr(loading, "find_spec", lambda one: None if one == "gguf" else real(one))
+    monkeypatch.setattr(
+        "bertflow.encoders.gguf.find_spec", lambda one: None if one == "gguf" else find_spec(one)
+    )
     assert "pip install 'bertflow[gguf]'" in said(name, "./model.gguf")
 
 

@@ -70,7 +70,7 @@ def words(
     from bertflow.cli.paper_pages import words_page
     from bertflow.cli.results import give
 
-    loaded = load_raw(encoder, None, None, "cpu", trust_remote_code)
+    loaded = load_raw(encoder, None, None, "cpu", trust_remote_code, users_cache(False))
     ranked = frequent_words(loaded[0].tokenizer, language=language)
     found = word_statistics(word_embeddings(loaded), ranked)
     give(
@@ -144,7 +144,7 @@ def lexical(
     for name in names:
         own = is_calibrated(name) and not all(is_calibrated(other) for other in names)
         how = (None, None) if own else (pooling, max_length)
-        loaded = open_any(name, *how, device, trust_remote_code)
+        loaded = open_any(name, *how, device, trust_remote_code, cache)
         with progress_bars() as report:
             scored = score_pairs(
                 loaded,
@@ -235,6 +235,7 @@ def isotropy(
         "max_length": max_length,
         "device": device_or_none(device),
         "trust_remote_code": trust_remote_code,
+        "cache": cache,
     }
     with busy(f"loading {encoder}"):
         if pooling:

@@ -53,30 +53,34 @@ def cache(
         bool, typer.Option("--clear", help="Remove what bertflow has written there.")
     ] = False,
 ) -> None:
-    """Show or clear the cache of sentence vectors.
+    """Show or clear the cache of sentence vectors and of what was read of .gguf files.
 
     It lies in $BERTFLOW_CACHE, else bertflow/ in $XDG_CACHE_HOME or ~/.cache, and holds
-    $BERTFLOW_CACHE_SIZE (10GB) at most: vectors of the least recently used encoders go first, and
-    what compare has finished has a small part of it.
+    $BERTFLOW_CACHE_SIZE (10GB) at most: what was used least recently goes first, and what compare
+    has finished has a small part of it.
     """
     from bertflow.encoders import SentenceCache
 
     found = SentenceCache()
     before = found.contents()
+    encoders = [one for one in before if not one.gguf]
     results, room = len(found.results.files()), found.results.bytes()
     if clear:
         left = found.clear()
         freed = sum(one.bytes for one in before) - sum(one.bytes for one in left)
         freed += room - found.results.bytes()
-        show(f"removed {len(before) - len(left):,} encoders, {freed / 1e6:,.1f} MB")
+        gone = len(encoders) - sum(not one.gguf for one in left)
+        show(f"removed {gone:,} encoders, {freed / 1e6:,.1f} MB")
         if left:
             show(f"{len(left):,} are in use, or hold what bertflow did not write: {found.folder}")
         return
     show(
-        f"{found.folder}\n{len(before):,} encoders, "
+        f"{found.folder}\n{len(encoders):,} encoders, "
         f"{sum(one.sentences for one in before):,} sentences, "
         f"{(sum(one.bytes for one in before) + room) / 1e6:,.1f} MB of at most "
         f"{found.size / 1e6:,.0f} MB"
     )
+    if read := [one.bytes for one in before if one.gguf]:
+        show(f"{len(read):,} .gguf files as they were read, {sum(read) / 1e6:,.1f} MB of that")
     if results:
         show(f"{results:,} fits and scores of comparisons, {room / 1e6:,.1f} MB of that")

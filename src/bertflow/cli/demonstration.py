@@ -46,7 +46,8 @@ def demo(
 
     if encoder is None:
         encoder, pooling = default_encoder(pooling)
-    raw = load_raw(encoder, pooling, max_length, device, trust_remote_code)
+    cache = users_cache(no_cache)
+    raw = load_raw(encoder, pooling, max_length, device, trust_remote_code, cache)
     with progress_bars() as report:
-        result = run_demo(raw, built, output, cache=users_cache(no_cache), progress=report)
+        result = run_demo(raw, built, output, cache=cache, progress=report)
     show_demo(result)

@@ -162,7 +162,7 @@ def fit(
 
     began = time.perf_counter()
     with _checkpoint(output, cache) as checkpoint:
-        loaded = load_raw(encoder, pooling, max_length, device, trust_remote_code)
+        loaded = load_raw(encoder, pooling, max_length, device, trust_remote_code, cache)
         with progress_bars() as report:
             model = calibrate(
                 loaded,
@@ -419,7 +419,7 @@ def encode(
     from bertflow.encoders import encode_file, parse_devices
 
     places = parse_devices(devices) if devices else None
-    loaded = open_any(model, pooling, max_length, device, trust_remote_code)
+    loaded = open_any(model, pooling, max_length, device, trust_remote_code, cache)
     try:
         with progress_bars() as report:
             encoded = encode_file(

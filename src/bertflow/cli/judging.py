@@ -111,7 +111,7 @@ def evaluate(
         # A calibrated model has its own; beside another the options are for that one.
         own = is_calibrated(name) and not all(is_calibrated(other) for other in names)
         how = (None, None) if own else (pooling, max_length)
-        loaded = open_any(name, *how, device, trust_remote_code)
+        loaded = open_any(name, *how, device, trust_remote_code, cache)
         with progress_bars() as report:
             scores = score_all(
                 loaded,
@@ -231,7 +231,7 @@ def compare(
         )
     found, absent = _tests(task, pairs, columns, data, None, format_, sts=True)
     cache, kind = users_cache(no_cache), as_precision(precision)
-    loaded = open_any(encoder, pooling, max_length, device, trust_remote_code)
+    loaded = open_any(encoder, pooling, max_length, device, trust_remote_code, cache)
     try:
         with progress_bars() as report:
             result = compare_calibrators(
@@ -327,7 +327,7 @@ def diagnose(
         else:
             sentences = sample_sentences()[:limit]
         cache, kind = users_cache(no_cache), as_precision(precision)
-        loaded = open_any(source, pooling, max_length, device, trust_remote_code)
+        loaded = open_any(source, pooling, max_length, device, trust_remote_code, cache)
         found = diagnose_encoder(loaded, sentences, own, batch_size, cache, kind)
         tell_found(cache)
     give([diagnosis_page(source, found)], {"source": source, **found.to_dict()}, json_, markdown)

@@ -10,6 +10,8 @@ from bertflow.errors import one_line
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+    from bertflow.encoders import SentenceCache
+
 
 def show(what: Any) -> None:
     """Print text or a table on standard output."""
@@ -19,7 +21,12 @@ def show(what: Any) -> None:
 
 
 def load_raw(
-    name: str, pooling: str | None, max_length: int | None, device: str, trust_remote_code: bool
+    name: str,
+    pooling: str | None,
+    max_length: int | None,
+    device: str,
+    trust_remote_code: bool,
+    cache: SentenceCache | None,
 ) -> SentenceTransformer:
     """Load an encoder without calibration."""
     from bertflow.cli.terminal import busy
@@ -32,11 +39,17 @@ def load_raw(
             max_length=max_length,
             device=device_or_none(device),
             trust_remote_code=trust_remote_code,
+            cache=cache,
         )
 
 
 def open_any(
-    name: str, pooling: str | None, max_length: int | None, device: str, trust_remote_code: bool
+    name: str,
+    pooling: str | None,
+    max_length: int | None,
+    device: str,
+    trust_remote_code: bool,
+    cache: SentenceCache | None,
 ) -> SentenceTransformer:
     """Open a model, calibrated or not."""
     from bertflow.cli.terminal import busy
@@ -49,4 +62,5 @@ def open_any(
             max_length=max_length,
             device=device_or_none(device),
             trust_remote_code=trust_remote_code,
+            cache=cache,
         )

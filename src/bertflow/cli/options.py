@@ -161,7 +161,7 @@ NoCache = Annotated[
     bool,
     typer.Option(
         "--no-cache",
-        help="Encode everything, and keep no vectors.",
+        help="Read and encode everything, and keep nothing.",
         rich_help_panel=SPEED,
     ),
 ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bertflow.cli.caching import users_cache
 from bertflow.cli.interruption import NOTHING, Interrupted, kept
 from bertflow.cli.opening import load_raw, show
 from bertflow.cli.options import (
@@ -121,7 +122,7 @@ def finetune(
             "calibrate what comes out"
         )
     corpus = nli_corpus(nli, data, held_out=held_out, random_state=random_state, limit=limit)
-    loaded = load_raw(encoder, pooling, max_length, device, trust_remote_code)
+    loaded = load_raw(encoder, pooling, max_length, device, trust_remote_code, users_cache(False))
     _show_corpus(corpus)
     checkpoints = Path(f"{output}.checkpoints")
     try:

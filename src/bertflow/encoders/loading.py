@@ -7,18 +7,15 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from importlib.metadata import version
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from packaging.version import Version
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
     Pooling,
@@ -38,6 +35,7 @@ from bertflow.encoders.checkpoints import (
 )
 from bertflow.encoders.cutting import Cut
 from bertflow.encoders.encoder import Encoder
+from bertflow.encoders.gguf import check_readable, forget_gguf, quick_gguf
 from bertflow.encoders.origin import note_hub
 from bertflow.encoders.pickling import keep_picklable
 from bertflow.encoders.probe import check_encoder, difference, probe_texts, probed, tolerance
@@ -45,6 +43,9 @@ from bertflow.encoders.sizes import check_gguf, check_sizes, check_transformer
 from bertflow.errors import InputError, MissingDependencyError, ModelError
 from bertflow.network import hub_answers
 from bertflow.process_state import pinned
+
+if TYPE_CHECKING:
+    from bertflow.encoders.sentence_cache import SentenceCache
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +55,6 @@ RECIPES = ("cls", "mean", "last2avg", "first-last-avg", "embed-last-avg", "layer
 # Said outright, because an instruction-tuned model's sentences would else be wrapped in its chat
 # template: dozens of tokens that are the same for every sentence.
 TEXT_ONLY: Any = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
-# Those before do not know what transformers calls the weights of a model without a head.
-OLDEST_GGUF = Version("0.18")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -69,6 +68,7 @@ def load_encoder(
     dtype: str = "float32",
     revision: str | None = None,
     trust_remote_code: bool = False,
+    cache: SentenceCache | None = None,
 ) -> SentenceTransformer:
     """Load an encoder as a SentenceTransformer made of built-in modules only.
 
@@ -94,6 +94,8 @@ def load_encoder(
         dtype: "float32", "float16" or "bfloat16".
         revision: Branch, tag or commit on the hub.
         trust_remote_code: Whether code that comes with the encoder may run.
+        cache: Where what is read of a .gguf is kept, so that it opens quickly the next time; None
+            keeps nothing.
 
     Returns:
         The encoder, in evaluation mode.
@@ -146,11 +148,12 @@ def load_encoder(
             if source.gguf is not None:
                 licence = check_gguf(Path(source.name) / source.gguf)
                 keywords["gguf_file"] = source.gguf
-                _leave_logs_alone()
+                quick: Any = quick_gguf(Path(source.name) / source.gguf, dtype, cache)
             else:
+                quick = nullcontext()
                 home = Path(source.name) if source.local else _fetched(source.name, "", keywords)
                 check_transformer(home, trust_remote_code=trust_remote_code)
-            with shapes_named(source.name, [""], **keywords):
+            with quick, shapes_named(source.name, [""], **keywords):
                 transformer = Transformer(
                     source.name,
                     model_kwargs={"dtype": DTYPES[dtype], **keywords},
@@ -161,7 +164,7 @@ def load_encoder(
                 )
             check_weights([transformer], source.name, [""], **keywords)
         if source.gguf is not None:
-            _forget_gguf(transformer.model, source.gguf)
+            forget_gguf(transformer.model, source.gguf)
         _pad_right(transformer, name)
         _limit(transformer, max_length, default=None if source.modules else DEFAULT_MAX_LENGTH)
         model = _pooled(transformer, pooling or DEFAULT_POOLING, str(name), device)
@@ -239,7 +242,8 @@ class _Source:
 def _locate(name: str | Path, *, revision: str | None) -> _Source:
     path = Path(name)
     if path.suffix == ".gguf" or (path.is_file() and not path.is_dir()):
-        return _locate_gguf(path)
+        check_readable(path)
+        return _Source(str(path.parent), gguf=path.name)
     if path.is_dir():
         if (path / "modules.json").is_file():
             return _Source(str(path), modules=True)
@@ -258,7 +262,7 @@ def _locate(name: str | Path, *, revision: str | None) -> _Source:
             return _Source(str(path))
         found = sorted(path.glob("*.gguf"))
         if len(found) == 1:
-            return _locate_gguf(found[0])
+            return _locate(found[0], revision=None)
         raise ModelError(
             f"{path} is no encoder: it holds none of modules.json, config.json or one .gguf file"
         )
@@ -275,30 +279,6 @@ def _locate(name: str | Path, *, revision: str | None) -> _Source:
     return hub
 
 
-def _locate_gguf(path: Path) -> _Source:
-    if not path.is_file():
-        raise ModelError(f"{path} does not exist; give the path of a .gguf file")
-    if path.suffix != ".gguf":
-        raise ModelError(f"{path} is a file, but not a .gguf; give a folder or a .gguf file")
-    missing = [package for package in ["gguf", "accelerate"] if find_spec(package) is None]
-    if not missing and Version(there := version("gguf")) < OLDEST_GGUF:
-        missing = [f"gguf from {OLDEST_GGUF} on, and {there} is installed"]
-    if missing:
-        raise MissingDependencyError(
-            f"reading {path.name} needs {' and '.join(missing)}: pip install 'bertflow[gguf]'"
-        )
-    return _Source(str(path.parent), gguf=path.name)
-
-
-def _leave_logs_alone() -> None:
-    """Have transformers' bar over a .gguf drawn on terminals alone, which no setting of it does."""
-    from transformers import modeling_gguf_pytorch_utils
-
-    reader: Any = modeling_gguf_pytorch_utils
-    with suppress(AttributeError):
-        reader.tqdm = partial(reader.tqdm, disable=None)
-
-
 def _explanation(name: str | Path, said: str, source: _Source) -> str:
     if source.local:
         return f"{name} cannot be loaded: {said}"
@@ -308,16 +288,6 @@ def _explanation(name: str | Path, said: str, source: _Source) -> str:
         f"{name} is no folder here and cannot be had from the model hub ({said}); check the "
         "name and the network, or give a folder or a .gguf file"
     )
-
-
-def _forget_gguf(model: nn.Module, name: str) -> None:
-    """The weights are de-quantised: saved again, they are an ordinary checkpoint."""
-    config: Any = model.config
-    config._name_or_path = name
-    for holder, attribute in [(config, "quantization_config"), (model, "hf_quantizer")]:
-        if hasattr(holder, attribute):
-            delattr(holder, attribute)
-    model.is_quantized = False  # type: ignore[assignment]
 
 
 def _pad_right(transformer: Transformer, name: str | Path) -> None:

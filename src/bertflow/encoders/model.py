@@ -645,6 +645,7 @@ def open_model(
     max_length: int | None = None,
     device: str | None = None,
     trust_remote_code: bool = False,
+    cache: SentenceCache | None = None,
 ) -> SentenceTransformer:
     """Open a saved calibrated model, or else an encoder as `load_encoder` does.
 
@@ -659,6 +660,7 @@ def open_model(
             max_length=max_length,
             device=device,
             trust_remote_code=trust_remote_code,
+            cache=cache,
         )
     if pooling is not None or max_length is not None:
         raise InputError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from bertflow.encoders.loading import hidden_states, load_encoder
 from bertflow.errors import InputError
+
+if TYPE_CHECKING:
+    from bertflow.encoders.sentence_cache import SentenceCache
 
 
 class SeveralPoolings(nn.Module):
@@ -68,6 +71,7 @@ def load_poolings(
     dtype: str = "float32",
     revision: str | None = None,
     trust_remote_code: bool = False,
+    cache: SentenceCache | None = None,
 ) -> SentenceTransformer:
     """Load an encoder that gives the vectors of several poolings in one forward pass.
 
@@ -81,6 +85,7 @@ def load_poolings(
         dtype: Its type.
         revision: Branch, tag or commit on the hub.
         trust_remote_code: Whether code that comes with the encoder may run.
+        cache: As in `load_encoder`.
 
     Returns:
         An encoder whose vectors are those of the poolings side by side, shape (poolings · D,).
@@ -95,6 +100,7 @@ def load_poolings(
         "dtype": dtype,
         "revision": revision,
         "trust_remote_code": trust_remote_code,
+        "cache": cache,
     }
     if len(poolings) == 1:
         return load_encoder(name, pooling=poolings[0], **how)

@@ -23,6 +23,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array
+from bertflow.calibrators.staging import remove_stale
 from bertflow.display import block, facts_table
 from bertflow.encoders.cache import VectorCache
 from bertflow.encoders.digests import DIGEST
@@ -37,7 +38,7 @@ FOLDER_VARIABLE, SIZE_VARIABLE = "BERTFLOW_CACHE", "BERTFLOW_CACHE_SIZE"
 DEFAULT_SIZE = 10 * 10**9
 # Of that, what results may have: a comparison of all methods on all tasks has some 20 MB.
 RESULTS_PART, RESULTS_SIZE = 20, 200 * 10**6
-KEY = re.compile(r"[0-9a-f]{32}")
+KEY, GGUF = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{32}\.safetensors")
 IN_USE = ".in-use"
 FILES = ("about.json", "vectors.f32", "sentences", "count", ".lock", IN_USE)
 # Of a model's configuration: where it lies, and what is described elsewhere.
@@ -57,7 +58,8 @@ class SentenceCache:
     folder is damaged, cannot be written, or the disk is full, work goes on without it, with one
     warning in the log. Together the folders keep to a size: the least recently used ones that no
     process is using are removed, and what alone would be larger is not extended. A small part of
-    that is for `results`: what `compare` has finished.
+    that is for `results`: what `compare` has finished. What `load_encoder` has read of .gguf files
+    counts and goes like an encoder's folder, a file each.
 
     Args:
         folder: Made when something is kept; None takes BERTFLOW_CACHE from the environment, else
@@ -144,12 +146,13 @@ class SentenceCache:
 
     def contents(self) -> list[Kept]:
         """What there is, the least recently used first."""
-        try:
-            folders = list((self.folder / "vectors").iterdir())
-        except OSError:
-            return []
-        found = (_kept(folder) for folder in folders if KEY.fullmatch(folder.name))
-        return sorted(found, key=lambda one: one.used)
+        vectors, read = _inside(self.folder / "vectors", KEY), _inside(self.gguf, GGUF)
+        return sorted([*map(_kept, vectors), *map(_read, read)], key=lambda one: one.used)
+
+    @property
+    def gguf(self) -> Path:
+        """The folder of what was read of .gguf files."""
+        return self.folder / "gguf"
 
     @property
     def results(self) -> ResultCache:
@@ -162,10 +165,11 @@ class SentenceCache:
         """Remove all that bertflow has written there, and give what is left: it is in use."""
         for one in self.contents():
             _remove(one.folder)
+        remove_stale(self.gguf, GGUF.pattern)
         self.results.clear()
         left = self.contents()
         if not left:
-            for folder in (self.folder / "vectors", self.folder):
+            for folder in (self.folder / "vectors", self.gguf, self.folder):
                 with suppress(OSError):  # It holds something of others, or is not there.
                     folder.rmdir()
         return left
@@ -174,9 +178,10 @@ class SentenceCache:
         """Whether so many bytes may be added to a folder; others are removed for that.
 
         Args:
-            folder: An encoder's.
+            folder: An encoder's, or the file of what was read of a .gguf.
             count: Bytes.
         """
+        remove_stale(self.gguf, GGUF.pattern)
         contents = self.contents()
         own = sum(one.bytes for one in contents if one.folder == folder)
         if own + count > self.size:
@@ -215,7 +220,7 @@ class SentenceCache:
         facts = {
             "folder": str(self.folder),
             "size": f"{held / 10**6:,.1f} MB of at most {self.size / 10**9:,.3g} GB",
-            "encoders": f"{len(contents):,}",
+            "encoders": f"{sum(not one.gguf for one in contents):,}",
             "sentences": f"{sum(one.sentences for one in contents):,}",
             "since it was made": f"{self.found:,} found, {self.encoded:,} not",
         }
@@ -231,19 +236,21 @@ class SentenceCache:
 
 @dataclass(frozen=True)
 class Kept:
-    """An encoder's folder in the cache.
+    """An encoder's folder in the cache, or the file of what was read of a .gguf.
 
     Attributes:
         folder: Where it is.
         bytes: What it holds.
         sentences: How many vectors.
         used: When it was used last, in seconds since 1970.
+        gguf: Whether it is of a .gguf.
     """
 
     folder: Path
     bytes: int
     sentences: int
     used: float
+    gguf: bool = False
 
 
 class EncoderVectors:
@@ -438,6 +445,19 @@ def _kept(folder: Path) -> Kept:
     return Kept(folder, sum(sizes.values()), sizes.get("sentences", 0) // DIGEST, used)
 
 
+def _inside(folder: Path, name: re.Pattern[str]) -> list[Path]:
+    with suppress(OSError):
+        return [path for path in folder.iterdir() if name.fullmatch(path.name)]
+    return []
+
+
+def _read(file: Path) -> Kept:
+    with suppress(OSError):  # Another process has removed it.
+        found = file.stat()
+        return Kept(file, found.st_size, 0, found.st_mtime, gguf=True)
+    return Kept(file, 0, 0, 0.0, gguf=True)
+
+
 def _hold(folder: Path) -> IO[bytes]:
     """Make a folder and say that it is in use, as long as the file that is given back is open.
 
@@ -467,8 +487,11 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 
 def _remove(folder: Path) -> bool:
-    """Remove an encoder's folder, unless it is in use or holds something of others."""
+    """Remove what is kept, but no folder that is in use or holds something of others."""
     try:
+        if GGUF.fullmatch(folder.name):
+            folder.unlink(missing_ok=True)
+            return True
         with (folder / IN_USE).open("ab") as file:
             if not _lock(file, shared=False):
                 return False

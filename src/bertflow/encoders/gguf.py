@@ -1,0 +1,231 @@
+"""Encoders in .gguf files: what reading them needs, and how they are opened quickly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache as once
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from packaging.version import Version
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from bertflow.calibrators.staging import staged
+from bertflow.errors import MissingDependencyError, ModelError
+
+if TYPE_CHECKING:
+    from bertflow.encoders.sentence_cache import SentenceCache
+
+# Those before do not know what transformers calls the weights of a model without a head.
+OLDEST_GGUF = Version("0.18")
+# In the key of what is kept: another number where another form of it is written.
+FORM = 1
+
+_one_at_a_time = RLock()
+
+
+def check_readable(path: Path) -> None:
+    """Refuse a .gguf that is not there, is none by its name, or lacks the packages to read it.
+
+    Raises:
+        ModelError: It is not there, or is none.
+        MissingDependencyError: Packages are missing; the message is the pip line.
+    """
+    if not path.is_file():
+        raise ModelError(f"{path} does not exist; give the path of a .gguf file")
+    if path.suffix != ".gguf":
+        raise ModelError(f"{path} is a file, but not a .gguf; give a folder or a .gguf file")
+    missing = [package for package in ["gguf", "accelerate"] if find_spec(package) is None]
+    if not missing and Version(there := version("gguf")) < OLDEST_GGUF:
+        missing = [f"gguf from {OLDEST_GGUF} on, and {there} is installed"]
+    if missing:
+        raise MissingDependencyError(
+            f"reading {path.name} needs {' and '.join(missing)}: pip install 'bertflow[gguf]'"
+        )
+
+
+def forget_gguf(model: nn.Module, name: str) -> None:
+    """The weights are de-quantised: saved again, they are an ordinary checkpoint."""
+    config: Any = model.config
+    config._name_or_path = name
+    for holder, attribute in [(config, "quantization_config"), (model, "hf_quantizer")]:
+        if hasattr(holder, attribute):
+            delattr(holder, attribute)
+    model.is_quantized = False  # type: ignore[assignment]
+
+
+@contextmanager
+def quick_gguf(file: Path, dtype: str, cache: SentenceCache | None) -> Iterator[None]:
+    """Have transformers read a .gguf quickly while inside, in one thread at a time.
+
+    transformers asks the package gguf for the header four times, which makes several arrays for
+    each token, and for the table of tensor names once for each module of the model. Here the header
+    is read in one pass and a table is made once. With a cache, what transformers makes of the file
+    (its settings, its tokens and the de-quantised weights) is kept there by the file's content, and
+    the next time taken from there.
+
+    Args:
+        file: The .gguf.
+        dtype: The type that its weights are asked for in.
+        cache: Where it is kept; None keeps nothing.
+    """
+    import gguf
+    from transformers import modeling_gguf_pytorch_utils
+
+    reader: Any = modeling_gguf_pytorch_utils
+    with _one_at_a_time:
+        changes: list[tuple[Any, str, Any]] = [
+            (gguf, "GGUFReader", _quick_reader()),
+            (gguf, "get_tensor_name_map", once(gguf.get_tensor_name_map)),
+        ]
+        if hasattr(reader, "tqdm"):
+            # Its bar is drawn on terminals alone, which no setting of it does.
+            changes.append((reader, "tqdm", partial(reader.tqdm, disable=None)))
+        if cache is not None:
+            load = reader.load_gguf_checkpoint
+            kept = _kept(file, dtype, cache, load)
+            # Some versions of transformers have imported the function where they call it.
+            users = [one for one in list(sys.modules.values()) if _names(one, load)]
+            changes += [(user, "load_gguf_checkpoint", kept) for user in users]
+        before = [(holder, name, getattr(holder, name)) for holder, name, _ in changes]
+        try:
+            for holder, name, value in changes:
+                setattr(holder, name, value)
+            yield
+        finally:
+            for holder, name, value in before:
+                setattr(holder, name, value)
+
+
+def _names(module: Any, function: Any) -> bool:
+    return getattr(module, "__dict__", {}).get("load_gguf_checkpoint") is function
+
+
+@once
+def _quick_reader() -> type:
+    """The class GGUFReader, but for lists: one pass over the file's bytes, no object but a view."""
+    from gguf import GGUFReader, GGUFValueType
+
+    class QuickReader(GGUFReader):
+        def _get_field_parts(
+            self, orig_offs: int, raw_type: int
+        ) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
+            if raw_type != GGUFValueType.ARRAY or self.byte_order != "I":
+                return super()._get_field_parts(orig_offs, raw_type)
+            content, at = np.asarray(self.data).data, orig_offs + 12
+            kind, count = struct.unpack_from("<IQ", content, orig_offs)
+            parts: list[Any] = [content[orig_offs : orig_offs + 4], content[orig_offs + 4 : at]]
+            number = self.gguf_scalar_to_np.get(GGUFValueType(kind))
+            if not count or (number is None and kind != GGUFValueType.STRING):
+                return super()._get_field_parts(orig_offs, raw_type)
+            types = [GGUFValueType.ARRAY, GGUFValueType(kind)]
+            if number is not None:
+                values = np.frombuffer(content, number, count, at)  # Raises if it is cut off.
+                parts += list(values.reshape(-1, 1))
+                return 12 + values.nbytes, parts, list(range(2, len(parts))), types
+            length = struct.Struct("<Q")
+            for _ in range(count):
+                (size,) = length.unpack_from(content, at)  # Raises if it is cut off.
+                parts += (content[at : at + 8], content[at + 8 : at + 8 + size])
+                at += 8 + size
+            return at - orig_offs, parts, list(range(3, len(parts), 2)), types
+
+    return QuickReader
+
+
+def _kept(
+    file: Path, dtype: str, cache: SentenceCache, load: Callable[..., dict[str, Any]]
+) -> Callable[..., dict[str, Any]]:
+    """The function of transformers that reads a .gguf, with its result kept in the cache.
+
+    What it gives depends on the file's content, the type and the versions alone: the model that it
+    is given for the names of tensors is made of the file's own settings.
+    """
+    with file.open("rb") as content:
+        stamp = _stamp(file)
+        about = {
+            "content": hashlib.file_digest(content, "sha256").hexdigest(),
+            "dtype": dtype,
+            "versions": {name: version(name) for name in ("transformers", "gguf")},
+            "form": FORM,
+        }
+    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
+    place = cache.gguf / f"{key}.safetensors"
+    found = _take(place)
+
+    def read(path: Any, return_tensors: bool = False, **how: Any) -> dict[str, Any]:
+        if not file.samefile(path):
+            return load(path, return_tensors=return_tensors, **how)
+        if found is not None:
+            settings, tensors = found
+            kept: dict[str, Any] = json.loads(settings)
+            return kept | ({"tensors": dict(tensors)} if return_tensors else {})
+        result = load(path, return_tensors=return_tensors, **how)
+        if return_tensors:
+            # As they come from the cache: a transposed one may give other last digits.
+            result["tensors"] = {name: one.contiguous() for name, one in result["tensors"].items()}
+            if _stamp(file) == stamp:
+                _put(place, result, cache)
+        return result
+
+    return read
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    """What another content would have changed while the file was read."""
+    found = file.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def _take(place: Path) -> tuple[str, dict[str, Tensor]] | None:
+    """What is kept: the settings as JSON, and the tensors; None if it is not there or damaged."""
+    with suppress(Exception):  # Whatever it is, the file itself is read.
+        with safe_open(place, "pt") as kept:
+            told = kept.metadata()
+            tensors = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118
+        if told["checksum"] == _checksum(told["settings"], tensors):
+            with suppress(OSError):  # It may be there for reading only.
+                os.utime(place)
+            return told["settings"], tensors
+    return None
+
+
+def _put(place: Path, result: Mapping[str, Any], cache: SentenceCache) -> None:
+    """Keep what was read, if there is room and JSON can hold its settings."""
+    tensors = result["tensors"]
+    try:
+        parsed = {name: value for name, value in result.items() if name != "tensors"}
+        settings = json.dumps(parsed)
+        # At most: in the file's header quotes are escaped, and each tensor has a line.
+        size = 2 * len(settings) + sum(one.nbytes + 512 for one in tensors.values())
+        if json.loads(settings) == parsed and cache.make_room(place, size):
+            told = {"settings": settings, "checksum": _checksum(settings, tensors)}
+            with staged(place) as staging:
+                save_file(tensors, staging, told)
+                staging.replace(place)
+    except Exception as error:  # Whatever it is, the work does not depend on it.
+        cache.warn(error)
+
+
+def _checksum(settings: str, tensors: Mapping[str, Tensor]) -> str:
+    """Of all that is kept; it finds damage, and takes a tenth of a second for a gigabyte."""
+    found = zlib.crc32(settings.encode())
+    for name, tensor in sorted(tensors.items()):
+        found = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), found)
+        found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, found)
+    return str(found)
