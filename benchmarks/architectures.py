@@ -14,6 +14,7 @@ import inspect
 import re
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,8 +38,8 @@ WORDS = (
 ).split()
 SPECIALS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 POOLINGS = (None, "layers:1")
-# What counts as the same vector, and models of more numbers than that are not small.
-SAME, LARGEST = 1e-3, 2 * 10**6
+# What counts as the same vector; the most numbers of a small model, and the seconds of a forward.
+SAME, LARGEST, SLOW = 1e-3, 2 * 10**6, 1.0
 # Sizes by the names that configurations have for them.
 SIZES: dict[int, str] = {
     32: "hidden_size d_model n_embd dim emb_dim embedding_size attention_hidden_size embed_dim "
@@ -130,6 +131,11 @@ def made(name: str, folder: Path) -> str:
         for weight in model.parameters():  # Far from the small numbers that a start has.
             if weight.ndim > 1:
                 torch.nn.init.normal_(weight, std=0.3)
+        began = time.perf_counter()
+        with torch.no_grad():
+            model(input_ids=torch.ones(1, 8, dtype=torch.long))
+        if time.perf_counter() - began > SLOW:
+            return "too slow without kernels of its own"
         model.save_pretrained(folder)
         words.save_pretrained(folder)
     except Exception as error:  # What cannot be built is not what is looked at.

@@ -41,7 +41,7 @@ from bertflow.cli import options
 from bertflow.cli.app import app
 from bertflow.cli.main import run
 from bertflow.cli.options import build_calibrator
-from bertflow.encoders import Precision, calibrate, load_encoder, save_model
+from bertflow.encoders import Precision, calibrate, load_encoder, loading, save_model
 from bertflow.errors import InputError, ModelError
 from bertflow.evaluation import evaluate
 from conftest import QUIET, tree
