@@ -13,6 +13,7 @@ from bertflow.cli.caching import cache
 from bertflow.cli.demonstration import demo
 from bertflow.cli.fitting import encode, fit, transform
 from bertflow.cli.judging import compare, diagnose, evaluate
+from bertflow.cli.options import Command
 from bertflow.cli.reporting import report
 from bertflow.cli.reproduction import reproduce
 from bertflow.cli.sharing import push
@@ -80,5 +81,5 @@ for command in (
     push,
     cache,
 ):
-    app.command()(command)
+    app.command(cls=Command)(command)
 app.add_typer(analyze, name="analyze")

@@ -11,8 +11,9 @@ import typer
 
 from bertflow.cli.caching import as_precision, tell_found, users_cache
 from bertflow.cli.interruption import NOTHING, Interrupted, kept
-from bertflow.cli.opening import open_any
+from bertflow.cli.opening import check_own, open_any, open_sides
 from bertflow.cli.options import (
+    OWN_ENCODER,
     BatchSize,
     Columns,
     Data,
@@ -29,31 +30,32 @@ from bertflow.cli.options import (
     three,
 )
 from bertflow.cli.places import check_files, check_results, vectors_named
+from bertflow.data import STS_TASKS, TASKS
 from bertflow.errors import InputError, MissingDataError
 
 if TYPE_CHECKING:
     from bertflow.data import Pairs
 
-Tasks = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--task",
-        metavar="NAME",
-        help="sts12, sts13, sts14, sts15, sts16, stsb, sick-r, qnli or all (of compare: the seven "
-        "without qnli). May be repeated.",
-    ),
-]
+NAMES = "sts12, sts13, sts14, sts15, sts16, stsb, sick-r, qnli"
 
 
 def evaluate(
     model: Model,
-    task: Tasks = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help=f"{NAMES}; or all, which is these eight. May be repeated."
+        ),
+    ] = None,
     pairs: OwnPairs = None,
     columns: Columns = None,
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL", help="Another model; says which differences are beyond chance."
+            metavar="[MODEL]",
+            help="Another model, or without a value the calibrated model's own encoder; says which "
+            "differences are beyond chance. Beside a calibrated model its encoder and raw ones "
+            "take its pooling and length, unless --pooling and --max-length say otherwise.",
         ),
     ] = None,
     data: Data = None,
@@ -80,33 +82,32 @@ def evaluate(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Score a model, calibrated or bare, on tasks or on pairs of your own."""
+    names, own = _named(task, pairs, columns, split, of_all=TASKS)
+    check_results(
+        {"--json": json_, "--markdown": markdown},
+        {"MODEL": model, "--against": against or None, "--pairs": pairs},
+        data=data,
+    )
     from bertflow.calibrators.card import CARD
     from bertflow.cli.results import difference_page, give, scores_page
     from bertflow.cli.terminal import progress_bars
     from bertflow.encoders import CalibratedSentenceTransformer, is_calibrated, save_card
     from bertflow.evaluation import Scores, differences, score_all
+    from bertflow.evaluation.tables import encoder_name
 
-    check_results(
-        {"--json": json_, "--markdown": markdown},
-        {"MODEL": model, "--against": against, "--pairs": pairs},
-        data=data,
-    )
+    check_own(against, model)
     if card and not (is_calibrated(model) and Path(model).is_dir()):
         raise InputError(
             f"--card needs a calibrated model that bertflow saved, and {model} is none"
         )
     if card:
         check_files({"--card": Path(model) / CARD})
-    found, absent = _tests(task, pairs, columns, data, split)
+    found, absent = _read(names, own, task, data, split)
     cache, kind = users_cache(no_cache), as_precision(precision)
-    names = [model] if against is None else [model, against]
-    results = []
+    sides = [model] if against is None else [model, against]
+    results: dict[int, Scores] = {}
     carded: CalibratedSentenceTransformer | None = None
-    for name in names:
-        # A calibrated model has its own; beside another the options are for that one.
-        own = is_calibrated(name) and not all(is_calibrated(other) for other in names)
-        how = (None, None) if own else (pooling, max_length)
-        loaded = open_any(name, *how, device, trust_remote_code)
+    for place, loaded in open_sides(sides, pooling, max_length, device, trust_remote_code):
         with progress_bars() as report:
             scores = score_all(
                 loaded,
@@ -116,27 +117,32 @@ def evaluate(
                 precision=kind,
                 progress=lambda done, total, report=report: report("encode", done, total),  # type: ignore[misc]
             )
-        results.append(
-            Scores(
-                scores={one.task: one for one in scores},
-                absent=absent,
-            )
-        )
-        if card and len(results) == 1 and isinstance(loaded, CalibratedSentenceTransformer):
+        if sides[place] == OWN_ENCODER:
+            # Its files are those of the model, which knows from its fit what it is called.
+            name = encoder_name(next(iter(results[0].scores.values())))
+            scores = [replace(one, encoder={**one.encoder, "name": name}) for one in scores]
+            sides[place] = f"its encoder {name}"
+        results[place] = Scores(scores={one.task: one for one in scores}, absent=absent)
+        if card and place == 0 and isinstance(loaded, CalibratedSentenceTransformer):
             loaded.add_scores(*scores)
             carded = loaded
         del loaded
     tell_found(cache)
-    pages = [scores_page(name, one) for name, one in zip(names, results, strict=True)]
+    pages = [scores_page(name, results[place]) for place, name in enumerate(sides)]
     content: dict[str, Any] = {"model": model, **results[0].to_dict()}
     if against is not None:
         found_differences = differences(results[1], results[0])
-        pages.append(difference_page(model, against, found_differences))
-        content["against"] = {"model": against, **results[1].to_dict()}
+        pages.append(difference_page(sides, [results[0], results[1]], found_differences))
+        content["against"] = {
+            "model": against or encoder_name(next(iter(results[1].scores.values()))),
+            **results[1].to_dict(),
+        }
         content["differences"] = {name: one.to_dict() for name, one in found_differences.items()}
-    give(pages, content, json_, markdown)
-    if carded is not None:
-        save_card(carded, model)
+    try:
+        give(pages, content, json_, markdown)
+    finally:
+        if carded is not None:
+            save_card(carded, model)
 
 
 def compare(
@@ -147,20 +153,32 @@ def compare(
             help="A sentence-transformers or transformers folder, a hub name or a .gguf file.",
         ),
     ],
-    task: Tasks = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"{NAMES}; or all, which is the seven of STS, without qnli, whose sentences are "
+            "very many. May be repeated.",
+        ),
+    ] = None,
     pairs: OwnPairs = None,
     columns: Columns = None,
     fit: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="target|nli|corpus",
-            help="Unlabelled sentences to fit on: target, each task's own; nli, SNLI and MNLI; "
-            "corpus, those of --corpus.",
+            help="Unlabelled sentences to fit on: target, each task's or the pairs' own; nli, SNLI "
+            "and MNLI; corpus, those of --corpus. Default: corpus where that is given, otherwise "
+            "target.",
         ),
-    ] = "target",
+    ] = None,
     corpus: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE", help="As --corpus of fit. May be repeated."),
+        typer.Option(
+            metavar="FILE",
+            help="What you would fit on, as --corpus of fit: what is judged is then what would be "
+            "shipped. May be repeated.",
+        ),
     ] = None,
     column: Annotated[
         str | None, typer.Option(metavar="NAME", help="Text column of a table in --corpus.")
@@ -196,12 +214,14 @@ def compare(
 
     Stopped, the same command goes on from the fits in the cache.
     """
+    fit = fit or ("corpus" if corpus else "target")
     if fit not in ("target", "nli", "corpus"):
         raise InputError(f"--fit takes target, nli or corpus, got {fit!r}")
     if (fit == "corpus") != bool(corpus):
         raise InputError("--fit corpus goes with --corpus FILE, and --corpus with --fit corpus")
     if column is not None and not corpus:
         raise InputError("--column goes with --corpus")
+    names, own = _named(task, pairs, columns, None, of_all=STS_TASKS)
     check_results(
         {"--json": json_, "--markdown": markdown},
         {"ENCODER": encoder, "--pairs": pairs, "--corpus": corpus},
@@ -220,7 +240,7 @@ def compare(
     methods = method or list(METHODS)
     if unknown := [name for name in methods if name not in METHODS]:
         raise InputError(f"unknown method {unknown[0]!r}; expected some of {', '.join(METHODS)}")
-    found, absent = _tests(task, pairs, columns, data, None, sts=True)
+    found, absent = _read(names, own, task, data, None)
     cache, kind = users_cache(no_cache), as_precision(precision)
     loaded = open_any(encoder, pooling, max_length, device, trust_remote_code)
     try:
@@ -324,18 +344,19 @@ def diagnose(
     give([diagnosis_page(source, found)], {"source": source, **found.to_dict()}, json_, markdown)
 
 
-def _tests(
+def _named(
     tasks: list[str] | None,
     pairs: Path | None,
     columns: str | None,
-    data: Path | None,
     split: str | None,
     *,
-    sts: bool = False,
-) -> tuple[list[Pairs], dict[str, str]]:
-    """The pairs that --task and --pairs name, and why some are absent."""
-    from bertflow.data import STS_TASKS, read_pairs
-    from bertflow.evaluation import TASKS, read_tasks
+    of_all: Sequence[str],
+) -> tuple[list[str], list[Pairs]]:
+    """The tasks that --task names, "all" meaning these, and the pairs of --pairs.
+
+    No encoder is imported for that, so that what is wrong is said at once.
+    """
+    from bertflow.data import read_pairs
 
     if not tasks and pairs is None:
         raise InputError("give --task NAME (or all), or --pairs FILE")
@@ -343,13 +364,25 @@ def _tests(
         raise InputError("--columns goes with --pairs")
     if split is not None and not tasks:
         raise InputError("--split goes with --task")
-    own = [] if pairs is None else [read_pairs(pairs, columns=three(columns))]
     names: list[str] = []
     for name in tasks or []:
         for part in map(str.strip, name.split(",")):
             if part not in (*TASKS, "all"):
                 raise InputError(f"unknown task {part!r}; expected one of {', '.join(TASKS)}, all")
-            names += (STS_TASKS if sts else TASKS) if part == "all" else [part]
+            names += of_all if part == "all" else [part]
+    return names, [] if pairs is None else [read_pairs(pairs, columns=three(columns))]
+
+
+def _read(
+    names: list[str],
+    own: list[Pairs],
+    tasks: list[str] | None,
+    data: Path | None,
+    split: str | None,
+) -> tuple[list[Pairs], dict[str, str]]:
+    """The pairs of the tasks and one's own, and why some are absent."""
+    from bertflow.evaluation import read_tasks
+
     if not names:
         return own, {}
     found, absent = read_tasks(names, data, split)

@@ -8,9 +8,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator
+
+
+class Command(TyperCommand):
+    """A command whose --against may stand without a value, which is then OWN_ENCODER."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give --against the value that it lacks."""
+        given: list[str] = []
+        for word, following in zip(args, [*args[1:], "--"], strict=True):
+            given.append(word)
+            if word == "--against" and following.startswith("-"):
+                given.append(OWN_ENCODER)
+        return super().parse_args(ctx, given)
+
 
 CALIBRATOR_HELP = (
     "flow, tempered-flow, released-flow, whitening, standardization or all-but-the-top."
@@ -20,6 +35,8 @@ POOLING_HELP = (
     "embed-last-avg or layers:1,12 (hidden states, 0 = embeddings). Default: the model's own if "
     "it is a sentence-transformers model, first-last-avg otherwise."
 )
+# What --against is without a value: the calibrated model's own encoder.
+OWN_ENCODER = ""
 
 Pooling = Annotated[str | None, typer.Option(metavar="R", help=POOLING_HELP)]
 MaxLength = Annotated[

@@ -211,6 +211,17 @@ class CalibratedSentenceTransformer(SentenceTransformer):
         new = {(one.task, one.split): one for one in (*self._scores, *several)}
         self._scores = tuple(new.values())
 
+    @property
+    def encoder(self) -> SentenceTransformer:
+        """The encoder alone: the same modules without those that calibrate."""
+        calibrating = _calibrating(self._modules)
+        return SentenceTransformer(
+            modules=[module for module in self if module not in calibrating],
+            device=str(self.device),
+            prompts={k: v for k, v in self.prompts.items() if v is not None},
+            default_prompt_name=self.default_prompt_name,
+        )
+
     def facts(self) -> dict[str, str]:
         """What the model is, by name: encoder, pooling, length, width, calibrator and its facts."""
         settings = self._settings()

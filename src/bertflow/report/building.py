@@ -16,7 +16,8 @@ from bertflow.analysis import Diagnosis, diagnose, frequent_words, word_embeddin
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.card import last_part
-from bertflow.calibrators.storage import SUBFOLDER, calibrator_name
+from bertflow.calibrators.presets import preset_name
+from bertflow.calibrators.storage import SUBFOLDER
 from bertflow.data import read_corpus, sample_sentences
 from bertflow.encoders import library_versions, load
 from bertflow.errors import BertflowError, InputError, ModelError, quoted
@@ -461,7 +462,8 @@ def _of_run(
         draft.calibrator = fitted.calibrator
         about = after.about
         label = (
-            f"{about['calibrator']['name']} fitted on {about['fitted_on']}, seed {about['seed']}"
+            f"{preset_name(about['calibrator'])} fitted on {about['fitted_on']}, "
+            f"seed {about['seed']}"
         )
         draft.sides.append(draft.sides[0].under(draft.calibrator, AFTER, label))
         draft.notes.append(f"the calibrator of the clouds is fitted again from record {after.key}")
@@ -537,14 +539,7 @@ def _score(
 def _calibrator_facts(calibrator: Calibrator, where: str) -> list[tuple[str, str]]:
     """What a calibrator is and what it was fitted on."""
     saved: Mapping[str, Any] = getattr(calibrator, "provenance_", {})
-    defaults = type(calibrator)().get_params(deep=False)
-    changed = {
-        name: value
-        for name, value in calibrator.get_params(deep=False).items()
-        if value != defaults[name]
-    }
-    told = ", ".join(f"{name}={value}" for name, value in changed.items())
-    facts = [("calibrator", f"{where}: {calibrator_name(calibrator)}({told})")]
+    facts = [("calibrator", f"{where}: {preset_name(calibrator)}")]
     if "sentences" in saved:
         told = f"{_count(saved['sentences'])} sentences, {_count(saved.get('distinct'))} distinct"
         facts.append(("fitted on", told))

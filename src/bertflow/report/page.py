@@ -72,6 +72,7 @@ HEADINGS = {
 # What measures mean, in the fewest words; docs/mathematics.md has their equations.
 MEANINGS = {
     "mean cosine of random pairs": "how alike any two look; 1 is the same",
+    "deviation of cosines, centred": "0 tells nothing apart",
     "partition function isotropy": "1 if no direction is favoured",
     "IsoScore": "how evenly rows spread over all dimensions",
     "effective rank": "how many dimensions are really used",
