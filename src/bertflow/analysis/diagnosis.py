@@ -251,9 +251,7 @@ def _training(encoder: SentenceTransformer) -> str:
     return " and ".join(said)
 
 
-def _measured(
-    vectors: Array, pairs: tuple[Array, Array] | None, random_state: int
-) -> Diagnosis:
+def _measured(vectors: Array, pairs: tuple[Array, Array] | None, random_state: int) -> Diagnosis:
     given = len(checked(vectors))
     vectors = directed(vectors)
     if len(vectors) <= NEIGHBOURS:

@@ -39,7 +39,11 @@ TEMPERED: dict[str, Any] = {
     "learning_rate": 3e-4,
 }
 
-PRESETS: dict[str, dict[str, Any]] = {"flow": {}, "tempered-flow": TEMPERED, "released-flow": RELEASED}
+PRESETS: dict[str, dict[str, Any]] = {
+    "flow": {},
+    "tempered-flow": TEMPERED,
+    "released-flow": RELEASED,
+}
 
 
 def preset_of(calibrator: Calibrator | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -301,9 +301,6 @@ def diagnose(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Look at vectors without labels, and say whether calibration is likely to help."""
-    from bertflow.cli.diagnosis import diagnose_encoder, diagnose_file, diagnosis_page
-    from bertflow.cli.results import give
-
     check_results(
         {"--json": json_, "--markdown": markdown},
         {"ENCODER" if not source.endswith(".npy") else "VECTORS": source, "--corpus": corpus}
@@ -325,6 +322,8 @@ def diagnose(
         }
         if clash := [name for name, value in given.items() if value]:
             raise InputError(f"vectors go without {', '.join(clash)}")
+        from bertflow.cli.diagnosis import diagnose_file
+
         with vectors_named(source):
             found = diagnose_file(Path(source), limit)
     else:
@@ -337,10 +336,15 @@ def diagnose(
             sentences = [*own.first, *own.second][:limit]
         else:
             sentences = sample_sentences()[:limit]
+        from bertflow.cli.diagnosis import diagnose_encoder
+
         cache, kind = users_cache(no_cache), as_precision(precision)
         loaded = open_any(source, pooling, max_length, device, trust_remote_code)
         found = diagnose_encoder(loaded, sentences, own, batch_size, cache, kind)
         tell_found(cache)
+    from bertflow.cli.diagnosis import diagnosis_page
+    from bertflow.cli.results import give
+
     give([diagnosis_page(source, found)], {"source": source, **found.to_dict()}, json_, markdown)
 
 

@@ -64,9 +64,11 @@ def check_own(against: str | None, model: str) -> None:
     Raises:
         InputError: The model is not calibrated.
     """
+    if against != OWN_ENCODER:
+        return
     from bertflow.encoders import is_calibrated
 
-    if against == OWN_ENCODER and not is_calibrated(model):
+    if not is_calibrated(model):
         raise InputError(
             f"--against without a value is the encoder of a saved calibrated model, and {model} is "
             "none; name the other model"
@@ -121,11 +123,12 @@ def open_sides(
             if how == (pooling, max_length) or calibrated[place]:
                 raise
             raise InputError(
-                f"{error}; the calibrated model has that: --pooling R and --max-length N take others"
+                f"{error}; that is the calibrated model's: give --pooling R and --max-length N"
             ) from None
         if calibrated[place]:
-            fitted = _as_fitted(loaded)
-            encoder = loaded.encoder if OWN_ENCODER in names else None
+            model: Any = loaded
+            fitted, encoder = _as_fitted(model), model.encoder if OWN_ENCODER in names else None
+            del model
         yield place, loaded
         del loaded  # One at a time is in memory.
 

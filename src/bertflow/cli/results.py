@@ -7,14 +7,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from bertflow.calibrators.presets import preset_name
 from bertflow.cli.opening import show
 from bertflow.cli.places import is_output
 from bertflow.data import CATALOG
 from bertflow.display import Grid
-from bertflow.calibrators.presets import preset_name
 from bertflow.errors import ModelError, one_line
 from bertflow.evaluation import METHODS, Comparison, Difference, Estimate, Score, Scores
 from bertflow.evaluation.comparison import counted
@@ -55,12 +57,23 @@ class Page:
 
 
 def give(
-    pages: Sequence[Page], content: dict[str, Any], json_: Path | None, markdown: Path | None
+    pages: Sequence[Page],
+    content: dict[str, Any],
+    json_: Path | None,
+    markdown: Path | None,
+    others: Mapping[Path, Callable[[Path], object]] = MappingProxyType({}),
 ) -> None:
     """Show pages, and write them and the content where it is asked for.
 
     What is asked for on standard output is shown alone. Where a file cannot be written, all else is
     done all the same.
+
+    Args:
+        pages: What is shown, and written as Markdown.
+        content: What is written as JSON.
+        json_: As --json.
+        markdown: As --markdown.
+        others: Other files, and what writes each.
 
     Raises:
         ModelError: A file cannot be written; the message says where its content is instead.
@@ -73,11 +86,11 @@ def give(
     if markdown is not None:
         forms.append((markdown, "\n".join(page.markdown() for page in pages)))
     # Files first: whoever reads what is shown may have gone.
+    writers: dict[Path, Callable[[Path], object]] = {path: partial(write_text, text=text) for path, text in forms if not is_output(path)}
     lost = [
         error
-        for path, text in forms
-        if not is_output(path)
-        and (error := written(path, lambda place, text=text: write_text(place, text)))  # type: ignore[misc]
+        for path, write in {**writers, **others}.items()
+        if (error := written(path, write)) is not None
     ]
     try:
         _show(pages, [text for path, text in forms if is_output(path)])
@@ -184,7 +197,7 @@ def difference_page(
     """
     model, other = names
     facts = {
-        place: f"{name}: {_side(next(iter(side.scores.values())))}"
+        place: f"{name}: {side_of(next(iter(side.scores.values())))}"
         for place, name, side in zip(("model", "against"), names, sides, strict=True)
     }
     rows = [
@@ -305,7 +318,7 @@ def _cut(cut: int, texts: int, length: int | None) -> str:
     return f"{cut:,} of {texts:,} distinct texts are longer than {length} tokens"
 
 
-def _side(score: Score) -> str:
+def side_of(score: Score) -> str:
     """Whose a score is: calibrator, encoder, and how that reads sentences."""
     return f"{model_name(score)}, {_how(score.encoder)}"
 

@@ -78,7 +78,10 @@ def model_card(
         provenance["origin"] = origin if isinstance(origin, Mapping) else {}
     origin = provenance["origin"]
     encoder = encoder_named(provenance)
-    title = getattr(card_data, "model_name", None) or f"{_title(provenance)}, calibrated ({preset_of(calibrator)[0]})"
+    title = (
+        getattr(card_data, "model_name", None)
+        or f"{_title(provenance)}, calibrated ({preset_of(calibrator)[0]})"
+    )
     licence = getattr(card_data, "license", None) or origin_metadata(origin).get("license")
     extra = [tag for tag in getattr(card_data, "tags", None) or () if tag not in OWN_TAGS]
     metadata = front_matter(

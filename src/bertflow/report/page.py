@@ -418,6 +418,11 @@ def _measures(report: Report) -> str:
     rows = [
         ["mean cosine of random pairs", *(f"{one.mean_cosine:.3f}" for one in several), "0"],
         [
+            "deviation of cosines, centred",
+            *(f"{one.cosine_deviation:.3f}" for one in several),
+            " / ".join(dict.fromkeys(f"from {one.width**-0.5:.3f}" for one in several)),
+        ],
+        [
             "partition function isotropy",
             *(f"{one.partition_isotropy:.3f}" for one in several),
             "1",

@@ -83,8 +83,8 @@ def conclude(
     if after.verdict == "uninformative" != first.verdict:
         return (
             f"Calibration has left nothing to tell apart: before, any two unrelated {rows} looked "
-            f"{_alike(first)} alike (mean cosine {_cosine(first)}), and after, all pairs are equally "
-            f"alike ({_cosine(after)}, with hardly a difference).",
+            f"{_alike(first)} alike (mean cosine {_cosine(first)}), and after, all pairs are "
+            f"equally alike ({_cosine(after)}, with hardly a difference).",
             _sentence(MEANS[after.verdict]),
         )
     return (
