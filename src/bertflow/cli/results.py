@@ -86,7 +86,9 @@ def give(
     if markdown is not None:
         forms.append((markdown, "\n".join(page.markdown() for page in pages)))
     # Files first: whoever reads what is shown may have gone.
-    writers: dict[Path, Callable[[Path], object]] = {path: partial(write_text, text=text) for path, text in forms if not is_output(path)}
+    writers: dict[Path, Callable[[Path], object]] = {
+        path: partial(write_text, text=text) for path, text in forms if not is_output(path)
+    }
     lost = [
         error
         for path, write in {**writers, **others}.items()
