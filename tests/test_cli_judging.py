@@ -700,7 +700,7 @@ def test_against_without_a_value_is_the_models_own_encoder(fitted, done, tiny_be
     assert got["model"] == str(tiny_bert)
     same(got["scores"]["pairs"], expected)
     assert f"model      m: tempered-flow on {tiny_bert}, mean, maximum length 20\n" in said
-    assert f"against    its encoder {tiny_bert}: {tiny_bert}, mean, maximum length 20\n" in said
+    assert f"against    its encoder: {tiny_bert}, mean, maximum length 20\n" in said
     assert "calibrator tempered-flow\n" in said
 
 

@@ -165,7 +165,7 @@ def lexical(
         related = relate_to_edits(panels, distances, short=short, unit=unit)
         figures[figure] = partial(save_figure, edit_distance_scatter(related))
     page = lexical_page(found, unit, statistics, skipped, cut)
-    told = [f"{name}: {side_of(one)}" for name, one in sides.items()]
+    told = [side_of(name, one) for name, one in sides.items()]
     give(
         [replace(page, notes=[*told, *page.notes])],
         {

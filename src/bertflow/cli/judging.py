@@ -121,7 +121,7 @@ def evaluate(
             # Its files are those of the model, which knows from its fit what it is called.
             name = encoder_name(next(iter(results[0].scores.values())))
             scores = [replace(one, encoder={**one.encoder, "name": name}) for one in scores]
-            sides[place] = f"its encoder {name}"
+            sides[place] = "its encoder"
         results[place] = Scores(scores={one.task: one for one in scores}, absent=absent)
         if card and place == 0 and isinstance(loaded, CalibratedSentenceTransformer):
             loaded.add_scores(*scores)

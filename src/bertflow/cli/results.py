@@ -199,7 +199,7 @@ def difference_page(
     """
     model, other = names
     facts = {
-        place: f"{name}: {side_of(next(iter(side.scores.values())))}"
+        place: side_of(name, next(iter(side.scores.values())))
         for place, name, side in zip(("model", "against"), names, sides, strict=True)
     }
     rows = [
@@ -320,9 +320,10 @@ def _cut(cut: int, texts: int, length: int | None) -> str:
     return f"{cut:,} of {texts:,} distinct texts are longer than {length} tokens"
 
 
-def side_of(score: Score) -> str:
-    """Whose a score is: calibrator, encoder, and how that reads sentences."""
-    return f"{model_name(score)}, {_how(score.encoder)}"
+def side_of(name: str, score: Score) -> str:
+    """Whose a score is: a model's name, its calibrator and encoder, and how that reads sentences."""
+    known = model_name(score)
+    return f"{known if known == name else f'{name}: {known}'}, {_how(score.encoder)}"
 
 
 def _how(encoder: Mapping[str, Any]) -> str:
