@@ -226,9 +226,9 @@ def diagnose(
 
 
 def _is_text(given: Any) -> bool:
-    """Whether it holds text where rows are expected."""
+    """Whether it holds text where rows are expected; a table's columns are no text."""
     try:
-        return isinstance(next(iter(given), None), str)
+        return not hasattr(given, "columns") and isinstance(next(iter(given), None), str)
     except TypeError:
         return False
 

@@ -82,12 +82,13 @@ def evaluate(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Score a model, calibrated or bare, on tasks or on pairs of your own."""
-    names, own = _named(task, pairs, columns, split, of_all=TASKS)
+    names = _named(task, pairs, columns, split, of_all=TASKS)
     check_results(
         {"--json": json_, "--markdown": markdown},
         {"MODEL": model, "--against": against or None, "--pairs": pairs},
         data=data,
     )
+    own = _own(pairs, columns)
     from bertflow.calibrators.card import CARD
     from bertflow.cli.results import difference_page, give, scores_page
     from bertflow.cli.terminal import progress_bars
@@ -221,12 +222,13 @@ def compare(
         raise InputError("--fit corpus goes with --corpus FILE, and --corpus with --fit corpus")
     if column is not None and not corpus:
         raise InputError("--column goes with --corpus")
-    names, own = _named(task, pairs, columns, None, of_all=STS_TASKS)
+    names = _named(task, pairs, columns, None, of_all=STS_TASKS)
     check_results(
         {"--json": json_, "--markdown": markdown},
         {"ENCODER": encoder, "--pairs": pairs, "--corpus": corpus},
         data=data,
     )
+    own = _own(pairs, columns)
     from bertflow.data import read_corpus
 
     sentences: str | Sequence[str] = fit
@@ -355,13 +357,11 @@ def _named(
     split: str | None,
     *,
     of_all: Sequence[str],
-) -> tuple[list[str], list[Pairs]]:
-    """The tasks that --task names, "all" meaning these, and the pairs of --pairs.
+) -> list[str]:
+    """The tasks that --task names, "all" meaning these.
 
     No encoder is imported for that, so that what is wrong is said at once.
     """
-    from bertflow.data import read_pairs
-
     if not tasks and pairs is None:
         raise InputError("give --task NAME (or all), or --pairs FILE")
     if columns is not None and pairs is None:
@@ -374,7 +374,14 @@ def _named(
             if part not in (*TASKS, "all"):
                 raise InputError(f"unknown task {part!r}; expected one of {', '.join(TASKS)}, all")
             names += of_all if part == "all" else [part]
-    return names, [] if pairs is None else [read_pairs(pairs, columns=three(columns))]
+    return names
+
+
+def _own(pairs: Path | None, columns: str | None) -> list[Pairs]:
+    """The pairs of --pairs, read before an encoder is imported, too."""
+    from bertflow.data import read_pairs
+
+    return [] if pairs is None else [read_pairs(pairs, columns=three(columns))]
 
 
 def _read(

@@ -20,7 +20,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Give --against the value that it lacks."""
         given: list[str] = []
-        for word, following in zip(args, [*args[1:], "--"], strict=True):
+        for word, following in zip(args, [*args[1:], "--"], strict=False):
             given.append(word)
             if word == "--against" and following.startswith("-"):
                 given.append(OWN_ENCODER)

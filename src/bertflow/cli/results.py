@@ -321,7 +321,7 @@ def _cut(cut: int, texts: int, length: int | None) -> str:
 
 
 def side_of(name: str, score: Score) -> str:
-    """Whose a score is: a model's name, its calibrator and encoder, and how that reads sentences."""
+    """Whose a score is: a model, its calibrator and encoder, and how that reads sentences."""
     known = model_name(score)
     return f"{known if known == name else f'{name}: {known}'}, {_how(score.encoder)}"
 

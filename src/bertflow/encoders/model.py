@@ -23,6 +23,7 @@ from sklearn.utils.validation import check_is_fitted
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.base import Array, check_device
 from bertflow.calibrators.card import CARD, HERE, named
+from bertflow.calibrators.presets import preset_name
 from bertflow.calibrators.sharing import without_folders
 from bertflow.calibrators.storage import (
     SUBFOLDER,
@@ -230,7 +231,7 @@ class CalibratedSentenceTransformer(SentenceTransformer):
             "pooling": str(settings["pooling"] or "its own"),
             "maximum length": f"{self.max_seq_length} tokens",
             "modules": f"{len(self)}, {len(_calibrating(self._modules))} of which calibrate",
-            "calibrator": repr(self.calibrator),
+            "calibrator": f"{preset_name(self.calibrator)}: {self.calibrator!r}",
         }
         if settings["layers"]:
             found["pooling"] += f" of hidden states {', '.join(map(str, settings['layers']))}"
