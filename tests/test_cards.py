@@ -26,12 +26,13 @@ from bertflow import (
     save_calibrator,
 )
 from bertflow.calibrators.card import HERE, calibrator_card, code, named, text
+from bertflow.calibrators.presets import preset_name
 from bertflow.data import Pairs
 from bertflow.encoders import save_model
 from bertflow.encoders.card import GENERATED
 from bertflow.encoders.origin import KNOWN, licence_in_card, note_hub, origin_of
 from bertflow.errors import InputError
-from bertflow.evaluation import Scores, score_pairs
+from bertflow.evaluation import Scores, describe_calibrator, score_pairs
 from conftest import tree
 
 APACHE = "                Apache License\n          Version 2.0, January 2004\n"
@@ -78,6 +79,31 @@ def test_a_calibrators_card_says_what_it_is_and_its_code_runs(
     found: dict = {"vectors": rows}
     exec(program, found)
     np.testing.assert_array_equal(found["calibrated"], calibrator.transform(rows))
+
+
+@pytest.mark.parametrize(
+    ("calibrator", "name"),
+    [
+        (Flow(device="cpu"), "flow"),
+        (Flow.tempered(), "tempered-flow"),
+        (Flow.tempered(epochs=2, device="cpu"), "tempered-flow, epochs=2"),
+        (Flow.released(), "released-flow"),
+        (Flow(levels=3), "flow, levels=3"),
+        (Whitening(256), "whitening, dim=256"),
+        (Standardization(), "standardization"),
+    ],
+)
+def test_a_preset_has_its_name_and_what_was_changed_of_it(calibrator, name):
+    assert preset_name(calibrator) == preset_name(describe_calibrator(calibrator)) == name
+
+
+def test_a_card_names_the_preset(encoder, rows, tiny_sentences, tmp_path):
+    save_calibrator(Flow.tempered(epochs=1).fit(rows), tmp_path / "c")
+    assert "\n# tempered-flow of sentence vectors\n" in card_of(tmp_path / "c").text
+    save_model(calibrate(encoder, tiny_sentences, Flow.tempered(epochs=2)), tmp_path / "m")
+    card = card_of(tmp_path / "m")
+    assert ", calibrated (tempered-flow)\n" in card.text
+    assert "| calibrator | tempered-flow, epochs=2: `Flow(axes='principal', " in card.text
 
 
 @pytest.mark.parametrize("portable", [True, False], ids=["built-in", "own"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +29,7 @@ from bertflow.evaluation import (
     score_all,
     score_pairs,
 )
-from conftest import tree
+from conftest import save_tiny_encoder, tree
 from task_files import graded_rows, write_qnli, write_tasks
 
 pytestmark = pytest.mark.usefixtures("as_in_a_process_of_its_own")
@@ -624,7 +626,6 @@ def test_a_comparison_as_markdown_holds_what_is_shown(done, tiny_bert):
     [
         (["--fit", "test"], "--fit takes target, nli or corpus, got 'test'"),
         (["--fit", "corpus"], "--fit corpus goes with --corpus FILE"),
-        (["--corpus", "corpus.txt"], "--corpus with --fit corpus"),
         (["--fit", "nli", "--corpus", "corpus.txt"], "--corpus with --fit corpus"),
         (["--fit", "corpus", "--corpus", "nope.txt"], "nope.txt does not exist"),
         (["--method", "Flow"], f"expected some of {', '.join(METHODS)}; did you mean flow?"),
@@ -682,6 +683,131 @@ def test_a_calibrated_model_is_set_against_its_encoder_at_the_same_pooling(work,
     assert read["against"]["scores"]["stsb"]["encoder"]["layers"] == [2, 3]
     assert read["scores"]["stsb"]["fitted_on"]["encoder"]["layers"] == [2, 3]
     assert "m minus" in said
+
+
+@pytest.fixture
+def fitted(work, done, tiny_bert) -> Path:
+    """A calibrated model of another pooling and length than encoders have by default."""
+    how = ["--pooling", "layers:1", "--max-length", 20, "--calibrator", "tempered-flow"]
+    done("fit", "--encoder", tiny_bert, "--corpus", "corpus.txt", "--output", "m", *how)
+    return work / "m"
+
+
+OWN = ["--pairs", "mine.csv", "--columns", "left,right,stars", "--json", "s.json"]
+
+
+def test_against_without_a_value_is_the_models_own_encoder(fitted, done, tiny_bert):
+    said = done("evaluate", "m", "--against", *OWN)
+    own = load_encoder(tiny_bert, pooling="layers:1", max_length=20, device="cpu")
+    expected = score_pairs(own, read_pairs("mine.csv", columns=("left", "right", "stars")))
+    got = read("s.json")["against"]
+    assert got["model"] == str(tiny_bert)
+    same(got["scores"]["pairs"], expected)
+    assert f"model      m: tempered-flow on {tiny_bert}, mean, maximum length 20\n" in said
+    assert f"against    its encoder: {tiny_bert}, mean, maximum length 20\n" in said
+    assert "calibrator tempered-flow\n" in said
+
+
+def test_an_encoder_beside_a_calibrated_model_has_its_pooling_and_length(
+    fitted, done, tiny_bert, tiny_llama, work
+):
+    load_encoder(tiny_llama, pooling="cls", device="cpu").save_pretrained("pooled")
+    for other, how, pooling, layers, length in [
+        (tiny_bert, [], "mean", None, 20),
+        (tiny_bert, ["--pooling", "last2avg", "--max-length", 9], "mean", [2, 3], 9),
+        # Another raw encoder, whose state 1 is not its last one once it is cut.
+        (tiny_llama, [], "mean", [1], 20),
+        ("pooled", [], "cls", None, 32),
+    ]:
+        done("evaluate", "m", "--against", other, *OWN, *how)
+        about = read("s.json")["against"]["scores"]["pairs"]["encoder"]
+        assert (about["pooling"], about["layers"], about["max_length"]) == (pooling, layers, length)
+    # The other way round, too.
+    done("evaluate", tiny_bert, "--against", "m", *OWN)
+    assert read("s.json")["scores"]["pairs"]["encoder"]["max_length"] == 20
+
+
+def test_a_pooling_that_the_other_encoder_lacks_is_said_to_be_the_models(
+    work, done, refused, tiny_bert, tmp_path
+):
+    save_tiny_encoder(tmp_path / "small", blocks=2)
+    done("fit", "--encoder", tiny_bert, "--corpus", "corpus.txt", "--output", "m")
+    said = refused("evaluate", "m", "--against", "small", *OWN)
+    assert "asks for hidden state 3, but the encoder has 2 blocks" in said
+    assert "that is the calibrated model's: give --pooling R" in said
+
+
+def test_against_without_a_value_needs_a_calibrated_model(fitted, refused, tiny_bert, done):
+    assert "is none; name the other model" in refused("evaluate", tiny_bert, "--against", *OWN)
+    assert "leave them out" in refused("evaluate", "m", "--against", "--pooling", "mean", *OWN)
+    said = done("analyze", "lexical", "m", "--against", *OWN)
+    assert f"- its encoder: {tiny_bert}" not in said  # Its name is that of the folder.
+    assert "\nits encoder  " in said
+
+
+def test_pairs_of_ones_own_touch_no_task_that_was_not_named(done, tiny_bert, monkeypatch):
+    how = [*methods("none", "all-but-the-top"), "--jobs", 1, "--no-cache"]
+    given = ["compare", tiny_bert, *OWN, *how]
+    done(*given)
+    without = read("s.json")
+    monkeypatch.setenv("BERTFLOW_DATA", "data")
+    said = done(*given)
+    found = read("s.json")
+    pairs = read_pairs("mine.csv", columns=("left", "right", "stars"))
+    assert found["sentences"] == len({*pairs.first, *pairs.second})
+    assert (
+        found["entries"]["all-but-the-top"]["overall"]
+        == (without["entries"]["all-but-the-top"]["overall"])
+    )
+    assert found["dev"] == {"pairs": None}
+    assert "no dev split is there for pairs: all-but-the-top removes D // 100, at least 1" in said
+
+
+def test_a_comparison_says_that_the_pairs_were_fitted_on_and_a_corpus_is_by_default(
+    done, tiny_bert
+):
+    how = [*methods("none", "whitening"), "--jobs", 1]
+    said = done("compare", tiny_bert, *OWN, *how)
+    assert "fitted on  80 sentences of the pairs themselves\n" in said
+    assert "--corpus FILE fits on what you would fit on, and judges what would be shipped" in said
+    said = done("compare", tiny_bert, *OWN, *how, "--corpus", "corpus.txt")
+    assert read("s.json")["fitted_on"]["fit"] == "corpus"
+    assert "shipped" not in said
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("form", ["--json", "--markdown"])
+def test_what_cannot_be_written_in_the_end_is_kept_and_shown(cli, tiny_bert, form):
+    options = ["--task", "stsb", "--data", "data", form, "/dev/full"]
+    code, out, err = cli("evaluate", tiny_bert, *options)
+    assert code == 1
+    assert "Spearman × 100" in out
+    found = re.fullmatch(
+        r"error: cannot write /dev/full: No space left on device; what was to be .* is in (.*)\n",
+        err,
+    )
+    text = Path(found[1]).read_text()
+    assert "stsb" in text
+    assert form == "--markdown" or json.loads(text)["scores"]["stsb"]
+
+
+def test_what_is_wrong_with_the_command_is_said_before_an_encoder_is_imported(work, tiny_bert):
+    program = (
+        "import sys; from bertflow.cli.main import run; code = run(sys.argv[1:]); "
+        "assert code == 1; assert 'sentence_transformers' not in sys.modules"
+    )
+    for options in (
+        ["evaluate", tiny_bert, "--task", "sick"],
+        ["compare", tiny_bert, "--pairs", "nope.csv"],
+        ["compare", tiny_bert, "--pairs", "mine.csv"],
+        ["evaluate", tiny_bert, "--task", "stsb", "--json", "corpus.txt/s.json"],
+        ["diagnose", tiny_bert, "--corpus", "nope.txt"],
+        ["diagnose", tiny_bert, "--pairs", "nope.csv"],
+    ):
+        ran = subprocess.run(
+            [sys.executable, "-c", program, *map(str, options)], capture_output=True, text=True
+        )
+        assert ran.returncode == 0, ran.stderr
 
 
 def test_compare_refuses_what_is_calibrated_already(work, done, refused, tiny_bert):

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize
 
-from bertflow import analysis
+from bertflow import Whitening, analysis, calibrate, load, load_encoder
 from bertflow.analysis import diagnose
 from bertflow.cli.main import run
+from bertflow.encoders import save_model
 from bertflow.errors import InputError
 
 
@@ -27,6 +30,38 @@ def test_the_verdict_goes_by_the_mean_cosine(cloud, shift, verdict):
     found = diagnose(cloud + shift)
     assert found.verdict == verdict
     assert f"{found.mean_cosine:.2f}" in found.reason
+
+
+def whitened(rows: np.ndarray) -> np.ndarray:
+    """Rows on the principal axes of their own cloud, each axis with the same variance."""
+    rows = rows.astype(np.float64)
+    return np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)[0]
+
+
+@pytest.mark.parametrize("shift", [0.0, 3.0])
+def test_equal_cosines_are_not_called_healthy(rng, shift):
+    # Of rows fewer than dimensions whitening makes a simplex: every pair is equally alike.
+    rows = whitened(rng.normal(size=(60, 100)) + 1.0)[:, :-1]
+    rows = np.concatenate([rows, np.full((60, 1), shift * np.linalg.norm(rows[0]))], axis=1)
+    found = diagnose(rows)
+    assert found.verdict == "uninformative"
+    assert found.cosine_deviation < 1e-6
+    assert f"{found.mean_cosine:.2f}" in found.reason
+    assert f"vary by {found.cosine_deviation:.4f}, where random directions of 60" in found.reason
+    assert repr(found).startswith("These cosines tell nothing apart: ")
+
+
+def test_cosines_vary_as_those_of_random_directions_where_no_map_was_fitted(rng):
+    for rows, width in [(30, 400), (400, 30), (3000, 50)]:
+        found = diagnose(rng.normal(size=(rows, width)))
+        assert found.cosine_deviation == pytest.approx(width**-0.5, rel=0.1)
+        assert found.verdict == "no"
+
+
+def test_whitening_is_uninformative_on_few_rows_alone(shared_data):
+    vectors = np.load(shared_data / "embeddings/smollm2-135m_first-last-avg.npy")[:1500]
+    assert diagnose(whitened(vectors[:300])[:, :-1]).verdict == "uninformative"
+    assert diagnose(whitened(vectors)).verdict == "no"
 
 
 @pytest.mark.parametrize("name", ["first-last-avg", "last2avg"])
@@ -111,6 +146,86 @@ def test_half_precision_gives_the_same_verdict_and_nearly_the_same_figures(cloud
     assert half.verdict == wide.verdict
     assert half.mean_cosine == pytest.approx(wide.mean_cosine, abs=1e-3)
     assert half.effective_rank == pytest.approx(wide.effective_rank, rel=1e-3)
+
+
+# Of an encoder.
+
+
+@pytest.fixture
+def encoder(tiny_bert):
+    return load_encoder(tiny_bert, device="cpu")
+
+
+def test_an_encoder_and_sentences_are_the_diagnosis_of_their_vectors(
+    encoder, tiny_bert, tiny_sentences
+):
+    expected = diagnose(encoder.encode(list(dict.fromkeys(tiny_sentences))))
+    pairs = (tiny_sentences[:9], tiny_sentences[10:19])
+    for given in (encoder, str(tiny_bert)):
+        found = diagnose(given, tiny_sentences, pairs=pairs)
+        assert (found.rows, found.cut) == (expected.rows, 0)
+        assert found.mean_cosine == pytest.approx(expected.mean_cosine, abs=1e-3)
+        assert found.alignment == pytest.approx(
+            analysis.alignment(*map(encoder.encode, pairs)), abs=1e-5
+        )
+    assert diagnose(encoder).rows > 300  # Sentences that come along.
+
+
+@pytest.mark.parametrize("given", [(["a dog", "a cat"],), (np.eye(20), ["a dog"])])
+def test_sentences_without_an_encoder_are_refused_with_the_remedy(given):
+    with pytest.raises(InputError, match=r"give diagnose\(encoder, sentences\)"):
+        diagnose(*given)
+
+
+@pytest.mark.parametrize("sentences", ["one text", {"text": ["a dog"]}])
+def test_what_are_no_sentences_is_refused(encoder, sentences):
+    with pytest.raises(InputError, match="must be a list of text"):
+        diagnose(encoder, sentences)
+
+
+def with_card(encoder, text: str):
+    encoder._model_card_text = text
+    return encoder
+
+
+@pytest.mark.parametrize(
+    ("made", "evidence"),
+    [
+        (lambda one: SentenceTransformer(modules=[*one, Normalize()]), "Normalize"),
+        (lambda one: with_card(one, "tags:\n- loss:CosineSimilarityLoss\n"), "CosineSimilarityL"),
+        (
+            lambda one: with_card(one, "`sentence_transformers.losses.TripletLoss.TripletLoss`"),
+            "TripletLoss",
+        ),
+    ],
+)
+def test_an_embedding_model_is_left_alone_whatever_the_text(
+    encoder, tiny_sentences, made, evidence
+):
+    before = diagnose(encoder, tiny_sentences)
+    assert before.verdict != "no"
+    found = diagnose(made(encoder), tiny_sentences)
+    assert found.verdict == "no"
+    assert found.reason.startswith("leave it, an embedding model: ")
+    assert evidence in found.reason
+    assert f"{found.mean_cosine:.2f}" in found.reason
+
+
+@pytest.mark.parametrize("card", ["", "This is a sentence-transformers model.", "loss:SoftmaxLoss"])
+def test_what_merely_wraps_an_encoder_is_no_evidence(encoder, tiny_sentences, tmp_path, card):
+    encoder.save_pretrained(str(tmp_path))
+    if card:
+        (tmp_path / "README.md").write_text(card)
+    found = diagnose(SentenceTransformer(str(tmp_path), device="cpu"), tiny_sentences)
+    assert found.verdict == diagnose(encoder, tiny_sentences).verdict != "no"
+
+
+def test_a_calibrated_model_is_judged_by_its_vectors(encoder, tiny_sentences, tmp_path):
+    trained = with_card(SentenceTransformer(modules=[*encoder, Normalize()]), "loss:TripletLoss")
+    model = calibrate(trained, tiny_sentences, Whitening())
+    save_model(model, tmp_path / "m")
+    for one in (model, load(tmp_path / "m"), SentenceTransformer(str(tmp_path / "m"))):
+        assert "embedding model" not in diagnose(one, tiny_sentences).reason
 
 
 def test_json_is_strict_and_whole(cloud):

@@ -189,6 +189,59 @@ def test_scores_are_those_of_cosines_whose_sentences_all_have_vectors(vectors, r
     assert "vectors of all of its sentences" in lacking.absent["scores"]
 
 
+def test_a_task_that_nobody_named_decides_nothing(model, monkeypatch, done):
+    monkeypatch.setenv("BERTFLOW_CACHE", str(model / "cache"))
+    monkeypatch.setenv("BERTFLOW_DATA", str(write_tasks(Path("data"), "stsb", "sts13")))
+    for task in ("stsb", "sts13"):
+        done("evaluate", model / "saved", "--task", task)
+    done("evaluate", model / "saved", "--task", "stsb", "--split", "dev")
+    found = build_report(model / "saved")
+    assert (found.scores, found.edits) == (None, None)
+    assert "benchmark" not in found.verdict.lower()
+    assert "--task NAME" in found.absent["scores"]
+    assert "--task stsb" in found.absent["edits"]
+    named = build_report(model / "saved", tasks=["sts13"])
+    assert named.scores.columns == ["sts13"]
+    assert named.edits is None
+    assert "STS 2013" in named.verdict or "STS13" in named.verdict
+    assert build_report(model / "saved", data="data").scores.columns == ["sts13", "stsb"]
+    assert build_report(model / "saved", tasks=["stsb"]).edits is not None
+
+
+def test_a_map_that_leaves_nothing_to_tell_apart_is_not_praised(rng):
+    x = rng.normal(size=(60, 100)) + 2
+    np.save("x.npy", x)
+    np.save("z.npy", np.linalg.svd(x - x.mean(axis=0), full_matrices=False)[0][:, :-1])
+    found = build_report("x.npy", against="z.npy")
+    assert found.verdict.startswith("Calibration has left nothing to tell apart: before, any two")
+
+
+def test_against_without_a_value_is_a_models_own_encoder_as_by_default(
+    model, done, refused, vectors, monkeypatch
+):
+    monkeypatch.setenv("BERTFLOW_CACHE", str(model / "cache"))
+    for given in ([], ["--against"]):
+        done("report", model / "saved", *given, "--output", f"r{len(given)}.html")
+    assert Path("r0.html").read_bytes() == Path("r1.html").read_bytes()
+    assert "name the other model" in refused("report", "x.npy", "--against", "--output", "r.html")
+
+
+def test_a_page_that_cannot_be_written_in_the_end_is_kept(cli, vectors, monkeypatch):
+    from bertflow.report import page
+
+    def remove_first(path, text, write=page.write_text):
+        if "gone" in str(path):
+            raise ModelError(f"cannot write {path}: No such file or directory")
+        write(path, text)
+
+    monkeypatch.setattr(page, "write_text", remove_first)
+    code, out, err = cli("report", "x.npy", "--output", "gone/r.html")
+    assert code == 1
+    assert "Calibration is likely to help" in out
+    found = re.fullmatch(r"error: cannot write gone/r.html: .* is in (.*)\n", err)
+    assert Path(found[1]).read_text("utf-8").startswith("<!doctype html>")
+
+
 # What is concluded.
 
 
@@ -323,6 +376,7 @@ def test_another_calibrator_of_the_same_encoder_is_set_beside_it(model, monkeypa
         (["x.npy", "--against", "narrow.npy"], "narrow.npy holds 5 rows, but x.npy 60"),
         (["narrow.npy", "--against", "flow"], "fitted on vectors of 6 dimensions"),
         (["x.npy", "--column", "text"], "a column goes with a corpus"),
+        (["x.npy", "--task", "qnli"], "a report has no task 'qnli'; expected some of sts12"),
         (["bad.npy"], "bad.npy is not finite in row 4"),
         (["single.npy"], "at least 2 rows and 2 dimensions"),
         (["flow", "--corpus", "short.txt"], "short.txt holds 2 sentences"),

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from sentence_transformers import SentenceTransformer
 
 from bertflow.analysis.alignment import alignment, uniformity
 from bertflow.analysis.dimensions import Dominance, dead_dimensions, dominance, effective_rank
 from bertflow.analysis.hubness import Hubness, hubness
 from bertflow.analysis.isotropy import isoscore, mean_cosine, partition_isotropy
-from bertflow.analysis.rows import checked, directed
+from bertflow.analysis.rows import checked, directed, sampled, unit_rows
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.threads import one_thread
+from bertflow.data import sample_sentences
 from bertflow.display import Grid, block, facts_table
+from bertflow.encoders import Precision, SentenceCache, embed, open_model
+from bertflow.encoders.corpus import CALIBRATOR
 from bertflow.errors import InputError
 
-Verdict = Literal["yes", "no", "unclear"]
+Verdict = Literal["yes", "no", "unclear", "uninformative"]
 
 # From the encoders of docs/results.md (`python -m benchmarks.diagnosis`).
 CROWDED = 0.35
@@ -27,8 +34,16 @@ VERDICTS: dict[Verdict, str] = {
     "yes": "Calibration is likely to help",
     "no": "Calibration is not likely to help, and may cost",
     "unclear": "Cannot tell without trying",
+    "uninformative": "These cosines tell nothing apart",
 }
 NEIGHBOURS = 10
+# Cosines that vary less than this share of what those of random directions would are made so.
+EVEN = 0.5
+EVEN_ROWS = 2000
+# A loss of sentence-transformers, as cards name it: a tag of today's, or the code of older ones.
+LOSS = re.compile(r"\bloss:(\w+)|sentence_transformers\.losses\.(\w+)")
+# It trains a classifier over two vectors, not their cosine; such encoders gained from calibration.
+NOT_OF_COSINES = "SoftmaxLoss"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +52,14 @@ class Diagnosis:
 
     Attributes:
         verdict: "yes", "no" or "unclear": whether calibration is likely to raise the correlation
-            of cosine with meaning.
+            of cosine with meaning; "uninformative": all pairs have nearly the same cosine, so that
+            it tells nothing, as after a calibrator that was fitted on too few rows.
         reason: Why, in a sentence.
         warnings: What makes the verdict less sure.
         rows: How many vectors, N, those that are zero not counted.
         width: Their dimensions, D.
         mean_cosine: Of random pairs.
+        cosine_deviation: How much the cosines of pairs vary, their common direction aside.
         partition_isotropy: Mu and Viswanath's I, of vectors scaled to mean length 1.
         isoscore: Rudman's.
         effective_rank: Of D.
@@ -60,6 +77,7 @@ class Diagnosis:
     rows: int
     width: int
     mean_cosine: float
+    cosine_deviation: float
     partition_isotropy: float
     isoscore: float
     effective_rank: float
@@ -74,6 +92,11 @@ class Diagnosis:
         """Every measure beside what it would be at best."""
         rows = [
             ["mean cosine of random pairs", f"{self.mean_cosine:.3f}", "0"],
+            [
+                "deviation of cosines, centred",
+                f"{self.cosine_deviation:.3f}",
+                f"from {self.width**-0.5:.3f}",
+            ],
             ["partition function isotropy", f"{self.partition_isotropy:.3f}", "1"],
             ["IsoScore", f"{self.isoscore:.3f}", "1"],
             ["effective rank", f"{self.effective_rank:.0f}", f"{min(self.width, self.rows - 1)}"],
@@ -110,9 +133,17 @@ class Diagnosis:
 
 
 def diagnose(
-    vectors: Array, *, pairs: tuple[Array, Array] | None = None, random_state: int = 0
+    vectors: Array | SentenceTransformer | str | Path,
+    sentences: Sequence[str] | None = None,
+    *,
+    pairs: tuple[Any, Any] | None = None,
+    random_state: int = 0,
+    batch_size: int = 32,
+    cache: SentenceCache | None = None,
+    precision: Precision = "auto",
+    progress: Callable[[int, int], None] | None = None,
 ) -> Diagnosis:
-    """Measure a cloud of vectors without labels, and judge whether calibration will help.
+    r"""Measure a cloud of vectors without labels, and judge whether calibration will help.
 
     The verdict goes by the mean cosine of random pairs. From 0.35 up vectors crowd around a common
     direction, and whitening and flows gained on all nine clouds we measured; below 0.1 they are
@@ -120,18 +151,33 @@ def diagnose(
     Between the two it says "unclear". The other measures are shown because they say what is wrong,
     not whether.
 
+    Two things go before the mean. Of an encoder whose modules or card say that it was trained to be
+    compared by cosine, the verdict is "no": text of one field has a high mean cosine there, too.
+    And where the cosines of all pairs are nearly equal, it is "uninformative": with
+    :math:`\bar u` the mean of the directions :math:`u_i = x_i / |x_i|`, the cosines of
+    :math:`u_i - \bar u` vary by :math:`1/\sqrt D` or more, unless a map was fitted on these very
+    rows and they were few. The limit is half of that.
+
     Args:
         vectors: Shape (N, D), N > 10 without zero rows: of sentences like those that will be
-            compared. Thousands are better than hundreds.
-        pairs: Vectors of sentences that belong together, each of shape (P, D), for alignment.
+            compared. Thousands are better than hundreds. Or an encoder, also by name as in
+            `load_encoder`.
+        sentences: For an encoder; None takes sentences that come along. Each distinct one counts
+            once.
+        pairs: Vectors of sentences that belong together, each of shape (P, D), for alignment; with
+            an encoder those sentences, P of each.
         random_state: Seed of what is drawn.
+        batch_size: Sentences a forward pass.
+        cache: Where vectors are taken from and kept, such as `SentenceCache()`; None encodes all.
+        precision: What the encoder computes in, as in `bertflow.calibrate`.
+        progress: Called with the distinct sentences encoded and their total.
 
     Returns:
         The measures and the verdict.
 
     Raises:
-        InputError: 10 or fewer rows that are not zero, all rows equal, or a NaN or infinite row
-            (named).
+        InputError: 10 or fewer rows that are not zero, all rows equal, a NaN or infinite row
+            (named), or sentences without an encoder.
 
     Source:
         The measures' own; the thresholds from docs/results.md.
@@ -142,6 +188,70 @@ def diagnose(
         >>> diagnose(cloud).verdict, diagnose(cloud + 3.0).verdict
         ('no', 'yes')
     """
+    if isinstance(vectors, str | Path):
+        vectors = open_model(vectors)
+    if not isinstance(vectors, SentenceTransformer):
+        if sentences is not None or _is_text(vectors):
+            raise InputError(
+                "sentences have vectors by an encoder: give diagnose(encoder, sentences), or their "
+                "vectors alone"
+            )
+        return _measured(vectors, pairs, random_state)
+    if sentences is None:
+        sentences = sample_sentences()
+    elif isinstance(sentences, str | Mapping) or hasattr(sentences, "columns"):
+        raise InputError(f"sentences must be a list of text, got a {type(sentences).__name__}")
+    sentences = list(sentences)
+    first, second = ([], []) if pairs is None else map(list, pairs)
+    embedded = embed(
+        vectors,
+        [*sentences, *first, *second],
+        batch_size=batch_size,
+        cache=cache,
+        precision=precision,
+        progress=progress,
+    )
+    cloud = embedded.vectors[np.unique(embedded.index[: len(sentences)])]
+    rows = embedded.rows()[len(sentences) :]
+    alike = (rows[: len(first)], rows[len(first) :]) if first else None
+    found = replace(_measured(cloud, alike, random_state), cut=embedded.cut)
+    trained = "" if found.verdict == "uninformative" else _training(vectors)
+    if not trained:
+        return found
+    reason = (
+        f"leave it, an embedding model: {trained}; random pairs of these sentences have a mean "
+        f"cosine of {found.mean_cosine:.2f}, as text of one field may"
+    )
+    return replace(found, verdict="no", reason=reason)
+
+
+def _is_text(given: Any) -> bool:
+    """Whether it holds text where rows are expected; a table's columns are no text."""
+    try:
+        return not hasattr(given, "columns") and isinstance(next(iter(given), None), str)
+    except TypeError:
+        return False
+
+
+def _training(encoder: SentenceTransformer) -> str:
+    """What of an encoder says that it was trained for its cosines; nothing where nothing does.
+
+    Behind a calibrator nothing does: that has changed the vectors.
+    """
+    if any(name.startswith(CALIBRATOR) for name in encoder._modules):
+        return ""
+    said = []
+    if any(type(module).__name__ == "Normalize" for module in encoder):
+        said.append("its modules end in Normalize")
+    card = getattr(encoder, "_model_card_text", None) or ""
+    text = " ".join([card, *(getattr(encoder.model_card_data, "tags", None) or [])])
+    losses = dict.fromkeys(tag or code for tag, code in LOSS.findall(text))
+    if names := [name for name in losses if name != NOT_OF_COSINES]:
+        said.append(f"its card names {', '.join(names)}")
+    return " and ".join(said)
+
+
+def _measured(vectors: Array, pairs: tuple[Array, Array] | None, random_state: int) -> Diagnosis:
     given = len(checked(vectors))
     vectors = directed(vectors)
     if len(vectors) <= NEIGHBOURS:
@@ -152,7 +262,8 @@ def diagnose(
     # Eigenvectors of a few hundred dimensions stall on several threads.
     with one_thread():
         cosine = mean_cosine(vectors, random_state=random_state)
-        verdict, reason = _judge(cosine)
+        deviation = _cosine_deviation(vectors, random_state)
+        verdict, reason = _judge(cosine, deviation, vectors.shape[1])
         return Diagnosis(
             verdict=verdict,
             reason=reason,
@@ -160,6 +271,7 @@ def diagnose(
             rows=len(vectors),
             width=vectors.shape[1],
             mean_cosine=cosine,
+            cosine_deviation=deviation,
             partition_isotropy=partition_isotropy(
                 _mean_length_one(vectors), random_state=random_state
             ),
@@ -173,8 +285,22 @@ def diagnose(
         )
 
 
-def _judge(mean: float) -> tuple[Verdict, str]:
+def _cosine_deviation(vectors: Array, random_state: int) -> float:
+    """The deviation of the cosines of all pairs of directions, less the mean of the directions."""
+    directions = unit_rows(vectors)
+    rows = unit_rows(sampled(directions - directions.mean(axis=0), EVEN_ROWS, random_state))
+    cosines = rows @ rows.T
+    return float(cosines[~np.eye(len(cosines), dtype=bool)].std())
+
+
+def _judge(mean: float, deviation: float, width: int) -> tuple[Verdict, str]:
     cosine = f"random pairs have a mean cosine of {mean:.2f}"
+    if deviation < EVEN * width**-0.5:
+        return "uninformative", (
+            f"{cosine}, and apart from what all share their cosines vary by {deviation:.4f}, where "
+            f"random directions of {width} dimensions vary by {width**-0.5:.4f}: a map fitted on "
+            "too few of these very rows makes all pairs equally alike"
+        )
     if mean >= CROWDED:
         return "yes", f"{cosine}: the vectors crowd around a common direction"
     if mean < SPREAD:

@@ -13,6 +13,7 @@ from pathlib import PurePath, PureWindowsPath
 from typing import Any
 
 from bertflow.calibrators.base import Calibrator
+from bertflow.calibrators.presets import preset_name, preset_of
 from bertflow.errors import one_line, shown
 
 CARD = "README.md"
@@ -92,7 +93,7 @@ def calibrator_card(calibrator: Calibrator, name: str = HERE) -> str:
     return "\n".join(
         [
             f"---\n{metadata}\n---\n",
-            f"# {kind} of sentence vectors\n",
+            f"# {preset_of(calibrator)[0]} of sentence vectors\n",
             f"This is {what}. It was fitted without labels by bertflow, to vectors{whose}; the "
             "encoder itself is not part of it.\n",
             "## Use\n",
@@ -138,7 +139,11 @@ def tag_of(calibrator: Calibrator) -> str:
 def made_of(calibrator: Calibrator) -> dict[str, str]:
     """How a calibrator was fitted and on what, by name; cells of Markdown."""
     provenance = getattr(calibrator, "provenance_", {})
-    found = {"calibrator": code(_call(calibrator))}
+    call = code(_call(calibrator))
+    preset = preset_of(calibrator)[0]
+    if preset != tag_of(calibrator):  # One with a name of its own.
+        call = f"{text(preset_name(calibrator))}: {call}"
+    found = {"calibrator": call}
     encoder = provenance.get("encoder")
     if isinstance(encoder, Mapping):
         found["encoder"] = encoder_named(provenance)

@@ -1,8 +1,16 @@
-"""Named settings of Flow: the arguments in which they differ from its defaults."""
+"""Named settings of Flow, and the name that people know a calibrator by."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bertflow.errors import shown
+
+if TYPE_CHECKING:
+    from bertflow.calibrators.base import Calibrator
+
+# Each holds the arguments in which it differs from the defaults.
 
 # 32 pairs a step, the sum of the two sides' mean losses: 64 rows here, and since that sum is twice
 # the mean over the 64, clipping at 1 and Adam's 1e-6 become 0.5 and 5e-7.
@@ -30,3 +38,60 @@ TEMPERED: dict[str, Any] = {
     "centring": 0.95,
     "learning_rate": 3e-4,
 }
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "flow": {},
+    "tempered-flow": TEMPERED,
+    "released-flow": RELEASED,
+}
+
+
+def preset_of(calibrator: Calibrator | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name that people know a calibrator by, and the arguments in which it differs from that.
+
+    The device is none of them: it makes no other calibrator.
+
+    Args:
+        calibrator: One, or its name in files as "name" beside its arguments, as scores and records
+            have it.
+
+    Example:
+        >>> from bertflow import Flow
+        >>> preset_of(Flow.tempered(epochs=2))
+        ('tempered-flow', {'epochs': 2})
+    """
+    from bertflow.calibrators.storage import CALIBRATORS, calibrator_name
+
+    if isinstance(calibrator, Mapping):
+        given = dict(calibrator)
+        name = str(given.pop("name"))
+    else:
+        given, name = calibrator.get_params(deep=False), calibrator_name(calibrator)
+    if name not in CALIBRATORS:
+        return name, {}
+    defaults = CALIBRATORS[name]().get_params(deep=False)
+    presets = PRESETS if name == "flow" else {name: {}}
+    found = {
+        preset: {
+            key: value
+            for key, value in given.items()
+            if key in defaults and key != "device" and value != {**defaults, **changed}[key]
+        }
+        for preset, changed in presets.items()
+    }
+    nearest = min(found, key=lambda preset: len(found[preset]))
+    return nearest, found[nearest]
+
+
+def preset_name(calibrator: Calibrator | Mapping[str, Any]) -> str:
+    """The same in words.
+
+    Example:
+        >>> from bertflow import Flow, Whitening
+        >>> preset_name(Flow.tempered()), preset_name(Flow.tempered(epochs=2))
+        ('tempered-flow', 'tempered-flow, epochs=2')
+        >>> preset_name(Whitening(256))
+        'whitening, dim=256'
+    """
+    name, changed = preset_of(calibrator)
+    return ", ".join([name, *(f"{key}={shown(value)}" for key, value in changed.items())])

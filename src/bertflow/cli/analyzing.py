@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bertflow.cli.caching import as_precision, tell_found, users_cache
-from bertflow.cli.opening import load_raw, open_any
+from bertflow.cli.opening import load_raw, open_sides
 from bertflow.cli.options import (
     ENCODER,
     INPUT,
     BatchSize,
     Column,
     Columns,
+    Command,
     Corpus,
     Data,
     Device,
@@ -38,6 +41,7 @@ from bertflow.errors import InputError
 
 if TYPE_CHECKING:
     from bertflow.data import Pairs
+    from bertflow.evaluation import Score
 
 analyze = typer.Typer(
     no_args_is_help=True,
@@ -81,12 +85,17 @@ def words(
     )
 
 
-@analyze.command()
+@analyze.command(cls=Command)
 def lexical(
     model: Model,
     against: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="Another model, such as the bare encoder of this one."),
+        typer.Option(
+            metavar="[MODEL]",
+            help="Another model, or without a value the calibrated model's own encoder. Beside a "
+            "calibrated model its encoder and raw ones take its pooling and length, unless "
+            "--pooling and --max-length say otherwise.",
+        ),
     ] = None,
     task: Annotated[
         str | None, typer.Option(metavar="NAME", help="A task with graded pairs. Default: stsb.")
@@ -127,9 +136,8 @@ def lexical(
     found = _pairs(task, split, pairs, columns, data, format_)
     from bertflow.analysis import edit_distances, lexical_statistics
     from bertflow.cli.paper_pages import lexical_page
-    from bertflow.cli.results import give
+    from bertflow.cli.results import give, side_of
     from bertflow.cli.terminal import progress_bars
-    from bertflow.encoders import is_calibrated
     from bertflow.evaluation import score_pairs
     from bertflow.evaluation.scores import gold_of
     from bertflow.report.figures import relate_to_edits
@@ -140,13 +148,10 @@ def lexical(
     distances = edit_distances(found.first, found.second, unit=unit)
     cache, kind = users_cache(no_cache), as_precision(precision)
     names = [model] if against is None else [against, model]
-    cosines, skipped, cut = {}, {}, 0
-    for name in names:
-        own = is_calibrated(name) and not all(is_calibrated(other) for other in names)
-        how = (None, None) if own else (pooling, max_length)
-        loaded = open_any(name, *how, device, trust_remote_code, cache)
+    scores: dict[int, Score] = {}
+    for place, loaded in open_sides(names, pooling, max_length, device, trust_remote_code, cache):
         with progress_bars() as report:
-            scored = score_pairs(
+            scores[place] = score_pairs(
                 loaded,
                 found,
                 batch_size=batch_size,
@@ -154,17 +159,23 @@ def lexical(
                 precision=kind,
                 progress=lambda done, total, report=report: report("encode", done, total),  # type: ignore[misc]
             )
-        cosines[name], cut = scored.cosines, max(cut, scored.cut)
-        skipped[name] = scored.skipped
+        del loaded
     tell_found(cache)
+    sides = {name or "its encoder": scores[place] for place, name in enumerate(names)}
+    cosines = {name: one.cosines for name, one in sides.items()}
+    skipped = {name: one.skipped for name, one in sides.items()}
+    cut = max(one.cut for one in sides.values())
     gold = gold_of(found)
     statistics = lexical_statistics(gold, cosines, distances, short=short)
+    figures = {}
     if figure is not None:
         panels = {"gold": gold, **cosines}
         related = relate_to_edits(panels, distances, short=short, unit=unit)
-        save_figure(edit_distance_scatter(related), figure)
+        figures[figure] = partial(save_figure, edit_distance_scatter(related))
+    page = lexical_page(found, unit, statistics, skipped, cut)
+    told = [side_of(name, one) for name, one in sides.items()]
     give(
-        [lexical_page(found, unit, statistics, skipped, cut)],
+        [replace(page, notes=[*told, *page.notes])],
         {
             "task": found.task,
             "split": found.split,
@@ -176,6 +187,7 @@ def lexical(
         },
         json_,
         markdown,
+        figures,
     )
 
 

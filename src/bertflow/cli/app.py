@@ -14,6 +14,7 @@ from bertflow.cli.caching import cache
 from bertflow.cli.demonstration import demo
 from bertflow.cli.fitting import encode, fit, transform
 from bertflow.cli.judging import compare, diagnose, evaluate
+from bertflow.cli.options import Command
 from bertflow.cli.reporting import report
 from bertflow.cli.reproduction import reproduce
 from bertflow.cli.sharing import push
@@ -83,5 +84,6 @@ for command in (
 ):
     # Lines of a paragraph are the terminal's to break.
     paragraphs = cleandoc(command.__doc__ or "").split("\n\n")
-    app.command(help="\n\n".join(" ".join(part.split()) for part in paragraphs))(command)
+    text = "\n\n".join(" ".join(part.split()) for part in paragraphs)
+    app.command(cls=Command, help=text)(command)
 app.add_typer(analyze, name="analyze")

@@ -16,7 +16,7 @@ from bertflow.calibrators.vectors import read_vectors
 from bertflow.cli.results import Page
 from bertflow.cli.terminal import progress_bars
 from bertflow.data import Pairs
-from bertflow.encoders import Precision, SentenceCache, embed
+from bertflow.encoders import Precision, SentenceCache
 
 # Pairs alike are those with at least this share of the highest score.
 ALIKE = 0.8
@@ -28,6 +28,8 @@ NEXT = {
     "yes": "fit one: bertflow fit; and see what it gains on your own pairs: bertflow compare",
     "no": "use the vectors as they are; bertflow compare shows on your pairs what it would cost",
     "unclear": "bertflow compare tells, on a task or on pairs of your own",
+    "uninformative": "fit on more rows than dimensions, better ten times as many, and diagnose "
+    "vectors of other sentences than were fitted on",
 }
 
 
@@ -58,26 +60,21 @@ def diagnose_encoder(
             for first, second, grade in zip(pairs.first, pairs.second, pairs.gold, strict=True)
             if grade is not None and grade >= ALIKE * best > 0 and first != second
         ]
-    texts = [*sentences, *(one for one, _ in alike), *(other for _, other in alike)]
+    enough = len(alike) > 1
     with progress_bars() as report:
-        embedded = embed(
+        found = diagnose(
             encoder,
-            texts,
+            sentences,
+            pairs=tuple(zip(*alike, strict=True)) if enough else None,  # type: ignore[arg-type]
             batch_size=batch_size,
             cache=cache,
             precision=precision,
             progress=lambda done, total: report("encode", done, total),
         )
-    cloud = embedded.vectors[np.unique(embedded.index[: len(sentences)])]
-    rows = embedded.rows()[len(sentences) :]
-    count = len(alike)
-    if pairs is None:
-        return replace(diagnose(cloud), cut=embedded.cut)
-    if count < 2:
-        found = replace(diagnose(cloud), cut=embedded.cut)
-        few = f"no alignment: {count} pairs are alike (score from {ALIKE} of the highest, above 0)"
-        return replace(found, warnings=(*found.warnings, few))
-    return replace(diagnose(cloud, pairs=(rows[:count], rows[count:])), cut=embedded.cut)
+    if pairs is None or enough:
+        return found
+    few = f"no alignment: {len(alike)} pairs are alike (score from {ALIKE} of the highest, above 0)"
+    return replace(found, warnings=(*found.warnings, few))
 
 
 def diagnosis_page(source: str, found: Diagnosis) -> Page:

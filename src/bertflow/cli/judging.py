@@ -11,8 +11,9 @@ import typer
 
 from bertflow.cli.caching import as_precision, tell_found, users_cache
 from bertflow.cli.interruption import NOTHING, Interrupted, kept
-from bertflow.cli.opening import open_any
+from bertflow.cli.opening import check_own, open_any, open_sides
 from bertflow.cli.options import (
+    OWN_ENCODER,
     BatchSize,
     Column,
     Columns,
@@ -31,32 +32,33 @@ from bertflow.cli.options import (
     three,
 )
 from bertflow.cli.places import check_files, check_results, vectors_named
+from bertflow.data import STS_TASKS, TASKS
 from bertflow.errors import InputError, MissingDataError, did_you_mean
 
 if TYPE_CHECKING:
     from bertflow.data import Pairs
 
-Tasks = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--task",
-        metavar="NAME",
-        help="sts12, sts13, sts14, sts15, sts16, stsb, sick-r, qnli or all (of compare: the seven "
-        "without qnli). May be repeated.",
-    ),
-]
+NAMES = "sts12, sts13, sts14, sts15, sts16, stsb, sick-r, qnli"
 
 
 def evaluate(
     model: Model,
-    task: Tasks = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help=f"{NAMES}; or all, which is these eight. May be repeated."
+        ),
+    ] = None,
     pairs: OwnPairs = None,
     columns: Columns = None,
     format_: Format = None,
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL", help="Another model; says which differences are beyond chance."
+            metavar="[MODEL]",
+            help="Another model, or without a value the calibrated model's own encoder; says which "
+            "differences are beyond chance. Beside a calibrated model its encoder and raw ones "
+            "take its pooling and length, unless --pooling and --max-length say otherwise.",
         ),
     ] = None,
     data: Data = None,
@@ -85,33 +87,33 @@ def evaluate(
     """Score a model, calibrated or bare, on tasks or on pairs of your own."""
     if format_ is not None and pairs is None:
         raise InputError("--format goes with --pairs")
+    names = _named(task, pairs, columns, split, of_all=TASKS)
+    check_results(
+        {"--json": json_, "--markdown": markdown},
+        {"MODEL": model, "--against": against or None, "--pairs": pairs},
+        data=data,
+    )
+    own = _own(pairs, columns, format_)
     from bertflow.calibrators.card import CARD
     from bertflow.cli.results import difference_page, give, scores_page
     from bertflow.cli.terminal import progress_bars
     from bertflow.encoders import CalibratedSentenceTransformer, is_calibrated, save_card
     from bertflow.evaluation import Scores, differences, score_all
+    from bertflow.evaluation.tables import encoder_name
 
-    check_results(
-        {"--json": json_, "--markdown": markdown},
-        {"MODEL": model, "--against": against, "--pairs": pairs},
-        data=data,
-    )
+    check_own(against, model)
     if card and not (is_calibrated(model) and Path(model).is_dir()):
         raise InputError(
             f"--card needs a calibrated model that bertflow saved, and {model} is none"
         )
     if card:
         check_files({"--card": Path(model) / CARD})
-    found, absent = _tests(task, pairs, columns, data, split, format_)
+    found, absent = _read(names, own, task, data, split)
     cache, kind = users_cache(no_cache), as_precision(precision)
-    names = [model] if against is None else [model, against]
-    results = []
+    sides = [model] if against is None else [model, against]
+    results: dict[int, Scores] = {}
     carded: CalibratedSentenceTransformer | None = None
-    for name in names:
-        # A calibrated model has its own; beside another the options are for that one.
-        own = is_calibrated(name) and not all(is_calibrated(other) for other in names)
-        how = (None, None) if own else (pooling, max_length)
-        loaded = open_any(name, *how, device, trust_remote_code, cache)
+    for place, loaded in open_sides(sides, pooling, max_length, device, trust_remote_code, cache):
         with progress_bars() as report:
             scores = score_all(
                 loaded,
@@ -121,27 +123,32 @@ def evaluate(
                 precision=kind,
                 progress=lambda done, total, report=report: report("encode", done, total),  # type: ignore[misc]
             )
-        results.append(
-            Scores(
-                scores={one.task: one for one in scores},
-                absent=absent,
-            )
-        )
-        if card and len(results) == 1 and isinstance(loaded, CalibratedSentenceTransformer):
+        if sides[place] == OWN_ENCODER:
+            # Its files are those of the model, which knows from its fit what it is called.
+            name = encoder_name(next(iter(results[0].scores.values())))
+            scores = [replace(one, encoder={**one.encoder, "name": name}) for one in scores]
+            sides[place] = "its encoder"
+        results[place] = Scores(scores={one.task: one for one in scores}, absent=absent)
+        if card and place == 0 and isinstance(loaded, CalibratedSentenceTransformer):
             loaded.add_scores(*scores)
             carded = loaded
         del loaded
     tell_found(cache)
-    pages = [scores_page(name, one) for name, one in zip(names, results, strict=True)]
+    pages = [scores_page(name, results[place]) for place, name in enumerate(sides)]
     content: dict[str, Any] = {"model": model, **results[0].to_dict()}
     if against is not None:
         found_differences = differences(results[1], results[0])
-        pages.append(difference_page(model, against, found_differences))
-        content["against"] = {"model": against, **results[1].to_dict()}
+        pages.append(difference_page(sides, [results[0], results[1]], found_differences))
+        content["against"] = {
+            "model": against or encoder_name(next(iter(results[1].scores.values()))),
+            **results[1].to_dict(),
+        }
         content["differences"] = {name: one.to_dict() for name, one in found_differences.items()}
-    give(pages, content, json_, markdown)
-    if carded is not None:
-        save_card(carded, model)
+    try:
+        give(pages, content, json_, markdown)
+    finally:
+        if carded is not None:
+            save_card(carded, model)
 
 
 def compare(
@@ -152,21 +159,33 @@ def compare(
             help="A sentence-transformers or transformers folder, a hub name or a .gguf file.",
         ),
     ],
-    task: Tasks = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"{NAMES}; or all, which is the seven of STS, without qnli, whose sentences are "
+            "very many. May be repeated.",
+        ),
+    ] = None,
     pairs: OwnPairs = None,
     columns: Columns = None,
     format_: Format = None,
     fit: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="NAME",
-            help="Unlabelled sentences to fit on: target, each task's own; nli, SNLI and MNLI; "
-            "corpus, those of --corpus.",
+            help="Unlabelled sentences to fit on: target, each task's or the pairs' own; nli, SNLI "
+            "and MNLI; corpus, those of --corpus. Default: corpus where that is given, otherwise "
+            "target.",
         ),
-    ] = "target",
+    ] = None,
     corpus: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE", help="As --corpus of fit. May be repeated."),
+        typer.Option(
+            metavar="FILE",
+            help="What you would fit on, as --corpus of fit: what is judged is then what would be "
+            "shipped. May be repeated.",
+        ),
     ] = None,
     column: Column = None,
     method: Annotated[
@@ -200,6 +219,7 @@ def compare(
 
     Stopped, the same command goes on from the fits in the cache.
     """
+    fit = fit or ("corpus" if corpus else "target")
     if fit not in ("target", "nli", "corpus"):
         raise InputError(f"--fit takes target, nli or corpus, got {fit!r}")
     if (fit == "corpus") != bool(corpus):
@@ -208,11 +228,13 @@ def compare(
         raise InputError("--column goes with --corpus")
     if format_ is not None and not corpus and pairs is None:
         raise InputError("--format goes with --corpus or --pairs")
+    names = _named(task, pairs, columns, None, of_all=STS_TASKS)
     check_results(
         {"--json": json_, "--markdown": markdown},
         {"ENCODER": encoder, "--pairs": pairs, "--corpus": corpus},
         data=data,
     )
+    own = _own(pairs, columns, format_)
     from bertflow.data import read_corpus
 
     sentences: str | Sequence[str] = fit
@@ -229,7 +251,7 @@ def compare(
             f"unknown method {unknown[0]!r}; expected some of {', '.join(METHODS)}"
             f"{did_you_mean(unknown[0], METHODS)}"
         )
-    found, absent = _tests(task, pairs, columns, data, None, format_, sts=True)
+    found, absent = _read(names, own, task, data, None)
     cache, kind = users_cache(no_cache), as_precision(precision)
     loaded = open_any(encoder, pooling, max_length, device, trust_remote_code, cache)
     try:
@@ -289,9 +311,6 @@ def diagnose(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Look at vectors without labels, and say whether calibration is likely to help."""
-    from bertflow.cli.diagnosis import diagnose_encoder, diagnose_file, diagnosis_page
-    from bertflow.cli.results import give
-
     check_results(
         {"--json": json_, "--markdown": markdown},
         {"ENCODER" if not source.endswith(".npy") else "VECTORS": source, "--corpus": corpus}
@@ -314,6 +333,8 @@ def diagnose(
         }
         if clash := [name for name, value in given.items() if value]:
             raise InputError(f"vectors go without {', '.join(clash)}")
+        from bertflow.cli.diagnosis import diagnose_file
+
         with vectors_named(source):
             found = diagnose_file(Path(source), limit)
     else:
@@ -326,34 +347,36 @@ def diagnose(
             sentences = [*own.first, *own.second][:limit]
         else:
             sentences = sample_sentences()[:limit]
+        from bertflow.cli.diagnosis import diagnose_encoder
+
         cache, kind = users_cache(no_cache), as_precision(precision)
         loaded = open_any(source, pooling, max_length, device, trust_remote_code, cache)
         found = diagnose_encoder(loaded, sentences, own, batch_size, cache, kind)
         tell_found(cache)
+    from bertflow.cli.diagnosis import diagnosis_page
+    from bertflow.cli.results import give
+
     give([diagnosis_page(source, found)], {"source": source, **found.to_dict()}, json_, markdown)
 
 
-def _tests(
+def _named(
     tasks: list[str] | None,
     pairs: Path | None,
     columns: str | None,
-    data: Path | None,
     split: str | None,
-    format_: str | None,
     *,
-    sts: bool = False,
-) -> tuple[list[Pairs], dict[str, str]]:
-    """The pairs that --task and --pairs name, and why some are absent."""
-    from bertflow.data import STS_TASKS, read_pairs
-    from bertflow.evaluation import TASKS, read_tasks
+    of_all: Sequence[str],
+) -> list[str]:
+    """The tasks that --task names, "all" meaning these.
 
+    No encoder is imported for that, so that what is wrong is said at once.
+    """
     if not tasks and pairs is None:
         raise InputError("give --task NAME (or all), or --pairs FILE")
     if columns is not None and pairs is None:
         raise InputError("--columns goes with --pairs")
     if split is not None and not tasks:
         raise InputError("--split goes with --task")
-    own = [] if pairs is None else [read_pairs(pairs, columns=three(columns), format=format_)]
     names: list[str] = []
     for name in tasks or []:
         for part in map(str.strip, name.split(",")):
@@ -362,7 +385,27 @@ def _tests(
                     f"unknown task {part!r}; expected one of {', '.join(TASKS)}, all"
                     f"{did_you_mean(part, TASKS)}"
                 )
-            names += (STS_TASKS if sts else TASKS) if part == "all" else [part]
+            names += of_all if part == "all" else [part]
+    return names
+
+
+def _own(pairs: Path | None, columns: str | None, format_: str | None) -> list[Pairs]:
+    """The pairs of --pairs, read before an encoder is imported, too."""
+    from bertflow.data import read_pairs
+
+    return [] if pairs is None else [read_pairs(pairs, columns=three(columns), format=format_)]
+
+
+def _read(
+    names: list[str],
+    own: list[Pairs],
+    tasks: list[str] | None,
+    data: Path | None,
+    split: str | None,
+) -> tuple[list[Pairs], dict[str, str]]:
+    """The pairs of the tasks and one's own, and why some are absent."""
+    from bertflow.evaluation import read_tasks
+
     if not names:
         return own, {}
     found, absent = read_tasks(names, data, split)

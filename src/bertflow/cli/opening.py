@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertflow.cli.options import device_or_none
-from bertflow.errors import one_line
+from bertflow.cli.options import OWN_ENCODER, device_or_none
+from bertflow.errors import InputError, one_line
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bertflow.encoders import SentenceCache
+# The modules of an encoder that a pooling gives, of the last hidden state and of others.
+POOLED = ["Transformer", "Pooling"]
+MIXED = ["Transformer", "WeightedLayerPooling", "Pooling"]
 
 
 def show(what: Any) -> None:
@@ -64,3 +69,116 @@ def open_any(
             trust_remote_code=trust_remote_code,
             cache=cache,
         )
+
+
+def check_own(against: str | None, model: str) -> None:
+    """Refuse --against without a value where there is no encoder that it could mean.
+
+    Raises:
+        InputError: The model is not calibrated.
+    """
+    if against != OWN_ENCODER:
+        return
+    from bertflow.encoders import is_calibrated
+
+    if not is_calibrated(model):
+        raise InputError(
+            f"--against without a value is the encoder of a saved calibrated model, and {model} is "
+            "none; name the other model"
+        )
+
+
+def open_sides(
+    names: Sequence[str],
+    pooling: str | None,
+    max_length: int | None,
+    device: str,
+    trust_remote_code: bool,
+    cache: SentenceCache | None,
+) -> Iterator[tuple[int, SentenceTransformer]]:
+    """Open one or two models that are set side by side, one after another.
+
+    Beside a calibrated model its own encoder and raw ones have its pooling and maximum length,
+    unless others are asked for: what differs is then the calibration.
+
+    Args:
+        names: One may be OWN_ENCODER, the other's encoder, which is not loaded again.
+        pooling: Of those that are not calibrated, or of all.
+        max_length: The same.
+        device: As --device.
+        trust_remote_code: As the option.
+        cache: As in `load_encoder`.
+
+    Yields:
+        The place among the names, and the model; calibrated ones come first.
+
+    Raises:
+        InputError: A pooling or length for calibrated models alone, whose own are fixed.
+        ModelError: A model cannot be had.
+    """
+    from bertflow.encoders import is_calibrated
+
+    calibrated = [name != OWN_ENCODER and is_calibrated(name) for name in names]
+    alone = all(own for name, own in zip(names, calibrated, strict=True) if name != OWN_ENCODER)
+    encoder: SentenceTransformer | None = None
+    fitted: dict[str, Any] = {}
+    for place in sorted(range(len(names)), key=lambda place: not calibrated[place]):
+        name, how = names[place], (pooling, max_length)
+        if name == OWN_ENCODER:
+            assert encoder is not None
+            yield place, encoder
+            continue
+        if calibrated[place] and not alone:
+            how = None, None
+        elif fitted and _is_set_beside(name, fitted):
+            how = pooling or fitted["pooling"], max_length or fitted["max_length"]
+        try:
+            loaded = open_any(name, *how, device, trust_remote_code, cache)
+        except InputError as error:
+            if how == (pooling, max_length) or calibrated[place]:
+                raise
+            raise InputError(
+                f"{error}; that is the calibrated model's: give --pooling R and --max-length N"
+            ) from None
+        if calibrated[place]:
+            model: Any = loaded
+            fitted, encoder = _as_fitted(model), model.encoder if OWN_ENCODER in names else None
+            del model
+        yield place, loaded
+        del loaded  # One at a time is in memory.
+
+
+def _as_fitted(model: Any) -> dict[str, Any]:
+    """What a calibrated model's encoder is called, and how it is loaded.
+
+    The pooling is None where the encoder has another than `load_encoder` gives.
+    """
+    from bertflow.encoders.fingerprint import describe_settings
+
+    provenance = getattr(model.calibrator, "provenance_", {})
+    about, origin = provenance.get("encoder"), provenance.get("origin")
+    names = [
+        about.get("name") if isinstance(about, dict) else None,
+        origin.get("base_model") if isinstance(origin, dict) else None,
+    ]
+    settings = describe_settings(model.encoder)
+    kinds, pooling = settings["modules"], None
+    if kinds == POOLED and settings["pooling"] == "cls":
+        pooling = "cls"
+    elif kinds in (POOLED, MIXED) and settings["pooling"] == "mean":
+        # By number, since an encoder that was cut has its last block elsewhere than the whole one.
+        blocks = model[0].model.config.get_text_config().num_hidden_layers
+        pooling = f"layers:{','.join(map(str, settings['layers'] or [blocks]))}"
+    return {"names": names, "pooling": pooling, "max_length": settings["max_length"]}
+
+
+def _is_set_beside(name: str, fitted: Mapping[str, Any]) -> bool:
+    """Whether an encoder is the one that was fitted on, or has no pooling of its own."""
+    from bertflow.encoders.loading import has_pooling
+
+    same = any(
+        name == one or (Path(one).exists() and Path(name).exists() and Path(one).samefile(name))
+        for one in fitted["names"]
+        if isinstance(one, str)
+    )
+    return same or not has_pooling(name)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator
@@ -16,12 +17,28 @@ if TYPE_CHECKING:
 INPUT, CALIBRATOR, ENCODER = "Input", "Calibrator", "Encoder"
 SPEED, RESULT, CLUSTER = "Speed and cache", "Result", "Folders of .parquet and clusters"
 
+
+class Command(TyperCommand):
+    """A command whose --against may stand without a value, which is then OWN_ENCODER."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give --against the value that it lacks."""
+        given: list[str] = []
+        for word, following in zip(args, [*args[1:], "--"], strict=False):
+            given.append(word)
+            if word == "--against" and following.startswith("-"):
+                given.append(OWN_ENCODER)
+        return super().parse_args(ctx, given)
+
+
 CALIBRATOR_HELP = (
     "flow, tempered-flow, released-flow, whitening, standardization or all-but-the-top."
 )
 POOLING_HELP = "cls, mean, last2avg, first-last-avg, embed-last-avg or layers:1,12."
 POOLINGS = ("cls", "mean", "last2avg", "first-last-avg", "embed-last-avg", "layers:1,12")
 PRECISIONS = ("auto", "float32", "mixed", "fast")
+# What --against is without a value: the calibrated model's own encoder.
+OWN_ENCODER = ""
 
 
 def known_pooling(name: str | None) -> str | None:

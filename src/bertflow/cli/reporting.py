@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from bertflow.cli.opening import show
+from bertflow.cli.opening import check_own, show
 from bertflow.cli.places import Given, check_files
-from bertflow.errors import one_line
+from bertflow.errors import ModelError, one_line
 
 
 def report(
@@ -36,17 +36,28 @@ def report(
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="OTHER",
+            metavar="[OTHER]",
             help="What to set beside it: of vectors a calibrator or calibrated model, which is "
             "applied to them, or a .npy file of the same rows; of a model another calibrator of "
-            "its encoder; of a run a calibrator in place of its flow.",
+            "its encoder or, without a value, its own encoder, which is the default; of a run a "
+            "calibrator in place of its flow.",
+        ),
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Score vectors or a model on it, from vectors that are there: sts12, sts13, "
+            "sts14, sts15, sts16, stsb or sick-r. May be repeated. Default: all that are in "
+            "--data, none without that.",
         ),
     ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of the tasks, in any layout people have; default: BERTFLOW_DATA.",
+            help="Folder of the tasks, in any layout people have; default: BERTFLOW_DATA, for "
+            "tasks that --task names and for a run.",
         ),
     ] = None,
 ) -> None:
@@ -56,19 +67,27 @@ def report(
     fit, encode, evaluate and others have left in the cache; what is not there is left out, and the
     page says what would fill it.
     """
+    from bertflow.cli.results import written
     from bertflow.cli.terminal import busy
     from bertflow.report import build_report, check_page, write_report
     from bertflow.report.runs import is_run
 
     check_page(output)
+    check_own(against, source)
     # A page is none of the records of a run, in whose folder it may well lie.
     reads: dict[str, Given] = {"the report": source} if not is_run(Path(source)) else {}
-    reads |= {"--corpus": None if corpus is None else [corpus], "--against": against}
+    reads |= {"--corpus": None if corpus is None else [corpus], "--against": against or None}
     check_files({"--output": output}, reads, data=data)
     with busy(f"reading {one_line(source)}"):
-        found = build_report(source, corpus=corpus, column=column, against=against, data=data)
-        size = write_report(found, output)
+        names = [part.strip() for name in task or () for part in name.split(",")]
+        found = build_report(
+            source, corpus=corpus, column=column, against=against or None, data=data, tasks=names
+        )
+        sizes: list[int] = []
+        lost = written(output, lambda place: sizes.append(write_report(found, place)))
     show(one_line(found.verdict))
     for names, reason in found.left_out():
         show(one_line(f"- without {', '.join(names)}: {reason}"))
-    show(f"wrote {one_line(output)}, {size / 1e6:.1f} MB: open it in a browser")
+    if lost:
+        raise ModelError(lost)
+    show(f"wrote {one_line(output)}, {sizes[0] / 1e6:.1f} MB: open it in a browser")

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from bertflow.calibrators.presets import preset_name
 from bertflow.cli.opening import show
 from bertflow.cli.places import is_output
 from bertflow.data import CATALOG
 from bertflow.display import Grid
-from bertflow.errors import one_line
-from bertflow.evaluation import METHODS, Comparison, Difference, Estimate, Scores
+from bertflow.errors import ModelError, one_line
+from bertflow.evaluation import METHODS, Comparison, Difference, Estimate, Score, Scores
 from bertflow.evaluation.comparison import counted
 from bertflow.evaluation.tables import (
     STS_COUNT,
     averages,
+    encoder_name,
     gains_grid,
     label_of,
+    model_name,
     p_value,
     scores_grid,
     signed,
@@ -51,11 +57,26 @@ class Page:
 
 
 def give(
-    pages: Sequence[Page], content: dict[str, Any], json_: Path | None, markdown: Path | None
+    pages: Sequence[Page],
+    content: dict[str, Any],
+    json_: Path | None,
+    markdown: Path | None,
+    others: Mapping[Path, Callable[[Path], object]] = MappingProxyType({}),
 ) -> None:
     """Show pages, and write them and the content where it is asked for.
 
-    What is asked for on standard output is shown alone.
+    What is asked for on standard output is shown alone. Where a file cannot be written, all else is
+    done all the same.
+
+    Args:
+        pages: What is shown, and written as Markdown.
+        content: What is written as JSON.
+        json_: As --json.
+        markdown: As --markdown.
+        others: Other files, and what writes each.
+
+    Raises:
+        ModelError: A file cannot be written; the message says where its content is instead.
     """
     from bertflow.calibrators.storage import write_text
 
@@ -65,10 +86,47 @@ def give(
     if markdown is not None:
         forms.append((markdown, "\n".join(page.markdown() for page in pages)))
     # Files first: whoever reads what is shown may have gone.
-    for path, text in forms:
-        if not is_output(path):
-            write_text(path, text)
-    if alone := [text for path, text in forms if is_output(path)]:
+    writers: dict[Path, Callable[[Path], object]] = {
+        path: partial(write_text, text=text) for path, text in forms if not is_output(path)
+    }
+    lost = [
+        error
+        for path, write in {**writers, **others}.items()
+        if (error := written(path, write)) is not None
+    ]
+    try:
+        _show(pages, [text for path, text in forms if is_output(path)])
+    finally:  # Also where whoever reads what is shown has gone.
+        if lost:
+            raise ModelError("; ".join(lost))
+
+
+def written(path: Path, write: Callable[[Path], object]) -> str | None:
+    """Write a file or, where that fails after all, one in the system's temporary folder.
+
+    What was computed is then not lost.
+
+    Args:
+        path: The file.
+        write: Writes it to a path.
+
+    Returns:
+        What went wrong, and where the content is; None where nothing did.
+    """
+    try:
+        write(path)
+    except ModelError as error:
+        try:
+            place = Path(tempfile.mkdtemp(prefix="bertflow-")) / path.name
+            write(place)
+        except (OSError, ModelError):
+            return str(error)
+        return f"{error}; what was to be in it is in {place}"
+    return None
+
+
+def _show(pages: Sequence[Page], alone: Sequence[str]) -> None:
+    if alone:
         sys.stdout.write(alone[0])
         return
     for place, page in enumerate(pages):
@@ -108,9 +166,9 @@ def scores_page(model: str, scores: Scores) -> Page:
         )
     first = several[0]
     fitted = first.fitted_on or {}
-    facts = {"model": model}
+    facts = {"model": model, "encoder": f"{encoder_name(first)}, {_how(first.encoder)}"}
     if first.calibrator:
-        facts["calibrator"] = str(first.calibrator["name"])
+        facts["calibrator"] = preset_name(first.calibrator)
         corpus = fitted.get("corpus")
         what = f" of {', '.join(corpus) if isinstance(corpus, list) else corpus}" if corpus else ""
         count = fitted.get("sentences")
@@ -129,8 +187,21 @@ def scores_page(model: str, scores: Scores) -> Page:
     return Page(facts, [scores_grid(scores)], notes)
 
 
-def difference_page(model: str, other: str, differences: Mapping[str, Difference]) -> Page:
-    """How one model's scores differ from another's, by task and aggregation."""
+def difference_page(
+    names: Sequence[str], sides: Sequence[Scores], differences: Mapping[str, Difference]
+) -> Page:
+    """How one model's scores differ from another's, by task and aggregation.
+
+    Args:
+        names: Of the model and the other.
+        sides: Scores of both.
+        differences: The first less the second.
+    """
+    model, other = names
+    facts = {
+        place: side_of(name, next(iter(side.scores.values())))
+        for place, name, side in zip(("model", "against"), names, sides, strict=True)
+    }
     rows = [
         [name, signed(one.value), span(one.low, one.high), p_value(one.adjusted), _verdict(one)]
         for name, one in differences.items()
@@ -140,7 +211,7 @@ def difference_page(model: str, other: str, differences: Mapping[str, Difference
         "p by paired bootstrap over pairs (from its deviation), corrected for the number of "
         "differences shown (Holm); with few pairs it can disagree with the interval"
     ]
-    return Page({}, [Grid(title, ["task", "difference", "95 %", "p", ""], rows)], notes)
+    return Page(facts, [Grid(title, ["task", "difference", "95 %", "p", ""], rows)], notes)
 
 
 def comparison_page(encoder: str, result: Comparison) -> Page:
@@ -148,8 +219,7 @@ def comparison_page(encoder: str, result: Comparison) -> Page:
     tasks = list(result.tasks)
     shown = counted(tasks)
     facts = {
-        "encoder": f"{encoder}, {_pooling(result.encoder)}, maximum length "
-        f"{result.encoder['max_length']}",
+        "encoder": f"{encoder}, {_how(result.encoder)}",
         "fitted on": _fitted(result.fitted_on),
         "encoded": f"{result.sentences:,} distinct sentences, once, in "
         f"{result.encode_seconds:.0f} s; all took {result.seconds:.0f} s",
@@ -181,6 +251,11 @@ def comparison_page(encoder: str, result: Comparison) -> Page:
     for label, counts in choices.items():
         where = ", ".join(f"{task} {count}" for task, count in counts.items())
         notes.append(f"{label}: directions removed, chosen on a dev split: {where}")
+    if result.fitted_on["fit"] == "target" and any(name not in CATALOG for name in tasks):
+        notes.append(
+            "pairs of your own: fitted on their sentences alone; --corpus FILE fits on what you "
+            "would fit on, and judges what would be shipped"
+        )
     if choices:
         splits = sorted({split for split in result.dev.values() if split is not None})
         notes.append(f"dev splits: {', '.join(splits)}; stsb's serves tasks that have none")
@@ -245,10 +320,18 @@ def _cut(cut: int, texts: int, length: int | None) -> str:
     return f"{cut:,} of {texts:,} distinct texts are longer than {length} tokens"
 
 
-def _pooling(encoder: Mapping[str, Any]) -> str:
+def side_of(name: str, score: Score) -> str:
+    """Whose a score is: a model, its calibrator and encoder, and how that reads sentences."""
+    known = model_name(score)
+    return f"{known if known == name else f'{name}: {known}'}, {_how(score.encoder)}"
+
+
+def _how(encoder: Mapping[str, Any]) -> str:
+    """An encoder's pooling and maximum length."""
     layers = encoder.get("layers")
     states = f" of hidden states {', '.join(map(str, layers))}" if layers else ""
-    return f"{encoder.get('pooling') or 'its own pooling'}{states}"
+    pooling = f"{encoder.get('pooling') or 'its own pooling'}{states}"
+    return f"{pooling}, maximum length {encoder['max_length'] or 'not bounded'}"
 
 
 def _fitted(fitted_on: Mapping[str, Any]) -> str:
@@ -258,7 +341,7 @@ def _fitted(fitted_on: Mapping[str, Any]) -> str:
     if fitted_on["fit"] == "nli":
         return f"{' and '.join(fitted_on['sets'])}, all splits that are there ({total})"
     if all(name not in CATALOG for name in fitted_on["sentences"]):
-        return f"the text of the pairs themselves ({total})"
+        return f"{total} of the pairs themselves"
     return f"each task's own text: all splits that are there, also pairs never graded ({total})"
 
 

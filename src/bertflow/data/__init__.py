@@ -1,6 +1,6 @@
 """Files and the hub to sentences and pairs."""
 
-from bertflow.data.catalog import CATALOG, STS_TASKS, find_data_set
+from bertflow.data.catalog import CATALOG, STS_TASKS, TASKS, find_data_set
 from bertflow.data.corpus import check_corpus, checked_corpus, read_corpus, stream_corpus
 from bertflow.data.declarations import DataSet, HubSource, Layout
 from bertflow.data.pairs import (
@@ -26,6 +26,7 @@ __all__ = [
     "DATA_VARIABLE",
     "NLI_LABELS",
     "STS_TASKS",
+    "TASKS",
     "DataSet",
     "HubSource",
     "Layout",

@@ -12,6 +12,8 @@ from bertflow.errors import InputError
 
 CATALOG: Mapping[str, DataSet] = MappingProxyType({one.name: one for one in (*SEMEVAL, *INFERENCE)})
 STS_TASKS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick-r")
+# All whose pairs have a score or a label.
+TASKS = tuple(name for name, one in CATALOG.items() if one.kind in ("sts", "qnli"))
 KINDS: tuple[Kind, ...] = ("sts", "qnli", "nli")
 
 

@@ -24,6 +24,7 @@ from bertflow.calibrators.card import (
     tag_of,
     text,
 )
+from bertflow.calibrators.presets import preset_of
 from bertflow.encoders.origin import METADATA
 
 # In every card that sentence-transformers makes by itself. It says of a model that it was trained.
@@ -77,7 +78,10 @@ def model_card(
         provenance["origin"] = origin if isinstance(origin, Mapping) else {}
     origin = provenance["origin"]
     encoder = encoder_named(provenance)
-    title = getattr(card_data, "model_name", None) or f"{_title(provenance)}, calibrated ({kind})"
+    title = (
+        getattr(card_data, "model_name", None)
+        or f"{_title(provenance)}, calibrated ({preset_of(calibrator)[0]})"
+    )
     licence = getattr(card_data, "license", None) or origin_metadata(origin).get("license")
     extra = [tag for tag in getattr(card_data, "tags", None) or () if tag not in OWN_TAGS]
     metadata = front_matter(

@@ -239,6 +239,15 @@ class _Source:
     offline: bool = False
 
 
+def has_pooling(name: str | Path) -> bool:
+    """Whether an encoder is a sentence-transformers model, with a pooling and length of its own.
+
+    Raises:
+        ModelError: It cannot be had.
+    """
+    return _locate(name, revision=None).modules
+
+
 def _locate(name: str | Path, *, revision: str | None) -> _Source:
     path = Path(name)
     if path.suffix == ".gguf" or (path.is_file() and not path.is_dir()):

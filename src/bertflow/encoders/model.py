@@ -23,6 +23,7 @@ from sklearn.utils.validation import check_is_fitted
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.base import Array, check_device
 from bertflow.calibrators.card import CARD, HERE, named
+from bertflow.calibrators.presets import preset_name
 from bertflow.calibrators.sharing import without_folders
 from bertflow.calibrators.storage import (
     SUBFOLDER,
@@ -268,6 +269,17 @@ class CalibratedSentenceTransformer(Encoder):
         new = {(one.task, one.split): one for one in (*self._scores, *several)}
         self._scores = tuple(new.values())
 
+    @property
+    def encoder(self) -> SentenceTransformer:
+        """The encoder alone: the same modules without those that calibrate."""
+        calibrating = _calibrating(self._modules)
+        return SentenceTransformer(
+            modules=[module for module in self if module not in calibrating],
+            device=str(self.device),
+            prompts={k: v for k, v in self.prompts.items() if v is not None},
+            default_prompt_name=self.default_prompt_name,
+        )
+
     def facts(self) -> dict[str, str]:
         """What the model is, by name: encoder, pooling, length, width, calibrator and its facts."""
         settings = self._settings()
@@ -276,7 +288,7 @@ class CalibratedSentenceTransformer(Encoder):
             "pooling": str(settings["pooling"] or "its own"),
             "maximum length": f"{self.max_seq_length} tokens",
             "modules": f"{len(self)}, {len(_calibrating(self._modules))} of which calibrate",
-            "calibrator": repr(self.calibrator),
+            "calibrator": f"{preset_name(self.calibrator)}: {self.calibrator!r}",
         }
         if settings["layers"]:
             found["pooling"] += f" of hidden states {', '.join(map(str, settings['layers']))}"

@@ -1,5 +1,6 @@
 """Scores that cannot mislead."""
 
+from bertflow.data import TASKS
 from bertflow.evaluation.bootstrap import Difference, Resamples, holm, paired_difference
 from bertflow.evaluation.comparing import compare
 from bertflow.evaluation.comparison import Comparison
@@ -13,7 +14,6 @@ from bertflow.evaluation.differences import difference, differences
 from bertflow.evaluation.methods import METHODS, Method
 from bertflow.evaluation.scores import Estimate, as_json, figures, over_seeds
 from bertflow.evaluation.tasks import (
-    TASKS,
     Score,
     Scores,
     describe_calibrator,

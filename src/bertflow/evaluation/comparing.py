@@ -100,6 +100,9 @@ def compare(
     Every distinct sentence is encoded once. All methods are scored on the same pairs and the same
     resamples of them.
 
+    All-but-the-top's n_components is chosen on the task's dev split or, where a task has none, on
+    that of STS-B. Where neither is there, and for pairs of one's own, it is D // 100, at least 1.
+
     Args:
         encoder: Any SentenceTransformer that is not calibrated.
         tasks: Names of tasks, each scored on its published split, or pairs of one's own.
@@ -343,9 +346,14 @@ def _corpora(
 
 
 def _dev(pairs: Pairs, fit: str | Sequence[str], data: str | Path | None) -> _Dev | None:
-    """The task's dev split or, where it has none, STS-B's."""
+    """The task's dev split or, where it has none, STS-B's; none for pairs of one's own.
+
+    A comparison on those reads no other data: nobody asked for them.
+    """
     declared = CATALOG.get(pairs.task)
-    own = declared is not None and "dev" in declared.splits and pairs.split != "dev"
+    if declared is None:
+        return None
+    own = "dev" in declared.splits and pairs.split != "dev"
     name = pairs.task if own else "stsb"
     if (name, "dev") == (pairs.task, pairs.split):
         return None  # Never on the pairs that are scored.

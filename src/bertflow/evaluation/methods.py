@@ -23,7 +23,7 @@ class Method:
         build: Gives the calibrator for vectors of so many dimensions and a seed; None for the
             vectors as they are.
         seeded: Whether the seed matters.
-        tuned: Whether n_components is chosen on a dev split, from 1 to 20.
+        tuned: Whether n_components is chosen on a dev split, from 1 to 20, where there is one.
     """
 
     name: str
@@ -68,19 +68,19 @@ _DECLARED = (
     ),
     Method(
         name="flow",
-        label="flow (paper)",
+        label="flow",
         build=lambda width, seed: Flow(random_state=seed),
         seeded=True,
     ),
     Method(
         name="released-flow",
-        label="flow (released)",
+        label="released-flow",
         build=lambda width, seed: Flow.released(random_state=seed),
         seeded=True,
     ),
     Method(
         name="tempered-flow",
-        label="flow (tempered)",
+        label="tempered-flow",
         build=lambda width, seed: Flow.tempered(random_state=seed),
         seeded=True,
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from bertflow.calibrators.presets import preset_name
 from bertflow.display import Grid
 from bertflow.evaluation.comparison import counted
 from bertflow.evaluation.scores import AVERAGES, Estimate
@@ -65,8 +66,15 @@ def score_facts(score: Score) -> dict[str, str]:
 
 def model_name(score: Score) -> str:
     """The encoder by its name, after the calibrator if there is one."""
-    encoder = str(score.encoder.get("name") or "an encoder without a name")
-    return f"{score.calibrator['name']} on {encoder}" if score.calibrator else encoder
+    encoder = encoder_name(score)
+    return f"{preset_name(score.calibrator)} on {encoder}" if score.calibrator else encoder
+
+
+def encoder_name(score: Score) -> str:
+    """The name of the encoder, which a saved model knows from its fit."""
+    fitted = (score.fitted_on or {}).get("encoder")
+    name = fitted.get("name") if isinstance(fitted, Mapping) else None
+    return str(name or score.encoder.get("name") or "an encoder without a name")
 
 
 def score_line(score: Score) -> str:

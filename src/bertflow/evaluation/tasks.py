@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.storage import calibrator_name
-from bertflow.data import CATALOG, Pairs, read_task
+from bertflow.data import TASKS, Pairs, read_task
 from bertflow.display import block, facts_table
 from bertflow.encoders import (
     CalibratedSentenceTransformer,
@@ -42,8 +42,6 @@ from bertflow.evaluation.tables import model_name, score_facts, score_line, scor
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
-
-TASKS = tuple(name for name, one in CATALOG.items() if one.kind in ("sts", "qnli"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,9 @@ from bertflow.analysis import Diagnosis, diagnose, frequent_words, word_embeddin
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.card import last_part
-from bertflow.calibrators.storage import SUBFOLDER, calibrator_name
-from bertflow.data import read_corpus, sample_sentences
+from bertflow.calibrators.presets import preset_name
+from bertflow.calibrators.storage import SUBFOLDER
+from bertflow.data import STS_TASKS, read_corpus, sample_sentences
 from bertflow.encoders import library_versions, load
 from bertflow.errors import BertflowError, InputError, ModelError, quoted
 from bertflow.paper.published import published
@@ -140,6 +141,7 @@ def build_report(
     column: str | None = None,
     against: str | Path | None = None,
     data: str | Path | None = None,
+    tasks: Sequence[str] = (),
 ) -> Report:
     """Put together what records say of a run, a model or vectors; no encoder runs.
 
@@ -154,14 +156,17 @@ def build_report(
         against: What to set beside it. Of vectors: a calibrator or calibrated model, which is
             applied to them, or vectors of the same rows. Of a model: another calibrator of the same
             encoder, or vectors of the corpus. Of a run: a calibrator, in place of its flow.
-        data: Folder of the tasks; None takes the environment variable BERTFLOW_DATA. The model hub
-            is not asked.
+        data: Folder of the tasks. Vectors and models are scored on a task only if it is named, here
+            or by `tasks`; a run has its scores. The model hub is not asked.
+        tasks: STS tasks to score on; none takes all whose files are in `data`. Where `data` is None
+            they are in the environment variable BERTFLOW_DATA.
 
     Returns:
         The report; a section without data is None, and `absent` says what would fill it.
 
     Raises:
-        InputError: A file or folder is none of these, or what is given does not belong together.
+        InputError: A file or folder is none of these, a task is unknown, or what is given does not
+            belong together.
         ModelError: A model, calibrator or record cannot be read, or sentences that were asked for
             have no vector: the message is the command that makes them.
 
@@ -175,18 +180,25 @@ def build_report(
     path = Path(source)
     if column is not None and corpus is None:
         raise InputError("a column goes with a corpus")
+    if unknown := [task for task in tasks if task not in STS_TASKS]:
+        raise InputError(
+            f"a report has no task {unknown[0]!r}; expected some of {', '.join(STS_TASKS)}"
+        )
+    named = tasks or (STS_TASKS if data is not None else ())
     if str(source).endswith(".npy"):
-        return _finished(_of_vectors(path, corpus, column, against, data))
+        return _finished(_of_vectors(path, corpus, column, against, data, named))
     if not path.exists():
         raise InputError(
             f"{path} does not exist; give a folder of bertflow reproduce, a saved model or "
             "calibrator, or a .npy file of vectors"
         )
     if path.is_dir() and is_run(path):
+        if tasks:
+            raise InputError(f"{path} is a run, which has its scores; leave out the tasks")
         return _finished(_of_run(path, corpus, column, against, data))
     if path.is_dir() and any((path / name).is_file() for name in _MARKS):
         with ExitStack() as opened:
-            return _finished(_of_model(path, corpus, column, against, data, opened))
+            return _finished(_of_model(path, corpus, column, against, data, named, opened))
     raise InputError(
         f"{path} is no folder of bertflow reproduce, saved calibrator or .npy file; of a bare "
         "encoder write the vectors first: bertflow encode ENCODER --corpus FILE --output OUT.npy"
@@ -204,6 +216,7 @@ def _of_vectors(
     column: str | None,
     against: str | Path | None,
     data: str | Path | None,
+    tasks: Sequence[str],
 ) -> _Draft:
     vectors = read_matrix(path)
     texts = None
@@ -238,7 +251,7 @@ def _of_vectors(
         draft.provenance += _calibrator_facts(draft.calibrator, str(against))
         kinds.append("")
     _tell_chosen(draft, chosen)
-    _score(draft, kinds, data)
+    _score(draft, kinds, data, tasks)
     draft.absent["words"] = (
         "the report of a saved model shows it (bertflow fit --encoder), or of bertflow reproduce "
         "table1"
@@ -252,6 +265,7 @@ def _of_model(
     column: str | None,
     against: str | Path | None,
     data: str | Path | None,
+    tasks: Sequence[str],
     opened: ExitStack,
 ) -> _Draft:
     calibrator = load_calibrator(path)
@@ -278,6 +292,7 @@ def _of_model(
         draft,
         kinds,
         data,
+        tasks,
         lambda task: f"bertflow evaluate {quoted(path)} --task {task} keeps them",
     )
     return draft
@@ -462,7 +477,8 @@ def _of_run(
         draft.calibrator = fitted.calibrator
         about = after.about
         label = (
-            f"{about['calibrator']['name']} fitted on {about['fitted_on']}, seed {about['seed']}"
+            f"{preset_name(about['calibrator'])} fitted on {about['fitted_on']}, "
+            f"seed {about['seed']}"
         )
         draft.sides.append(draft.sides[0].under(draft.calibrator, AFTER, label))
         draft.notes.append(f"the calibrator of the clouds is fitted again from record {after.key}")
@@ -520,15 +536,25 @@ def _score(
     draft: _Draft,
     kinds: Sequence[str],
     data: str | Path | None,
+    tasks: Sequence[str],
     remedy: Callable[[str], str] = lambda task: "give the vectors of a corpus that holds them",
 ) -> None:
-    """Score the sides on the tasks whose sentences have vectors, and set them beside edits."""
-    draft.scores, draft.headline = score_sides(draft.sides, kinds, data)
+    """Score the sides on those tasks whose sentences have vectors, and set them beside edits."""
+    if "stsb" not in tasks:
+        draft.absent["edits"] = "--task stsb, or --data DIR, would fill it: it is of STS-B dev"
+    if not tasks:
+        draft.absent["scores"] = (
+            "a task that is named would fill it: --task NAME or, for all that are there, --data DIR"
+        )
+        return
+    draft.scores, draft.headline = score_sides(draft.sides, kinds, data, tasks)
     if draft.scores is None:
         draft.absent["scores"] = (
             "it takes a task's pairs (--data DIR or BERTFLOW_DATA) and vectors of all of its "
-            f"sentences: {remedy('all')}"
+            f"sentences: {remedy(','.join(tasks))}"
         )
+    if "stsb" not in tasks:
+        return
     told = edits_of_sides(draft.sides, data)
     if told == LACKING:
         told = f"{LACKING}: {remedy('stsb --split dev')}"
@@ -538,14 +564,7 @@ def _score(
 def _calibrator_facts(calibrator: Calibrator, where: str) -> list[tuple[str, str]]:
     """What a calibrator is and what it was fitted on."""
     saved: Mapping[str, Any] = getattr(calibrator, "provenance_", {})
-    defaults = type(calibrator)().get_params(deep=False)
-    changed = {
-        name: value
-        for name, value in calibrator.get_params(deep=False).items()
-        if value != defaults[name]
-    }
-    told = ", ".join(f"{name}={value}" for name, value in changed.items())
-    facts = [("calibrator", f"{where}: {calibrator_name(calibrator)}({told})")]
+    facts = [("calibrator", f"{where}: {preset_name(calibrator)}")]
     if "sentences" in saved:
         told = f"{_count(saved['sentences'])} sentences, {_count(saved.get('distinct'))} distinct"
         facts.append(("fitted on", told))

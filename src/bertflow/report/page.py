@@ -72,6 +72,7 @@ HEADINGS = {
 # What measures mean, in the fewest words; docs/mathematics.md has their equations.
 MEANINGS = {
     "mean cosine of random pairs": "how alike any two look; 1 is the same",
+    "deviation of cosines, centred": "0 tells nothing apart",
     "partition function isotropy": "1 if no direction is favoured",
     "IsoScore": "how evenly rows spread over all dimensions",
     "effective rank": "how many dimensions are really used",
@@ -416,6 +417,11 @@ def _measures(report: Report) -> str:
     several = list(found.values())
     rows = [
         ["mean cosine of random pairs", *(f"{one.mean_cosine:.3f}" for one in several), "0"],
+        [
+            "deviation of cosines, centred",
+            *(f"{one.cosine_deviation:.3f}" for one in several),
+            " / ".join(dict.fromkeys(f"from {one.width**-0.5:.3f}" for one in several)),
+        ],
         [
             "partition function isotropy",
             *(f"{one.partition_isotropy:.3f}" for one in several),

@@ -84,21 +84,22 @@ def cosines_of(pairs: Pairs, side: Side) -> Array | None:
 
 
 def score_sides(
-    sides: Sequence[Side], kinds: Sequence[str], data: str | Path | None
+    sides: Sequence[Side], kinds: Sequence[str], data: str | Path | None, tasks: Sequence[str]
 ) -> tuple[ScoreTable | None, Headline | None]:
-    """Score the sides on the STS tasks whose sentences all have a vector.
+    """Score the sides on those STS tasks whose sentences all have a vector.
 
     Args:
         sides: One or two.
         kinds: Of each, the key in `PUBLISHED` of what stands beside it, or "".
         data: Folder of the tasks; None takes the environment variable BERTFLOW_DATA.
+        tasks: Their names.
 
     Returns:
         The table, times 100, and the difference of the last side to the first; None where no task
         is there with all its vectors.
     """
     found: dict[str, list[Figures]] = {}
-    for task in STS_TASKS:
+    for task in tasks:
         pairs = local_pairs(task, data)
         if pairs is None:
             continue
@@ -139,7 +140,7 @@ def score_sides(
                 published_for=PUBLISHED_FOR if kind in PUBLISHED else None,
             )
         )
-    absent = [task for task in STS_TASKS if task not in found]
+    absent = [task for task in tasks if task not in found]
     notes = ["95 %: bootstrap over pairs, within subsets; the sides are scored on the same pairs"]
     if differences:
         notes.append(

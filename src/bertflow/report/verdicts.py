@@ -12,17 +12,21 @@ LIKELY = {
     "yes": "Calibration is likely to help",
     "no": "Calibration is not likely to help, and may make it worse",
     "unclear": "Whether calibration helps cannot be told without trying",
+    "uninformative": "These vectors tell nothing apart",
 }
 # What a mean cosine means for whoever searches.
 MEANS = {
     "yes": "all vectors point much the same way, so that a high cosine says little about meaning",
     "no": "the vectors point in all directions already, and there is little to mend",
     "unclear": "the vectors lean one way, but not by much",
+    "uninformative": "all pairs are equally alike, so that a cosine says nothing; a map fitted on "
+    "too few of these very rows does that",
 }
 MEANT = {
     "yes": "all vectors pointed much the same way, so that a high cosine said little about meaning",
     "no": "the vectors pointed in all directions already, and there was little to mend",
     "unclear": "the vectors leaned one way, but not by much",
+    "uninformative": "all pairs were equally alike, so that a cosine said nothing",
 }
 SENTENCES, VECTORS = "sentences", "vectors"
 
@@ -76,6 +80,13 @@ def conclude(
             _sentence(MEANS[first.verdict]),
         )
     after = diagnoses[AFTER]
+    if after.verdict == "uninformative" != first.verdict:
+        return (
+            f"Calibration has left nothing to tell apart: before, any two unrelated {rows} looked "
+            f"{_alike(first)} alike (mean cosine {_cosine(first)}), and after, all pairs are "
+            f"equally alike ({_cosine(after)}, with hardly a difference).",
+            _sentence(MEANS[after.verdict]),
+        )
     return (
         f"{LIKELY[first.verdict]}: before, any two unrelated {rows} looked {_alike(first)} alike "
         f"(mean cosine {_cosine(first)}; it should be near 0), and after {_alike(after)} "
@@ -106,7 +117,9 @@ def _crowding(diagnoses: Mapping[str, Diagnosis], rows: str, *, usual: bool) -> 
 
 def _evenness(diagnoses: Mapping[str, Diagnosis]) -> str:
     scores = [f"{one.isoscore:.2f} {name}" for name, one in diagnoses.items()]
-    return f"How evenly they spread over all dimensions (IsoScore, 1 at best): {', '.join(scores)}."
+    told = f"How evenly they spread over all dimensions (IsoScore, 1 at best): {', '.join(scores)}."
+    even = [name for name, one in diagnoses.items() if one.verdict == "uninformative"]
+    return f"{told} Equally alike are all pairs {' and '.join(even)}." if even else told
 
 
 def _alike(one: Diagnosis) -> str:
