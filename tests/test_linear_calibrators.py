@@ -71,13 +71,13 @@ def test_standardization_takes_float32_far_from_zero(rng):
 
 def test_whitening_takes_float32_far_from_zero(rng):
     x = rng.normal(10_000, 1, size=(5000, 3)).astype(np.float32)
-    whitening = Whitening().fit(x)
+    whitening = Whitening(shrinkage=0.0).fit(x)
     np.testing.assert_allclose(whitening.scale_**2, 1, atol=0.06)
     np.testing.assert_allclose(np.cov(whitening.transform(x).T, ddof=0), np.eye(3), atol=1e-3)
 
 
 def test_whitened_rows_have_mean_zero_and_identity_covariance(x):
-    z = Whitening().fit_transform(x)
+    z = Whitening(shrinkage=0.0).fit_transform(x)
     np.testing.assert_allclose(z.mean(axis=0), 0, atol=1e-6)
     np.testing.assert_allclose(np.cov(z.T, ddof=0), np.eye(8), atol=1e-6)
 
@@ -85,14 +85,14 @@ def test_whitened_rows_have_mean_zero_and_identity_covariance(x):
 def test_real_vectors_are_whitened_to_identity_covariance(shared_data):
     raw = np.load(shared_data / "embeddings/smollm2-135m_first-last-avg.npy", mmap_mode="r")
     x = np.asarray(raw[:6000], dtype=np.float64)
-    z = Whitening().fit_transform(x)
+    z = Whitening(shrinkage=0.0).fit_transform(x)
     np.testing.assert_allclose(z.mean(axis=0), 0, atol=1e-6)
     np.testing.assert_allclose(np.cov(z.T, ddof=0), np.eye(576), atol=1e-6)
 
 
 @pytest.mark.parametrize("dim", [None, 1, 3])
 def test_whitening_is_scikit_learns_pca_up_to_sign_and_ddof(x, dim):
-    found = Whitening(dim).fit_transform(x)
+    found = Whitening(dim, shrinkage=0.0).fit_transform(x)
     expected = PCA(dim, whiten=True, svd_solver="full").fit_transform(x)
     expected = expected * np.sqrt(len(x) / (len(x) - 1))
     np.testing.assert_allclose(found, up_to_sign(found, expected), atol=1e-8)
@@ -127,7 +127,7 @@ def test_power_zero_only_rotates(x):
 @pytest.mark.parametrize("power", [0.25, 0.75])
 def test_power_softens_the_scales(x, power):
     variances = principal(np.cov(x.T, ddof=0))[0]
-    z = Whitening(power=power).fit_transform(x)
+    z = Whitening(power=power, shrinkage=0.0).fit_transform(x)
     np.testing.assert_allclose(z.var(axis=0), variances ** (1 - power), rtol=1e-9)
 
 
@@ -187,12 +187,12 @@ def test_whitening_refuses_a_bad_argument_by_name(x, arguments, message):
 def test_a_rank_deficient_cloud_is_whitened_within_its_span(rng):
     basis = np.linalg.qr(rng.normal(size=(10, 10)))[0][:, :4]
     x = rng.normal(size=(300, 4)) @ basis.T
-    z = Whitening().fit_transform(x)
+    z = Whitening(shrinkage=0.0).fit_transform(x)
     np.testing.assert_allclose(np.cov(z[:, :4].T, ddof=0), np.eye(4), atol=1e-6)
     np.testing.assert_allclose(z[:, 4:], 0, atol=1e-6)
     # A query outside the span is divided by a typical deviation, which is 1 here.
     outside = np.linalg.svd(basis.T)[2][-1]
-    moved = Whitening().fit(x).transform(np.stack([x[0], x[0] + outside]))
+    moved = Whitening(shrinkage=0.0).fit(x).transform(np.stack([x[0], x[0] + outside]))
     assert 0.8 < np.linalg.norm(moved[1] - moved[0]) < 1.3
 
 
@@ -333,7 +333,7 @@ def test_more_rows_than_a_chunk_are_whitened_as_numpy_would(rng):
         rng.normal(size=(10_000, 4)) * np.array([4.0, 3, 2, 1])
         + 100 * np.sort(rng.normal(size=10_000))[:, None]
     )
-    z = Whitening().fit_transform(x)
+    z = Whitening(shrinkage=0.0).fit_transform(x)
     np.testing.assert_allclose(np.cov(z.T, ddof=0), np.eye(4), atol=1e-6)
 
 

@@ -106,5 +106,9 @@ class TrainingError(BertflowError, ArithmeticError):
     kept: Any = None
 
 
+class FewRowsWarning(UserWarning):
+    """A calibrator is fitted on fewer rows than it needs; the message has the numbers."""
+
+
 class MissingDependencyError(BertflowError, ImportError):
     """An optional package is needed; the message is the line that installs it."""
