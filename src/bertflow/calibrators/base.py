@@ -8,19 +8,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral, Real
 from types import FunctionType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeAlias, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from bertflow.calibrators.containers import Array, is_frame, matrix
+from bertflow.calibrators.containers import is_frame, matrix
 from bertflow.display import block, facts_table
 from bertflow.errors import InputError
 from bertflow.process_state import pinned
 
+Array: TypeAlias = npt.NDArray[Any]
 Rows = TypeVar("Rows", Array, Tensor)
 Made = TypeVar("Made")
 
@@ -42,6 +44,10 @@ CHUNK_BYTES = 2**22
 GPU_CHUNK_BYTES = 2**26
 
 
+# Methods of a calibrator that modules, models and files call, for all their underscores.
+OTHERS_CALL = ("_rows", "_transform", "_learned", "_allocate", "_restore")
+
+
 class _Pinned:
     """Methods that others call compute as in a fresh process, those of subclasses, too."""
 
@@ -49,7 +55,7 @@ class _Pinned:
         # Before scikit-learn wraps transform: what it makes of the output is for the caller's
         # settings.
         for name, method in list(vars(cls).items()):
-            called = not name.startswith("_") or name in ("_transform", "_allocate", "_restore")
+            called = not name.startswith("_") or name in OTHERS_CALL
             if called and isinstance(method, FunctionType):
                 setattr(cls, name, pinned()(method))
         super().__init_subclass__(**kwargs)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from numpy.typing import NDArray
 from sklearn.utils import check_array
 from torch import Tensor
 
 from bertflow.errors import InputError, shown
-
-Array: TypeAlias = npt.NDArray[Any]
 
 FLOATS = (np.float64, np.float32, np.float16)
 TORCH_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -54,7 +52,7 @@ def matrix(X: Any, width: int = 0) -> Any:  # noqa: N803
 
 def is_frame(X: Any) -> bool:  # noqa: N803
     """Whether these are columns of numbers that have names."""
-    shape = getattr(X, "shape", ())
+    shape: tuple[int, ...] = getattr(X, "shape", ())
     return len(shape) == 2 and shape[1] != 1 and hasattr(X, "columns")
 
 
@@ -87,7 +85,7 @@ def _of_others(X: Any) -> Any:  # noqa: N803
         raise
     except Exception as error:  # Foreign types raise what they like.
         said = str(error).split("\n")[0][:150]
-        raise NotNumbersError(f"X is a {kind} that is no matrix of numbers ({said}); {EXPECTED}") from None
+        raise NotNumbersError(f"X is a {kind}, no matrix ({said}); {EXPECTED}") from None
 
 
 def _of_array(X: Any) -> Any:  # noqa: N803
@@ -110,7 +108,7 @@ def _of_array(X: Any) -> Any:  # noqa: N803
     return _numbers(array)
 
 
-def _of_frame(X: Any) -> Array:  # noqa: N803
+def _of_frame(X: Any) -> NDArray[Any]:  # noqa: N803
     """A data frame's numbers; a column of something else is named."""
     names = getattr(X, "column_names", None) or list(X.columns)
     for name in names:
@@ -123,7 +121,7 @@ def _of_frame(X: Any) -> Array:  # noqa: N803
             raise InputError(f"column {shown(name)} of X holds {holds} beside others; {remedy}")
     # What knows the missing values of data frames.
     return cast(
-        "Array",
+        "NDArray[Any]",
         check_array(X, dtype=list(FLOATS), ensure_all_finite=False, ensure_min_samples=0),
     )
 
@@ -131,7 +129,7 @@ def _of_frame(X: Any) -> Array:  # noqa: N803
 def _stacked(cells: Sequence[Any]) -> Any:
     """One matrix of vectors of one length: a tensor where all are tensors."""
     tensors = all(isinstance(cell, Tensor) for cell in cells)
-    rows = [cell.detach() if tensors else np.asarray(cell) for cell in cells]
+    rows: list[Any] = [cell.detach() if tensors else np.asarray(cell) for cell in cells]
     for number, row in enumerate(rows):
         if row.ndim != 1 or len(row) != len(rows[0]):
             raise InputError(
@@ -148,7 +146,7 @@ def _described(cell: Any) -> str:
     return f"of shape {shape}" if shape else shown(cell)
 
 
-def _numbers(array: Array) -> Array:
+def _numbers(array: NDArray[Any]) -> NDArray[Any]:
     """An array of a floating type that torch has."""
     if array.dtype in FLOATS:
         return array
@@ -158,7 +156,7 @@ def _numbers(array: Array) -> Array:
     if kind in "OUST":
         text = next((cell for cell in array.flat if isinstance(cell, str | bytes)), None)
         if text is not None:
-            raise InputError(f"X holds text ({shown(str(text))}); {EXPECTED}; encode sentences first")
+            raise InputError(f"X holds text ({shown(str(text))}); {EXPECTED}; encode text first")
     if kind in "mM":
         raise InputError(f"X holds {array.dtype}; {EXPECTED}")
     return array.astype(np.float64)

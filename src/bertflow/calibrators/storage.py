@@ -28,6 +28,7 @@ from bertflow.calibrators.linear import AllButTheTop, Standardization, Whitening
 from bertflow.calibrators.outputs import placed, special, write_directly
 from bertflow.calibrators.staging import followed, remove_old, return_old, staged, take_place
 from bertflow.errors import BertflowError, InputError, ModelError, shown
+from bertflow.process_state import pinned
 from bertflow.strict_json import LARGEST as LARGEST_JSON
 from bertflow.strict_json import read_json
 
@@ -96,6 +97,7 @@ def save_calibrator(
     log.info("wrote %s", folder)
 
 
+@pinned()
 def write_calibrator(
     calibrator: Calibrator, folder: Path, *, provenance: Mapping[str, Any] | None = None
 ) -> None:
@@ -127,6 +129,7 @@ def write_calibrator(
     save_file(tensors, folder / WEIGHTS)
 
 
+@pinned()
 def load_calibrator(folder: str | Path) -> Calibrator:
     """Read a calibrator back, from its own folder or from a saved model's.
 
