@@ -61,9 +61,7 @@ class _Pinned:
         super().__init_subclass__(**kwargs)
 
 
-class Calibrator(
-    _Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, ABC
-):
+class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, ABC):
     r"""A map learned on unlabelled vectors, after which cosine similarity means something.
 
     A scikit-learn estimator over matrices of shape (N, D) with N ≥ 2 and D ≥ 2. numpy in gives
