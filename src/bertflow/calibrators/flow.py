@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import fields
 from operator import attrgetter
@@ -35,7 +34,7 @@ from bertflow.calibrators.presets import RELEASED, TEMPERED
 from bertflow.calibrators.threads import usual_threads
 from bertflow.calibrators.training import Progress, Schedule, put_back, train, training_device
 from bertflow.display import Bars, of_stage, watched
-from bertflow.errors import FewRowsWarning, InputError, TrainingError
+from bertflow.errors import InputError, TrainingError, warn_of_few_rows
 from bertflow.flows import Glow, Permutation, ResidualForm
 from bertflow.flows.glow import CouplingName, PermutationName
 from bertflow.flows.layers import WeightInit
@@ -386,12 +385,10 @@ class Flow(Calibrator):
         steps = self._chosen(Schedule).steps(rows)
         if steps < ENOUGH_STEPS:
             epochs = self.epochs * ENOUGH_STEPS / steps
-            warnings.warn(
+            warn_of_few_rows(
                 f"{steps} steps hardly train a flow ({rows:,} rows, batch_size={self.batch_size}, "
                 f"epochs={self.epochs:g}); give more rows, or epochs={math.ceil(epochs)} for "
-                f"{ENOUGH_STEPS} steps",
-                FewRowsWarning,
-                stacklevel=2,
+                f"{ENOUGH_STEPS} steps"
             )
 
     def _conclude(self, rows: Array | Tensor, curve: Tensor, generator: torch.Generator) -> None:

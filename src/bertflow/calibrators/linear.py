@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Literal, Self
@@ -27,7 +26,7 @@ from bertflow.calibrators.moments import (
     moments_of,
     principal_axes,
 )
-from bertflow.errors import FewRowsWarning, InputError
+from bertflow.errors import InputError, warn_of_few_rows
 from bertflow.flows import bounded_deviation
 
 # With fewer rows a dimension the smallest variances come out at less than a quarter of what they
@@ -327,11 +326,9 @@ class Whitening(LinearCalibrator):
         width, kept = self.n_features_in_, self._n_features_out
         self.shrinkage_ = s = _shrinkage(moments) if self.shrinkage == "auto" else self.shrinkage
         if moments.count < ENOUGH_ROWS * width:
-            warnings.warn(
+            warn_of_few_rows(
                 f"{moments.count:,} rows are few to whiten {width:,} dimensions (shrinkage "
-                f"{s:.2g}): fit on {ENOUGH_ROWS * width:,} or more, or use Standardization",
-                FewRowsWarning,
-                stacklevel=2,
+                f"{s:.2g}): fit on {ENOUGH_ROWS * width:,} or more, or use Standardization"
             )
         deviation, directions, floor = principal_axes(moments.covariance())
         _check_rank("dim", kept, deviation, floor, moments.count)
@@ -384,12 +381,10 @@ def _check_rank(name: str, count: int, deviation: Tensor, floor: float, rows: in
     """Warn of axes that were asked for, but not determined by the rows."""
     rank = int((deviation > floor).sum())
     if rank < count < len(deviation):
-        warnings.warn(
+        warn_of_few_rows(
             f"{name}={count} is more than the {rank} axes along which {rows:,} rows of "
             f"{len(deviation):,} dimensions vary: {count - rank} of them are arbitrary; take "
-            f"{name}={rank} or less, or more rows",
-            FewRowsWarning,
-            stacklevel=2,
+            f"{name}={rank} or less, or more rows"
         )
 
 
