@@ -12,11 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from sklearn.pipeline import make_pipeline
 
 import bertflow
 from bertflow import errors
+from bertflow.calibrators import Flow, Whitening
 from bertflow.cli.app import EXIT_CODES
-from bertflow.errors import BertflowError, InputError, ModelError, one_line, shown
+from bertflow.errors import BertflowError, FewRowsWarning, InputError, ModelError, one_line, shown
 
 SOURCE = Path(bertflow.__file__).parent
 KINDS = [
@@ -274,13 +276,26 @@ def test_printing_is_found():
     ids=lambda path: str(path.relative_to(SOURCE)),
 )
 def test_no_module_of_the_library_prints(path):
-    assert prints(ast.parse(path.read_text(encoding="utf-8"))) == []
+    found = prints(ast.parse(path.read_text(encoding="utf-8")))
+    assert len(found) == (path.name == "errors.py")  # `warn_of_few_rows` warns, nothing else.
+
+
+def test_a_warning_of_few_rows_is_at_the_line_of_the_caller(rng):
+    x = rng.normal(size=(20, 8))
+    pipeline = make_pipeline(Whitening())
+    for fit in (Whitening().fit, Flow().fit, Whitening().fit_transform, pipeline.fit):
+        with pytest.warns(FewRowsWarning) as seen:
+            fit(x)
+        assert [one.filename for one in seen] == [__file__]
 
 
 API = """
 import sys
+import warnings
 import numpy as np
 import bertflow
+from bertflow.errors import FewRowsWarning
+warnings.simplefilter("ignore", FewRowsWarning)
 from bertflow import Flow, Whitening, calibrate, load_encoder, load, save_calibrator
 from bertflow.encoders import encode_file, open_model, save_model
 encoder, data = sys.argv[1:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from sklearn.exceptions import NotFittedError
 
 from bertflow.calibrators import Flow
 from bertflow.calibrators.training import Schedule, train
-from bertflow.errors import InputError, TrainingError
+from bertflow.errors import FewRowsWarning, InputError, TrainingError
 from bertflow.flows import ActNorm, Glow, InvertibleLinear
 
 VARIANTS = {
@@ -147,6 +148,15 @@ def test_loss_is_minus_the_mean_log_prob_in_bits_per_dimension(build, x, dtype):
     flow = build().fit(x)
     expected = -flow.log_prob(x).astype(np.float64).mean() / (6 * np.log(2))
     assert abs(flow.loss_ - expected) < 1e-6
+
+
+def test_a_flow_that_takes_few_steps_warns_of_it(rng):
+    x = rng.normal(size=(300, 4))
+    with pytest.warns(FewRowsWarning, match=r"10 steps .*300 rows.* epochs=10 for 100 steps"):
+        Flow().fit(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Flow(epochs=10).fit(x)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,9 @@ from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
 from bertflow.calibrators import AllButTheTop, Standardization, Whitening
-from bertflow.errors import InputError
+from bertflow.data import read_task
+from bertflow.errors import FewRowsWarning, InputError
+from bertflow.evaluation import correlate, paired_cosine
 
 LINEAR = {
     "standardization": Standardization,
@@ -71,13 +76,13 @@ def test_standardization_takes_float32_far_from_zero(rng):
 
 def test_whitening_takes_float32_far_from_zero(rng):
     x = rng.normal(10_000, 1, size=(5000, 3)).astype(np.float32)
-    whitening = Whitening().fit(x)
+    whitening = Whitening(shrinkage=0.0).fit(x)
     np.testing.assert_allclose(whitening.scale_**2, 1, atol=0.06)
     np.testing.assert_allclose(np.cov(whitening.transform(x).T, ddof=0), np.eye(3), atol=1e-3)
 
 
 def test_whitened_rows_have_mean_zero_and_identity_covariance(x):
-    z = Whitening().fit_transform(x)
+    z = Whitening(shrinkage=0.0).fit_transform(x)
     np.testing.assert_allclose(z.mean(axis=0), 0, atol=1e-6)
     np.testing.assert_allclose(np.cov(z.T, ddof=0), np.eye(8), atol=1e-6)
 
@@ -85,14 +90,14 @@ def test_whitened_rows_have_mean_zero_and_identity_covariance(x):
 def test_real_vectors_are_whitened_to_identity_covariance(shared_data):
     raw = np.load(shared_data / "embeddings/smollm2-135m_first-last-avg.npy", mmap_mode="r")
     x = np.asarray(raw[:6000], dtype=np.float64)
-    z = Whitening().fit_transform(x)
+    z = Whitening(shrinkage=0.0).fit_transform(x)
     np.testing.assert_allclose(z.mean(axis=0), 0, atol=1e-6)
     np.testing.assert_allclose(np.cov(z.T, ddof=0), np.eye(576), atol=1e-6)
 
 
 @pytest.mark.parametrize("dim", [None, 1, 3])
 def test_whitening_is_scikit_learns_pca_up_to_sign_and_ddof(x, dim):
-    found = Whitening(dim).fit_transform(x)
+    found = Whitening(dim, shrinkage=0.0).fit_transform(x)
     expected = PCA(dim, whiten=True, svd_solver="full").fit_transform(x)
     expected = expected * np.sqrt(len(x) / (len(x) - 1))
     np.testing.assert_allclose(found, up_to_sign(found, expected), atol=1e-8)
@@ -127,7 +132,7 @@ def test_power_zero_only_rotates(x):
 @pytest.mark.parametrize("power", [0.25, 0.75])
 def test_power_softens_the_scales(x, power):
     variances = principal(np.cov(x.T, ddof=0))[0]
-    z = Whitening(power=power).fit_transform(x)
+    z = Whitening(power=power, shrinkage=0.0).fit_transform(x)
     np.testing.assert_allclose(z.var(axis=0), variances ** (1 - power), rtol=1e-9)
 
 
@@ -149,6 +154,90 @@ def test_a_power_that_loses_the_deviations_maps_all_the_same(x, power):
     found = Whitening().fit(x)
     expected = found.transform(x)
     np.testing.assert_allclose(found.set_params(power=power).transform(x), expected, atol=1e-9)
+
+
+def test_shrinkage_follows_from_rows_and_effective_dimensions():
+    # Variances 4 and 1: (4 + 1)^2 / (16 + 1) effective dimensions, 4 rows.
+    x = np.array([[12.0, 1.0], [8.0, 1.0], [12.0, -1.0], [8.0, -1.0]])
+    found = Whitening().fit(x)
+    share = 1 / (1 + (4 / (25 * 25 / 17)) ** 2)
+    assert found.shrinkage_ == pytest.approx(share)
+    np.testing.assert_allclose(found.scale_, Whitening(shrinkage=share).fit(x).scale_)
+    huge = Whitening().fit(1e140 * x)
+    assert huge.shrinkage_ == pytest.approx(share)
+
+
+def test_shrinkage_fades_with_more_rows(rng):
+    shares = [Whitening().fit(rng.normal(size=(n, 4))).shrinkage_ for n in (20, 200, 2000, 50_000)]
+    assert shares[0] > 0.9
+    assert shares[-1] < 1e-4
+    assert (np.diff(shares) < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("cloud", "width"),
+    [("smollm2-135m_first-last-avg", 576), ("smollm2-135m_last2avg", 576),
+     ("minilm-l6_mean_first2000", 384)],
+)  # fmt: skip
+def test_whitening_on_the_300_rows_that_are_compared_is_not_below_raw(shared_data, cloud, width):
+    rows = np.load(shared_data / f"embeddings/{cloud}.npy", mmap_mode="r")[:2000]
+    rows = np.asarray(rows, dtype=np.float32)
+    sentences = json.loads((shared_data / "embeddings/stsb_sentences.json").read_text())
+    row_of = {sentence: row for row, sentence in enumerate(sentences[:2000])}
+    pairs = [
+        (row_of[a], row_of[b], gold)
+        for split in ("train", "dev", "test")
+        for task in [read_task("stsb", shared_data, split)]
+        for a, b, gold in zip(task.first, task.second, task.gold, strict=True)
+        if a in row_of and b in row_of
+    ]
+
+    def spearman(z, used):
+        first, second = used[:, :2].astype(int).T
+        return 100 * correlate(paired_cosine(z[first], z[second]), used[:, 2]).spearman
+
+    differences, unguarded = [], []
+    for seed in range(4):
+        used = np.random.default_rng(seed).permutation(np.array(pairs))[:150]
+        fitted = rows[used[:, :2].astype(int).ravel()]
+        assert fitted.shape == (300, width)
+        raw = spearman(rows, used)
+        differences.append(spearman(Whitening().fit(fitted).transform(rows), used) - raw)
+        plain = Whitening(shrinkage=0.0).fit(fitted)
+        unguarded.append(spearman(plain.transform(rows), used) - raw)
+    assert np.mean(differences) > -1
+    assert np.mean(unguarded) < -5
+
+
+def test_many_rows_are_whitened_as_without_shrinkage(shared_data):
+    rows = np.load(shared_data / "embeddings/smollm2-135m_first-last-avg.npy").astype(np.float32)
+    found, plain = Whitening().fit(rows), Whitening(shrinkage=0.0).fit(rows)
+    assert found.shrinkage_ < 0.002
+    np.testing.assert_allclose(found.scale_, plain.scale_, rtol=0.05)
+
+
+def test_few_rows_are_warned_of_with_both_numbers(rng):
+    with pytest.warns(FewRowsWarning, match=r"300 rows .* 576 dimensions .*shrinkage"):
+        Whitening().fit(rng.normal(size=(300, 576)))
+    with pytest.warns(FewRowsWarning, match=r"39 rows .* 10 dimensions .*fit on 40 or more"):
+        Whitening(shrinkage=0.0).fit(rng.normal(size=(39, 10)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Whitening().fit(rng.normal(size=(40, 10)))
+
+
+@pytest.mark.parametrize(
+    ("calibrator", "name"), [(Whitening(dim=40), "dim"), (AllButTheTop(40), "n_components")]
+)
+def test_axes_beyond_the_rank_are_warned_of_with_the_rank(rng, calibrator, name):
+    x = rng.normal(size=(20, 64))
+    with pytest.warns(FewRowsWarning, match=f"{name}=40 .*19 axes.*20 rows.*21 of them"):
+        calibrator.fit(x)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        calibrator.set_params(**{name: 19}).fit(x)
+    assert not any("axes" in str(one.message) for one in seen)
+    calibrator.set_params(**{name: 40})
 
 
 def test_full_shrinkage_only_rotates_and_scales_by_one_number(x):
@@ -177,6 +266,7 @@ def test_whitening_maps_back_onto_its_axes(x):
         ({"power": float("nan")}, "power must be .*0 and 1, got nan"),
         ({"shrinkage": -0.1}, "shrinkage must be .*0 and 1, got -0.1"),
         ({"shrinkage": 1.1}, "shrinkage must be .*0 and 1, got 1.1"),
+        ({"shrinkage": "automatic"}, "shrinkage must be .*0 and 1, got 'automatic'"),
     ],
 )
 def test_whitening_refuses_a_bad_argument_by_name(x, arguments, message):
@@ -187,12 +277,12 @@ def test_whitening_refuses_a_bad_argument_by_name(x, arguments, message):
 def test_a_rank_deficient_cloud_is_whitened_within_its_span(rng):
     basis = np.linalg.qr(rng.normal(size=(10, 10)))[0][:, :4]
     x = rng.normal(size=(300, 4)) @ basis.T
-    z = Whitening().fit_transform(x)
+    z = Whitening(shrinkage=0.0).fit_transform(x)
     np.testing.assert_allclose(np.cov(z[:, :4].T, ddof=0), np.eye(4), atol=1e-6)
     np.testing.assert_allclose(z[:, 4:], 0, atol=1e-6)
     # A query outside the span is divided by a typical deviation, which is 1 here.
     outside = np.linalg.svd(basis.T)[2][-1]
-    moved = Whitening().fit(x).transform(np.stack([x[0], x[0] + outside]))
+    moved = Whitening(shrinkage=0.0).fit(x).transform(np.stack([x[0], x[0] + outside]))
     assert 0.8 < np.linalg.norm(moved[1] - moved[0]) < 1.3
 
 
@@ -333,7 +423,7 @@ def test_more_rows_than_a_chunk_are_whitened_as_numpy_would(rng):
         rng.normal(size=(10_000, 4)) * np.array([4.0, 3, 2, 1])
         + 100 * np.sort(rng.normal(size=10_000))[:, None]
     )
-    z = Whitening().fit_transform(x)
+    z = Whitening(shrinkage=0.0).fit_transform(x)
     np.testing.assert_allclose(np.cov(z.T, ddof=0), np.eye(4), atol=1e-6)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -414,6 +415,47 @@ def test_a_shard_that_cannot_be_used_is_named(tmp_path, corpus, harm):
         run(Encode(Lengths(), column="text"), corpus, tmp_path / "out")
     assert said in str(caught.value)
     assert str(corpus) in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [object, "U1", np.float64, np.int64, bool])
+def test_an_empty_batch_of_any_type_gives_an_empty_one(dtype):
+    nothing = np.array([], dtype=dtype)
+    fitted = Whitening(dim=2).fit(np.random.default_rng(0).normal(size=(50, 3)))
+    for worker, name, width in [
+        (Encode(Lengths(), column="text"), "text", 3),
+        (Transform(fitted), "vector", 2),
+        (Transform(fitted, inverse=True), "vector", 3),
+    ]:
+        found = worker({"id": np.arange(0), name: nothing})
+        assert found["id"].shape == (0,)
+        assert found["vector"].shape == (0, width)
+
+
+def test_an_empty_batch_needs_no_name_for_its_text():
+    found = Encode(Lengths())({"id": np.arange(0), "text": np.array([], dtype=object)})
+    assert found["vector"].shape == (0, 3)
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), np.nan, pd.NA], ids=repr)
+def test_missing_text_in_a_batch_is_named_by_its_row_or_left_out(missing):
+    batch = {"text": np.array(["sentence 1", missing, "sentence 3"], dtype=object)}
+    with pytest.raises(InputError, match=r"row 1 has no text"):
+        Encode(Lengths(), column="text")(batch)
+    assert len(Encode(Lengths(), column="text", blank="skip")(batch)["vector"]) == 2
+
+
+def test_something_else_among_texts_is_named_by_its_row():
+    batch = {"text": np.array(["one", "two", 3.5], dtype=object)}
+    with pytest.raises(InputError, match=r"'text' holds str and, in row 2, float"):
+        Encode(Lengths(), column="text")(batch)
+
+
+def test_batches_of_a_calibrator_that_gives_data_frames_are_arrays_still():
+    x = np.random.default_rng(0).normal(size=(50, 3))
+    fitted = Whitening().fit(x)
+    expected = fitted.transform(x)
+    found = Transform(fitted.set_output(transform="pandas"))({"vector": x})
+    np.testing.assert_array_equal(found["vector"], expected)
 
 
 @pytest.mark.parametrize("harm", HARMS)

@@ -223,7 +223,7 @@ def test_numpy_numbers_as_arguments_are_stored_as_numbers(tmp_path):
     whitening = Whitening(np.int64(3), power=np.float64(0.5)).fit(data())
     save_calibrator(whitening, tmp_path / "saved")
     found = load_calibrator(tmp_path / "saved")
-    assert found.get_params() == {"dim": 3, "power": 0.5, "shrinkage": 0.0}
+    assert found.get_params() == {"dim": 3, "power": 0.5, "shrinkage": "auto"}
     assert type(found.dim) is int
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import unicodedata
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 from subprocess import list2cmdline
@@ -118,6 +120,19 @@ class TrainingError(BertflowError, ArithmeticError):
     """
 
     kept: Any = None
+
+
+class FewRowsWarning(UserWarning):
+    """A calibrator is fitted on fewer rows than it needs; the message has the numbers."""
+
+
+def warn_of_few_rows(message: str) -> None:
+    """Warn whoever called, at the line that did: it is the one place where the library does."""
+    frame, level = sys._getframe(1), 2
+    ours = ("bertflow", "contextlib", "sklearn")
+    while frame.f_globals.get("__name__", "").partition(".")[0] in ours and frame.f_back:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(one_line(message), FewRowsWarning, stacklevel=level)
 
 
 class MissingDependencyError(BertflowError, ImportError):

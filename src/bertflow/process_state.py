@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import sklearn
 import torch
+
+# The default type belongs to the whole process: who comes first of several threads sets it, and who
+# leaves last puts back what was there.
+_lock = threading.Lock()
+_inside = 0
+_before: torch.dtype | None = None
 
 
 @contextmanager
@@ -16,9 +23,8 @@ def pinned() -> Iterator[None]:
 
     Inside, torch's default type is float32 and its default device the CPU, autocast and inference
     mode are off, gradients can be computed, numpy only warns, and scikit-learn returns arrays.
-    Everything is as before afterwards. It serves as a decorator, too.
-
-    The default type belongs to the whole process, so it is touched only where someone changed it.
+    Everything is as before afterwards. It serves as a decorator, too. Global seeds are left alone:
+    nothing reads them.
 
     Example:
         >>> torch.set_default_dtype(torch.float64)
@@ -30,9 +36,8 @@ def pinned() -> Iterator[None]:
         >>> torch.set_default_dtype(torch.float32)
     """
     with ExitStack() as settings:
-        if (before := torch.get_default_dtype()) != torch.float32:
-            torch.set_default_dtype(torch.float32)
-            settings.callback(torch.set_default_dtype, before)
+        _enter_default_type()
+        settings.callback(_leave_default_type)
         if torch.get_default_device() != torch.device("cpu"):
             settings.enter_context(torch.device("cpu"))
         for device in ("cpu", "cuda", "mps"):
@@ -43,3 +48,22 @@ def pinned() -> Iterator[None]:
         settings.enter_context(np.errstate(all="warn", under="ignore"))
         settings.enter_context(sklearn.config_context(transform_output="default"))
         yield
+
+
+def _enter_default_type() -> None:
+    global _inside, _before
+    with _lock:
+        _inside += 1
+        if (found := torch.get_default_dtype()) != torch.float32:
+            _before = found
+            torch.set_default_dtype(torch.float32)
+
+
+def _leave_default_type() -> None:
+    global _inside, _before
+    with _lock:
+        _inside -= 1
+        if not _inside and _before is not None:
+            if torch.get_default_dtype() == torch.float32:  # Nobody has set another meanwhile.
+                torch.set_default_dtype(_before)
+            _before = None

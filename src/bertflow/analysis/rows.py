@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from bertflow.calibrators.base import Array, check_number, finite
+from bertflow.calibrators.containers import matrix
 from bertflow.errors import InputError
 
 BLOCK_ENTRIES = 2**22
@@ -15,17 +18,20 @@ BLOCK_ENTRIES = 2**22
 def checked(vectors: Array) -> Array:
     """The vectors as a matrix of floats, at least 2 rows, all of them finite.
 
+    Args:
+        vectors: Shape (N, D), in any container that a calibrator takes.
+
     Raises:
         InputError: Another shape, fewer than 2 rows, or a NaN or infinite row (named).
     """
-    vectors = np.asarray(vectors)
-    if vectors.ndim != 2 or vectors.shape[1] == 0:
-        raise InputError(f"expected vectors of shape (rows, dimensions), got shape {vectors.shape}")
-    if len(vectors) < 2:
-        raise InputError(f"a cloud of vectors takes at least 2 rows, got {len(vectors)}")
-    if vectors.dtype not in (np.float64, np.float32, np.float16):
-        vectors = vectors.astype(np.float64)
-    rows: Array = finite(vectors)
+    given = matrix(vectors)
+    if isinstance(given, Tensor):
+        given = (given.float() if given.dtype == torch.bfloat16 else given).cpu().numpy()
+    if len(given) < 2:
+        raise InputError(f"a cloud of vectors takes at least 2 rows, got {len(given)}")
+    if given.shape[1] == 0:
+        raise InputError(f"expected vectors of shape (rows, dimensions), got shape {given.shape}")
+    rows: Array = finite(given)
     return rows
 
 

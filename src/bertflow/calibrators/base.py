@@ -7,6 +7,7 @@ import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral, Real
+from types import FunctionType
 from typing import Any, Self, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -16,8 +17,10 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from bertflow.calibrators.containers import is_frame, matrix
 from bertflow.display import block, facts_table
 from bertflow.errors import InputError
+from bertflow.process_state import pinned
 
 Array: TypeAlias = npt.NDArray[Any]
 Rows = TypeVar("Rows", Array, Tensor)
@@ -41,7 +44,24 @@ CHUNK_BYTES = 2**22
 GPU_CHUNK_BYTES = 2**26
 
 
-class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, ABC):
+# Methods of a calibrator that modules, models and files call, for all their underscores.
+OTHERS_CALL = ("_rows", "_transform", "_learned", "_allocate", "_restore")
+
+
+class _Pinned:
+    """Methods that others call compute as in a fresh process, those of subclasses, too."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Before scikit-learn wraps transform: what it makes of the output is for the caller's
+        # settings.
+        for name, method in list(vars(cls).items()):
+            called = not name.startswith("_") or name in OTHERS_CALL
+            if called and isinstance(method, FunctionType):
+                setattr(cls, name, pinned()(method))
+        super().__init_subclass__(**kwargs)
+
+
+class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, ABC):
     r"""A map learned on unlabelled vectors, after which cosine similarity means something.
 
     A scikit-learn estimator over matrices of shape (N, D) with N ≥ 2 and D ≥ 2. numpy in gives
@@ -63,7 +83,8 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """Learn the map from rows.
 
         Args:
-            X: Vectors, shape (N, D): an array, a memory-mapped file or a tensor.
+            X: Vectors, shape (N, D): an array, a memory-mapped file, a tensor, a data frame of
+                numbers; or a list, Series or column whose entries are vectors.
             y: Ignored, there for scikit-learn's sake.
 
         Returns:
@@ -95,6 +116,10 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             InputError: A NaN or infinite row (named), a row whose image its type cannot hold
                 (named), or another width than at fit.
         """
+        return self._rows(X)
+
+    def _rows(self, X: Rows) -> Rows:  # noqa: N803
+        """What `transform` computes, whatever scikit-learn is told to make of it."""
         check_is_fitted(self)
         rows: Rows = self._checked(X, fitting=False)
         return self._mapped(self._transform_into, rows, self._n_features_out)
@@ -115,9 +140,7 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
                 (named), or another width than transform gives.
         """
         check_is_fitted(self)
-        rows: Rows = _matrix(X)
-        if len(rows) == 0:
-            raise InputError(_too_small(type(self).__name__, tuple(rows.shape), 1))
+        rows: Rows = matrix(X, self._n_features_out)
         if rows.shape[1] != self._n_features_out:
             raise InputError(
                 f"X has {rows.shape[1]} columns, but {type(self).__name__}.transform "
@@ -141,33 +164,15 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
         What is mapped is checked for finiteness chunk by chunk, see `mapped`.
         """
-        least = 2 if fitting else 1
-        if isinstance(X, Tensor):
-            X = _matrix(X)
-            if len(X) < least or X.shape[1] < 2:
-                raise InputError(_too_small(type(self).__name__, X.shape, least))
-            if fitting:
-                self.n_features_in_ = X.shape[1]
-            elif X.shape[1] != self.n_features_in_:
-                raise InputError(
-                    f"X has {X.shape[1]} features, but {type(self).__name__} is expecting "
-                    f"{self.n_features_in_} features as input"
-                )
-            return finite(X) if fitting else X
+        rows = matrix(X, 0 if fitting else self.n_features_in_)
+        if fitting and (len(rows) < 2 or rows.shape[1] < 2):
+            raise InputError(_too_small(type(self).__name__, tuple(rows.shape)))
         try:
-            X = validate_data(
-                self,
-                X,
-                reset=fitting,
-                dtype=[np.float64, np.float32, np.float16],
-                ensure_all_finite=False,
-                ensure_min_samples=0,
-            )
+            named = X if is_frame(X) else rows
+            validate_data(self, named, reset=fitting, skip_check_array=True)
         except ValueError as error:
             raise InputError(" ".join(str(error).split())) from error
-        if len(X) < least or X.shape[1] < 2:
-            raise InputError(_too_small(type(self).__name__, X.shape, least))
-        return finite(X) if fitting else X
+        return finite(rows) if fitting else rows
 
     @abstractmethod
     def _fit(self, rows: Array | Tensor) -> None:
@@ -183,7 +188,7 @@ class Calibrator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     def _transform(self, x: Tensor) -> Tensor:
         """Map a float32 or float64 chunk, which need not be finite."""
-        wide = x.double() if self._needs_float64() else x
+        wide = x.detach().double() if self._needs_float64() else x.detach()
         out = wide.new_empty(len(x), self._n_features_out)
         self._transform_into(wide, out)
         return out.to(x.dtype)
@@ -444,9 +449,17 @@ def _file_of(rows: Array | Tensor) -> mmap.mmap | None:
     return base if isinstance(base, mmap.mmap) else None
 
 
+def learned_tensor(array: Array) -> Tensor:
+    """An array of what was learned as a tensor; a copy of one that cannot be written to.
+
+    Such an array is what `joblib.load(..., mmap_mode="r")` gives. torch has no read-only tensors.
+    """
+    return torch.from_numpy(np.require(array, requirements=["W"]))
+
+
 def like(array: Array, tensor: Tensor) -> Tensor:
     """The array as a tensor of another one's type and device."""
-    return torch.from_numpy(array).to(dtype=tensor.dtype, device=tensor.device)
+    return learned_tensor(array).to(dtype=tensor.dtype, device=tensor.device)
 
 
 def unit_length(x: Tensor) -> Tensor:
@@ -510,28 +523,15 @@ def mapped(
     return cast("Rows", result)
 
 
-def _matrix(X: Any) -> Any:  # noqa: N803
-    if not isinstance(X, Tensor):
-        X = np.asarray(X)
-        if X.dtype not in (np.float64, np.float32, np.float16):
-            X = X.astype(np.float64)
-    elif not X.is_floating_point():
-        X = X.double()
-    if X.ndim != 2:
-        raise InputError(
-            f"expected a matrix of shape (rows, features), got shape {tuple(X.shape)}; "
-            "reshape a single row with X.reshape(1, -1)"
-        )
-    return X.detach() if isinstance(X, Tensor) else X
-
-
-def _too_small(name: str, shape: tuple[int, ...], least: int) -> str:
-    if shape[1] < 2:
+def _too_small(name: str, shape: tuple[int, ...]) -> str:
+    if shape[1] == 0 and shape[0] > 0:
+        return f"X has 0 feature(s) (shape={shape}) while a minimum of 2 is required."
+    if shape[1] == 1:
         return (
-            f"X has n_features = {shape[1]} (shape {tuple(shape)}), but {name} needs at least 2: "
+            f"X has n_features = 1 (shape {shape}), but {name} needs at least 2: "
             "cosine similarity of single numbers is only their sign"
         )
-    return f"X has n_samples = {shape[0]} (shape {tuple(shape)}), but {name} needs at least {least}"
+    return f"X has n_samples = {shape[0]} (shape {shape}), but {name} needs at least 2"
 
 
 def finite(rows: Any) -> Any:

@@ -24,6 +24,7 @@ from bertflow.calibrators.base import (
     check_number,
     empty,
     in_file,
+    learned_tensor,
     taken,
 )
 from bertflow.calibrators.checkpoint import Checkpoint, State
@@ -33,12 +34,15 @@ from bertflow.calibrators.presets import RELEASED, TEMPERED
 from bertflow.calibrators.threads import usual_threads
 from bertflow.calibrators.training import Progress, Schedule, put_back, train, training_device
 from bertflow.display import Bars, of_stage, watched
-from bertflow.errors import InputError, TrainingError
+from bertflow.errors import InputError, TrainingError, warn_of_few_rows
 from bertflow.flows import Glow, Permutation, ResidualForm
 from bertflow.flows.glow import CouplingName, PermutationName
 from bertflow.flows.layers import WeightInit
 
 EVALUATION_ROWS = 65536
+# On stored STS-B vectors the paper's flow gains nothing over its standardization with 13 steps,
+# a quarter of all that it gains with 32, and two thirds with 94.
+ENOUGH_STEPS = 100
 Chosen = TypeVar("Chosen", Schedule, Framing)
 
 
@@ -105,6 +109,9 @@ class Flow(Calibrator):
     Raises:
         InputError: By fit, for bad rows or an argument out of its range.
         TrainingError: By fit, if a step is not finite; `error.kept` is the flow before that.
+
+    Warns:
+        FewRowsWarning: By fit, of fewer than 100 steps.
 
     Source:
         Paper, sections 3.2 and 4.1, appendix A and B, Table 7.
@@ -285,7 +292,10 @@ class Flow(Calibrator):
 
     def score(self, X: Any, y: None = None) -> float:  # noqa: N803
         """Mean of `log_prob` over the rows: what GridSearchCV maximises."""
-        return float(torch.as_tensor(self.log_prob(X)).cpu().double().mean())
+        log_prob = torch.as_tensor(self.log_prob(X))
+        if not len(log_prob):
+            raise InputError("X has n_samples = 0: there is no mean of no rows")
+        return float(log_prob.cpu().double().mean())
 
     def sample(
         self, n_samples: int = 1, *, random_state: int | np.random.RandomState | None = None
@@ -350,6 +360,7 @@ class Flow(Calibrator):
 
         self.flow_ = self._build(frame.count, generator)
         self.frame_ = frame.tempered(self.flow_, framing)
+        self._warn_of_few_steps(len(rows))
         shown = self._progress
         try:
             curve = train(
@@ -369,6 +380,16 @@ class Flow(Calibrator):
             if checkpoint.state is not None:
                 error.kept = self._kept_at(checkpoint.state, rows, generator)
             raise
+
+    def _warn_of_few_steps(self, rows: int) -> None:
+        steps = self._chosen(Schedule).steps(rows)
+        if steps < ENOUGH_STEPS:
+            epochs = self.epochs * ENOUGH_STEPS / steps
+            warn_of_few_rows(
+                f"{steps} steps hardly train a flow ({rows:,} rows, batch_size={self.batch_size}, "
+                f"epochs={self.epochs:g}); give more rows, or epochs={math.ceil(epochs)} for "
+                f"{ENOUGH_STEPS} steps"
+            )
 
     def _conclude(self, rows: Array | Tensor, curve: Tensor, generator: torch.Generator) -> None:
         """Measure what training has left."""
@@ -499,7 +520,7 @@ class Flow(Calibrator):
         return {
             **self.frame_.learned(),
             "loss": torch.tensor(self.loss_, dtype=torch.float64),
-            "loss_curve": torch.from_numpy(self.loss_curve_),
+            "loss_curve": learned_tensor(self.loss_curve_),
             **weights,
         }
 
@@ -525,7 +546,8 @@ class Flow(Calibrator):
         self.loss_ = float(learned["loss"])
         self.loss_curve_ = learned["loss_curve"].numpy()
         weights = {k.removeprefix("flow."): v for k, v in learned.items() if k.startswith("flow.")}
-        self.flow_ = self._build(self.frame_.count)
+        # With a generator of its own: the caller's is not moved.
+        self.flow_ = self._build(self.frame_.count, torch.Generator())
         if self.flow_.features != len(weights["levels.0.steps.0.bias"]):
             raise InputError(
                 f"live says that {self.flow_.features} dimensions vary, not the layers"

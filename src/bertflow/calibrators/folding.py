@@ -7,7 +7,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from bertflow.calibrators.base import unit_length
+from bertflow.calibrators.base import learned_tensor, unit_length
 from bertflow.calibrators.frame import Frame
 from bertflow.flows import ResidualForm
 
@@ -56,11 +56,11 @@ class FoldedFlow:
             return tensor.to(dtype=like.dtype, device=like.device).contiguous()
 
         self.order, self.back = order.to(like.device), order.argsort().to(like.device)
-        self.mean = cast(torch.from_numpy(frame.mean))
+        self.mean = cast(learned_tensor(frame.mean))
         self.axes = None
         if frame.components is not None:
-            self.axes = cast(torch.from_numpy(frame.components)[order])
-        self.centre, self.scale = self.mean[self.order], cast(torch.from_numpy(frame.scale)[order])
+            self.axes = cast(learned_tensor(frame.components)[order])
+        self.centre, self.scale = self.mean[self.order], cast(learned_tensor(frame.scale)[order])
         # In the order of the latent dimensions a level reads and moves neighbouring columns.
         self.couplings: list[_Coupling] = []
         for w1, b1, w2, b2, residual, back in couplings:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertflow.calibrators.base import Array, check_number, empty, like, unit_length
+from bertflow.calibrators.base import Array, check_number, empty, learned_tensor, like, unit_length
 from bertflow.calibrators.moments import ROUNDING, moments_of, principal_axes
 from bertflow.errors import InputError
 from bertflow.flows import Glow, Permutation, bounded_deviation
@@ -159,7 +159,7 @@ class Frame:
         """The arrays, by the names they have in a file."""
         names = ("mean", "scale", "live", "components", "gain", "offset")
         arrays = {name: getattr(self, name) for name in names}
-        return {name: torch.from_numpy(a) for name, a in arrays.items() if a is not None}
+        return {name: learned_tensor(a) for name, a in arrays.items() if a is not None}
 
     def tempered(self, glow: Glow, framing: Framing) -> Self:
         r"""The same frame with gain and offset, in the order of the Glow's latent dimensions.
@@ -222,12 +222,12 @@ class Frame:
         if self.components is not None:
             u = u @ like(self.components, x).T
         u = u / like(self.scale, x)
-        live = torch.from_numpy(self.live).to(x.device)
+        live = learned_tensor(self.live).to(x.device)
         return u[:, live], u[:, ~live]
 
     def leave(self, varying: Tensor, others: Tensor) -> Tensor:
         """Undo `enter`; the length of a row is not brought back."""
-        live = torch.from_numpy(self.live).to(varying.device)
+        live = learned_tensor(self.live).to(varying.device)
         u = varying.new_empty(len(varying), len(live))
         u[:, live] = varying
         u[:, ~live] = others

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from bertflow.calibrators.base import (
     beyond_float32,
     check_number,
     empty,
+    learned_tensor,
     like,
 )
 from bertflow.calibrators.moments import (
@@ -25,8 +26,16 @@ from bertflow.calibrators.moments import (
     moments_of,
     principal_axes,
 )
-from bertflow.errors import InputError
+from bertflow.errors import InputError, warn_of_few_rows
 from bertflow.flows import bounded_deviation
+
+# With fewer rows a dimension the smallest variances come out at less than a quarter of what they
+# are (Marchenko and Pastur: at (1 - sqrt(D / N))^2), and whitening divides by them.
+ENOUGH_ROWS = 4
+# How many rows an effective dimension takes for a covariance to be shrunk by half. From STS-B test
+# on three clouds (`python -m benchmarks.stsb_vectors --few`): with 300 rows whitening is never a
+# point below raw, with all of them nothing changes.
+HALF_SHRUNK_ROWS = 25
 
 
 class LinearCalibrator(Calibrator):
@@ -97,7 +106,7 @@ class LinearCalibrator(Calibrator):
         r"""The centre :math:`\mu`, shape (D,), and the matrix A, shape (K, D), in float64."""
         matrix = torch.empty(self.n_features_in_, self._n_features_out, dtype=torch.float64)
         self._linear_into(torch.eye(self.n_features_in_, dtype=torch.float64), matrix)
-        return torch.from_numpy(self.mean_), matrix.T
+        return learned_tensor(self.mean_), matrix.T
 
     def _transform_into(self, x: Tensor, out: Tensor) -> None:
         self._linear_into(x - self._as("mean", x), out)
@@ -123,7 +132,7 @@ class LinearCalibrator(Calibrator):
 
     def _learned(self) -> dict[str, Tensor]:
         names = self._allocate({})
-        return {name: torch.from_numpy(getattr(self, f"{name}_")) for name in names}
+        return {name: learned_tensor(getattr(self, f"{name}_")) for name in names}
 
     def _restore(self, learned: Mapping[str, Tensor]) -> None:
         for name, tensor in learned.items():
@@ -221,7 +230,9 @@ class AllButTheTop(LinearCalibrator):
         self.mean_ = moments.mean.numpy()
         scale = _scale(moments) if self.standardize else torch.ones(width, dtype=torch.float64)
         self.scale_ = scale.numpy()
-        _, directions, _ = principal_axes(moments.covariance() / torch.outer(scale, scale))
+        found = principal_axes(moments.covariance() / torch.outer(scale, scale))
+        deviation, directions, floor = found
+        _check_rank("n_components", self._count(), deviation, floor, moments.count)
         self.components_ = directions[: self._count()].contiguous().numpy()
 
     def facts(self) -> dict[str, str]:
@@ -251,15 +262,22 @@ class Whitening(LinearCalibrator):
         z = \Lambda^{-p/2} U^\top (x - \mu), \qquad
         (1 - s)\, \Sigma + s\, \tfrac{\operatorname{tr} \Sigma}{D} I = U \Lambda U^\top
 
-    With the defaults the fitted rows come out with mean 0 and covariance I (ddof 0), the axes in
-    order of falling variance, so that the first columns are the ones to keep.
+    The axes are in order of falling variance, so that the first columns are the ones to keep. With
+    ``shrinkage=0.0``, as published, the fitted rows come out with mean 0 and covariance I (ddof 0).
+    That makes all fitted rows orthogonal where they are fewer than dimensions. So by default s
+    follows from the number of rows N and the effective dimensions r:
+
+    .. math::
+        s = \frac{1}{1 + (N / 25 r)^2}, \qquad
+        r = \frac{(\operatorname{tr} \Sigma)^2}{\operatorname{tr} \Sigma^2}
 
     Args:
         dim: Keep the first `dim` axes, 1 ≤ dim ≤ D; None keeps all.
         power: The power p in 0 … 1: 1 whitens, 0 only rotates; 0.75 is a good soft whitening.
-        shrinkage: The share s in 0 … 1 of a multiple of I in the covariance.
+        shrinkage: The share s in 0 … 1 of a multiple of I in the covariance; "auto" is the above.
 
     Attributes:
+        shrinkage_: The share that was taken; it is not saved.
         mean_: Shape (D,).
         components_: The axes, shape (K, D), orthonormal, each with its largest entry positive.
         scale_: What each axis is divided by, shape (K,). Axes without variance are divided by the
@@ -268,21 +286,29 @@ class Whitening(LinearCalibrator):
     Raises:
         InputError: By fit, if an argument is out of its range.
 
+    Warns:
+        FewRowsWarning: By fit, of fewer than 4 rows a dimension, or of a `dim` beyond their rank.
+
     Source:
         Su et al. (2021), "Whitening Sentence Representations".
 
     Example:
         >>> import numpy as np
         >>> x = np.random.default_rng(0).normal(size=(500, 3)) @ np.diag([5.0, 1.0, 0.1]) + 7.0
-        >>> z = Whitening().fit_transform(x)
+        >>> z = Whitening(shrinkage=0.0).fit_transform(x)
         >>> np.allclose(np.cov(z.T, ddof=0), np.eye(3))
         True
     """
 
     components_: Array
+    shrinkage_: float
 
     def __init__(
-        self, dim: int | None = None, *, power: float = 1.0, shrinkage: float = 0.0
+        self,
+        dim: int | None = None,
+        *,
+        power: float = 1.0,
+        shrinkage: float | Literal["auto"] = "auto",
     ) -> None:
         self.dim = dim
         self.power = power
@@ -292,17 +318,24 @@ class Whitening(LinearCalibrator):
         if self.dim is not None:
             check_number("dim", self.dim, 1, self.n_features_in_, integer=True)
         check_number("power", self.power, 0, 1)
-        check_number("shrinkage", self.shrinkage, 0, 1)
+        if not (isinstance(self.shrinkage, str) and self.shrinkage == "auto"):
+            check_number("shrinkage", self.shrinkage, 0, 1)
 
     def _fit_moments(self, moments: Moments) -> None:
         self._check_arguments()
-        width = self.n_features_in_
-        covariance = moments.covariance()
-        ridge = self.shrinkage * covariance.trace() / width
-        covariance = (1 - self.shrinkage) * covariance + ridge * torch.eye(width).double()
-        deviation, directions, floor = principal_axes(covariance)
+        width, kept = self.n_features_in_, self._n_features_out
+        self.shrinkage_ = s = _shrinkage(moments) if self.shrinkage == "auto" else self.shrinkage
+        if moments.count < ENOUGH_ROWS * width:
+            warn_of_few_rows(
+                f"{moments.count:,} rows are few to whiten {width:,} dimensions (shrinkage "
+                f"{s:.2g}): fit on {ENOUGH_ROWS * width:,} or more, or use Standardization"
+            )
+        deviation, directions, floor = principal_axes(moments.covariance())
+        _check_rank("dim", kept, deviation, floor, moments.count)
+        mean = deviation.square().mean()
         deviation = bounded_deviation(deviation, floor)
-        kept = self._n_features_out
+        if s:  # The axes stay: a multiple of I adds the same to the variance along each.
+            deviation = ((1 - s) * deviation.square() + s * mean).sqrt()
         self.mean_ = moments.mean.numpy()
         self.components_ = directions[:kept].contiguous().numpy()
         self.scale_ = (deviation[:kept] ** self.power).numpy()
@@ -334,6 +367,25 @@ class Whitening(LinearCalibrator):
         self._check_arguments()
         kept, width = self._n_features_out, self.n_features_in_
         return {"mean": empty(width), "components": empty(kept, width), "scale": empty(kept)}
+
+
+def _shrinkage(moments: Moments) -> float:
+    """The share of a multiple of I, from the rows and the dimensions that they spread over."""
+    covariance = moments.covariance()
+    covariance = covariance / covariance.diagonal().max()  # Squares stay in range.
+    dimensions = covariance.trace().square() / covariance.square().sum()
+    return float(1 / (1 + (moments.count / (HALF_SHRUNK_ROWS * dimensions)).square()))
+
+
+def _check_rank(name: str, count: int, deviation: Tensor, floor: float, rows: int) -> None:
+    """Warn of axes that were asked for, but not determined by the rows."""
+    rank = int((deviation > floor).sum())
+    if rank < count < len(deviation):
+        warn_of_few_rows(
+            f"{name}={count} is more than the {rank} axes along which {rows:,} rows of "
+            f"{len(deviation):,} dimensions vary: {count - rank} of them are arbitrary; take "
+            f"{name}={rank} or less, or more rows"
+        )
 
 
 def _scale(moments: Moments) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bertflow.calibrators.base import Array, chunks, unit_length
 from bertflow.errors import InputError
+from bertflow.process_state import pinned
 
 # What float64 rounding alone can leave as the deviation of a constant column, per unit of its mean.
 ROUNDING = 1e-12
@@ -43,12 +44,14 @@ class Moments:
         ([3.0, 6.0], [2.6666666666666665, 5.333333333333333])
     """
 
+    @pinned()
     def __init__(self, features: int, *, covariance: bool = True) -> None:
         self.count = 0
         self.mean = torch.zeros(features, dtype=torch.float64)
         shape = (features, features) if covariance else (features,)
         self._second = torch.zeros(shape, dtype=torch.float64)
 
+    @pinned()
     def update(self, rows: Tensor) -> None:
         """Take in a chunk of rows, shape (n, D), of any floating type."""
         if len(rows) == 0:
@@ -61,6 +64,7 @@ class Moments:
         chunk._second = self._product(wide - mean).cpu()
         self.merge(chunk)
 
+    @pinned()
     def merge(self, other: Moments) -> None:
         """Take in what another Moments of the same kind has seen."""
         total = self.count + other.count

@@ -40,6 +40,7 @@ from bertflow.calibrators.staging import (
     try_out,
 )
 from bertflow.errors import BertflowError, InputError, ModelError, did_you_mean, shown
+from bertflow.process_state import pinned
 from bertflow.strict_json import LARGEST as LARGEST_JSON
 from bertflow.strict_json import parse_json, read_json
 
@@ -259,6 +260,7 @@ def save_calibrator(
     log.info("wrote %s", folder)
 
 
+@pinned()
 def write_calibrator(
     calibrator: Calibrator, folder: Path, *, provenance: Mapping[str, Any] | None = None
 ) -> None:
@@ -281,6 +283,7 @@ def write_calibrator(
     save_file(tensors, folder / WEIGHTS)
 
 
+@pinned()
 def load_calibrator(folder: str | Path) -> Calibrator:
     """Read a calibrator back, from its own folder or from a saved model's.
 

@@ -130,9 +130,10 @@ def lexical(
     """How far similarity is only edit distance (the paper's Table 6 and Figure 2)."""
     check_results(
         {"--json": json_, "--markdown": markdown, "--figure": figure},
-        {"MODEL": model, "--against": against, "--pairs": pairs},
+        {"MODEL": model, "--against": against or None, "--pairs": pairs},
         data=data,
     )
+    check_own(against, model)
     found = _pairs(task, split, pairs, columns, data, format_)
     from bertflow.analysis import edit_distances, lexical_statistics
     from bertflow.cli.paper_pages import lexical_page

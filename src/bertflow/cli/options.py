@@ -290,6 +290,8 @@ def _value(key: str, text: str, default: Any) -> Any:
         value = text
     number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = isinstance(value, str) if isinstance(default, str) else number
+    if default == "auto" and key == "shrinkage":
+        fits = number or value == default
     if isinstance(default, int) or default is None:
         fits = fits and isinstance(value, int)
     if isinstance(default, bool):

@@ -204,7 +204,7 @@ class CalibratedSentenceTransformer(Encoder):
             if fitted.get("weights") not in (None, describe_encoder(encoder)["weights"]):
                 return False
         width = self.calibrator.n_features_in_
-        expected = self.calibrator.transform(vectors[:, :width].astype(np.float64))
+        expected = self.calibrator._rows(vectors[:, :width].astype(np.float64))
         features = {"sentence_embedding": torch.from_numpy(vectors).to(self.device)}
         with pinned(), torch.no_grad():
             for module in _calibrating(dict(list(self._modules.items())[before:])):
@@ -725,7 +725,7 @@ def _check_portable(
         if not isinstance(calibrator, Flow):
             return
         sample = calibrator.sample(CHECKED_ROWS, random_state=0)
-    expected = calibrator.transform(sample.astype(np.float64))
+    expected = calibrator._rows(sample.astype(np.float64))
     padded = np.zeros((len(sample), width), dtype=np.float32)
     padded[:, : sample.shape[1]] = sample
     features = {"sentence_embedding": torch.from_numpy(padded)}

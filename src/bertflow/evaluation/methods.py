@@ -55,16 +55,16 @@ _DECLARED = (
         build=lambda width, seed: AllButTheTop(standardize=True),
         tuned=True,
     ),
-    Method(name="whitening", label="whitening", build=lambda width, seed: Whitening()),
+    Method(name="whitening", label="whitening", build=lambda width, seed: Whitening(shrinkage=0.0)),
     Method(
         name="whitening-dim",
         label="whitening {dim}",
-        build=lambda width, seed: Whitening(published_dim(width)),
+        build=lambda width, seed: Whitening(published_dim(width), shrinkage=0.0),
     ),
     Method(
         name="soft-whitening",
         label=f"soft whitening {{dim}} (power {SOFT})",
-        build=lambda width, seed: Whitening(published_dim(width), power=SOFT),
+        build=lambda width, seed: Whitening(published_dim(width), power=SOFT, shrinkage=0.0),
     ),
     Method(
         name="flow",

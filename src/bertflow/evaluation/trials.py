@@ -152,7 +152,7 @@ def _cosines(vectors: Array, test: Judge, calibrator: Calibrator | None) -> Arra
     used, places = np.unique(np.concatenate([test.first, test.second]), return_inverse=True)
     rows = vectors[used]
     if calibrator is not None:
-        rows = calibrator.transform(rows)
+        rows = calibrator._rows(rows)
     count = len(test.first)
     return paired_cosine(rows[places[:count]], rows[places[count:]])
 

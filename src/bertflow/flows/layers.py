@@ -229,6 +229,13 @@ class InvertibleLinear(Bijection):
         return self.forward(x)[0]
 
 
+class _Linear(nn.Linear):
+    """Without torch's own start, which would be overwritten and move the caller's generator."""
+
+    def reset_parameters(self) -> None:
+        """Leave the weights to who makes the layer."""
+
+
 class CouplingNet(nn.Module):
     r"""The function inside a coupling: three linear layers, two of them normalised.
 
@@ -269,11 +276,11 @@ class CouplingNet(nn.Module):
         super().__init__()
         self.residual = residual
         self.scale_rate = scale_rate
-        self.linear1 = nn.Linear(in_features, width, bias=False)
+        self.linear1 = _Linear(in_features, width, bias=False)
         self.actnorm1 = ActNorm(width, scale_rate=scale_rate)
-        self.linear2 = nn.Linear(width, width, bias=False)
+        self.linear2 = _Linear(width, width, bias=False)
         self.actnorm2 = ActNorm(width, scale_rate=scale_rate)
-        self.linear3 = nn.Linear(width, out_features)
+        self.linear3 = _Linear(width, out_features)
         self.log_scale = nn.Parameter(torch.zeros(out_features))
         for linear in (self.linear1, self.linear2):
             if weight_init == "orthogonal":

@@ -197,7 +197,7 @@ class Run:
         graded = np.array([grade is not None for grade in pairs.gold])
         known = Records(self.home / "records").arrays(record.key)["cosines"][graded]
         own = paired_cosine(
-            *(calibrator.transform(vectors[cache.rows(texts)]) for texts in (first, second))
+            *(calibrator._rows(vectors[cache.rows(texts)]) for texts in (first, second))
         )
         apart = np.abs(own - known)
         return Fitted(calibrator, len(apart), float(np.nanmax(apart)))

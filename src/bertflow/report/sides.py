@@ -60,12 +60,12 @@ class Side:
         def calibrated(sentences: Sequence[str]) -> tuple[Array, Array | None]:
             assert take is not None
             found, vectors = take(sentences)
-            return found, None if vectors is None else calibrator.transform(vectors)
+            return found, None if vectors is None else calibrator._rows(vectors)
 
         return Side(
             name=name,
             label=label,
-            rows=calibrator.transform(self.rows),
+            rows=calibrator._rows(self.rows),
             take=None if take is None else calibrated,
         )
 

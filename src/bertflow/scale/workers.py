@@ -43,6 +43,8 @@ class Worker(ABC):
 
     # How many rows have been left out since that was asked last.
     left_out = 0
+    # The column of text or vectors; None for the one column of text.
+    source: str | None
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -104,6 +106,12 @@ class Worker(ABC):
     def _table(self, batch: Any) -> Any:
         import pyarrow
 
+        if not batch.num_rows and batch.schema.names.count(self.source) == 1:
+            # What is empty says nothing of its type: numpy calls it float64.
+            at = batch.schema.get_field_index(self.source)
+            kind = batch.schema.field(at).type
+            if not (_is_text(kind) or is_vectors(kind)):
+                batch = batch.set_column(at, self.source, pyarrow.nulls(0))
         read = batch.select(self.columns(batch.schema, BATCH))
         found = list(self.process(read.combine_chunks().to_batches()))
         return pyarrow.Table.from_batches(found, self.schema(read.schema))
@@ -169,6 +177,7 @@ class Encode(Worker):
         if blank not in ("refuse", "skip"):
             raise InputError(f"blank must be refuse or skip, got {blank!r}")
         self.model, self.column, self.vector = model, column, vector
+        self.source = column
         self.keep = None if keep is None else list(keep)
         self.numbers, self.blank = numbers, blank
         self.pooling, self.max_length, self.device = pooling, max_length, device
@@ -284,6 +293,8 @@ class Encode(Worker):
     def _text(self, schema: Any, place: str) -> str:
         texts = [field.name for field in schema if is_text(field.type)]
         if self.column is None:
+            # A column without a value has no type.
+            texts = texts or [field.name for field in schema if str(field.type) == "null"]
             if len(texts) != 1:
                 raise InputError(
                     f"{place} has {len(texts)} text columns ({listed(texts)}); name one "
@@ -383,6 +394,7 @@ class Transform(Worker):
         self, calibrator: str | Path | Calibrator, *, vector: str = VECTOR, inverse: bool = False
     ) -> None:
         self.calibrator, self.vector, self.inverse = calibrator, vector, inverse
+        self.source = vector
         self._loaded: Calibrator | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -424,7 +436,7 @@ class Transform(Worker):
     def process(self, batches: Iterable[Any], place: str = BATCH, first: int = 0) -> Iterator[Any]:
         """Map record batches."""
         calibrator = self._opened()
-        apply = calibrator.inverse_transform if self.inverse else calibrator.transform
+        apply = calibrator.inverse_transform if self.inverse else calibrator._rows
         for batch in batches:
             rows = vectors_of(batch.column(self.vector), place, first)
             schema = self.schema(batch.schema)
@@ -467,6 +479,7 @@ class BlockMoments(Worker):
 
     def __init__(self, *, vector: str = VECTOR, covariance: bool = True) -> None:
         self.vector, self.covariance = vector, covariance
+        self.source = vector
 
     def describe(self) -> dict[str, Any]:
         """Which column, and which moments."""
@@ -619,7 +632,22 @@ def _as_column(name: str, values: Any) -> Any:
         return vector_column(array)
     if array.ndim > 2:
         raise InputError(f"column {name!r} has shape {array.shape}; expected rows or vectors")
-    return pyarrow.array(array.tolist() if array.dtype.kind in "OUT" else array)
+    if array.dtype.kind not in "OUT":
+        return pyarrow.array(array)
+    cells = array.tolist()
+    try:
+        return pyarrow.array(cells)
+    except pyarrow.ArrowException:
+        pass
+    try:
+        return pyarrow.array(cells, from_pandas=True)  # NaN is what data frames have for no text.
+    except pyarrow.ArrowException:
+        kinds = [type(cell).__name__ for cell in cells]
+        row = next((n for n, kind in enumerate(kinds) if kind != kinds[0]), 0)
+        raise InputError(
+            f"{BATCH}: column {name!r} holds {kinds[0]} and, in row {row}, {kinds[row]}; expected "
+            "values of one type"
+        ) from None
 
 
 def _as_array(column: Any) -> Any:
