@@ -18,13 +18,16 @@ _before: torch.dtype | None = None
 
 
 @contextmanager
-def pinned() -> Iterator[None]:
+def pinned(*, seed: bool = False) -> Iterator[None]:
     """Compute as in a fresh process, whatever the caller has set.
 
     Inside, torch's default type is float32 and its default device the CPU, autocast and inference
     mode are off, gradients can be computed, numpy only warns, and scikit-learn returns arrays.
-    Everything is as before afterwards. It serves as a decorator, too. Global seeds are left alone:
-    nothing reads them.
+    Everything is as before afterwards. It serves as a decorator, too.
+
+    Args:
+        seed: Put torch's global generator back as well: modules of other libraries draw numbers
+            from it when they are made. Not for what threads call beside each other.
 
     Example:
         >>> torch.set_default_dtype(torch.float64)
@@ -43,6 +46,8 @@ def pinned() -> Iterator[None]:
         for device in ("cpu", "cuda", "mps"):
             if torch.is_autocast_enabled(device):
                 settings.enter_context(torch.autocast(device, enabled=False))
+        if seed:
+            settings.enter_context(torch.random.fork_rng(devices=[]))
         settings.enter_context(torch.inference_mode(False))
         settings.enter_context(torch.enable_grad())
         settings.enter_context(np.errstate(all="warn", under="ignore"))

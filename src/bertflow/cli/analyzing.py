@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertflow.cli.caching import as_precision, tell_found, users_cache
-from bertflow.cli.opening import load_raw, open_sides
+from bertflow.cli.opening import check_own, load_raw, open_sides
 from bertflow.cli.options import (
     ENCODER,
     INPUT,

@@ -58,7 +58,7 @@ TEXT_ONLY: Any = {"text": {"method": "forward", "method_output_name": "last_hidd
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-@pinned()
+@pinned(seed=True)
 def load_encoder(
     name: str | Path,
     *,

@@ -110,7 +110,7 @@ class CalibratedSentenceTransformer(Encoder):
     _card: str | None = None
     _scores: tuple[Any, ...] = ()
 
-    @pinned()
+    @pinned(seed=True)
     def save(
         self,
         path: str,
@@ -360,7 +360,7 @@ def _calibrating(named: Mapping[str, Any]) -> list[Any]:
     return [module for name, module in named.items() if name.startswith(CALIBRATOR)]
 
 
-@pinned()
+@pinned(seed=True)
 def calibrate(
     encoder: SentenceTransformer | str | Path,
     sentences: Iterable[str],
@@ -502,7 +502,7 @@ def _tried(encoder: SentenceTransformer) -> Array:
     return alone
 
 
-@pinned()
+@pinned(seed=True)
 def attach(
     encoder: SentenceTransformer,
     calibrator: Calibrator,
@@ -564,7 +564,7 @@ def _appended(
     return CalibratedSentenceTransformer._of(encoder, modules, calibrator)
 
 
-@pinned()
+@pinned(seed=True)
 def load(
     path: str | Path, *, device: str | None = None, trust_remote_code: bool = False
 ) -> CalibratedSentenceTransformer:
@@ -682,7 +682,7 @@ def open_model(
     return load(name, device=device, trust_remote_code=trust_remote_code)
 
 
-@pinned()
+@pinned(seed=True)
 def save_model(model: CalibratedSentenceTransformer, folder: str | Path) -> None:
     """Save a model to a folder that is then the new one whole, or still the old one.
 

@@ -110,7 +110,7 @@ class Worker(ABC):
             # What is empty says nothing of its type: numpy calls it float64.
             at = batch.schema.get_field_index(self.source)
             kind = batch.schema.field(at).type
-            if not (_is_text(kind) or is_vectors(kind)):
+            if not (is_text(kind) or is_vectors(kind)):
                 batch = batch.set_column(at, self.source, pyarrow.nulls(0))
         read = batch.select(self.columns(batch.schema, BATCH))
         found = list(self.process(read.combine_chunks().to_batches()))
