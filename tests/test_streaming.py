@@ -289,9 +289,9 @@ def part(name: str) -> Path:
 @pytest.mark.parametrize(
     "harm",
     [
-        lambda: part("groups").write_bytes(part("groups").read_bytes()[:-5]),
-        lambda: part("groups").write_bytes(b"x" * 96),
-        lambda: part("groups").unlink(),
+        lambda: part("parts").write_bytes(part("parts").read_bytes()[:-5]),
+        lambda: part("parts").write_bytes(b"x" * 96),
+        lambda: part("parts").unlink(),
         lambda: part("rows.npy").write_bytes(part("rows.npy").read_bytes()[:700]),
         lambda: part("rows.npy").write_bytes(b""),
         lambda: part("rows.npy").write_bytes(bytes(len(part("rows.npy").read_bytes()))),
@@ -414,7 +414,7 @@ def test_a_process_that_is_killed_goes_on_to_the_same_bytes(tiny_bert, sentences
     encode = ["encode", str(tiny_bert), "--corpus", "c.txt", "--no-cache", "--output"]
     subprocess.run([*run, "0", *encode, "whole.npy"], check=True, capture_output=True)
     process = subprocess.Popen([*run, "0.3", *encode, "z.npy"])
-    while not part("groups").exists() or part("groups").stat().st_size < 3 * 32:
+    while not part("parts").exists() or part("parts").stat().st_size < 3 * 33:
         time.sleep(0.05)
         assert process.poll() is None
     os.kill(process.pid, signal.SIGKILL)
