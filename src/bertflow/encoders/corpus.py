@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -33,9 +34,6 @@ Progress = Callable[[int, int], None]
 CHUNK_SENTENCES = 1024
 # With no more weights than this in its products, an encoder is a small one.
 SMALL = 2**25
-# A token is at least one character of ASCII, but another character can be as many tokens as it has
-# bytes once it is normalized: U+FDFA, a sentence in Arabic, has the most.
-LARGEST = 33
 # What the modules behind a calibrated model's encoder are called, followed by their place.
 CALIBRATOR = "calibrator_"
 
@@ -285,6 +283,21 @@ def not_finite(number: int, sentence: str) -> InputError:
     return InputError(f"the encoder's vector of sentence {number} is not finite: {sentence[:80]!r}")
 
 
+def most_tokens(text: str) -> int:
+    """How many tokens a text can be, whatever the tokenizer, its special ones apart.
+
+    Example:
+        >>> most_tokens("a dog"), most_tokens("\N{GRINNING FACE}")
+        (5, 12)
+    """
+    if text.isascii():
+        return len(text)
+    # Tokenizers may have bytes for tokens, and normalize before. Then UTF-8 grows to three times
+    # its size by composed characters (NFD), to eleven times by others (NFKC of U+FDFA).
+    growth = 3 if unicodedata.is_normalized("NFKC", text) else 11
+    return growth * len(text.encode("utf-8", "surrogatepass"))
+
+
 def count_cut_of(encoder: SentenceTransformer, distinct: Sequence[str]) -> int:
     """How many sentences have, behind the encoder's prompt, more tokens than it takes."""
     limit = encoder.max_seq_length
@@ -294,11 +307,7 @@ def count_cut_of(encoder: SentenceTransformer, distinct: Sequence[str]) -> int:
     prompt = prompt_of(encoder) or ""
     # Room for the mark that some put before the first word, too.
     room = limit - 1 - tokenizer.num_special_tokens_to_add()
-    long = [
-        text
-        for text in (prompt + sentence for sentence in distinct)
-        if len(text) > (room if text.isascii() else room // LARGEST)
-    ]
+    long = [text for one in distinct if most_tokens(text := prompt + one) > room]
     if not long:
         return 0
     # A tokenizer keeps how it cuts and pads, and other threads may be using this one.
