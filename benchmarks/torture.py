@@ -12,8 +12,8 @@ uninterrupted run writes, byte by byte, and nothing else may be left. Ways to en
 - ctrl-c: SIGINT at a random moment
 
 Besides, two processes run the same command, or two commands share one cache, at the same time.
-Checkpoints are written more often than in earnest, and groups of sentences are smaller, so that
-there is something to go on from after a part of a second.
+Checkpoints are written more often than in earnest, groups of sentences are smaller, and each batch
+of them is kept at once, so that there is something to go on from after a part of a second.
 """
 
 from __future__ import annotations
@@ -215,11 +215,12 @@ def _in_child(
     os.environ["BERTFLOW_CACHE"] = str(folder / "cache")
 
     from bertflow.calibrators import checkpoint, staging
-    from bertflow.encoders import corpus
+    from bertflow.encoders import corpus, encoding
     from bertflow.finetuning import training
 
     checkpoint.SAVED_SECONDS = 0.0
     corpus.CHUNK_SENTENCES = 16  # A small encoder takes four times as many.
+    encoding.PART_SECONDS = 0.0  # Each batch is a part.
     training._Checkpoints.__init__ = _often(training._Checkpoints.__init__)  # type: ignore[method-assign]
     count = [0]
 

@@ -12,6 +12,7 @@ import pytest
 
 from bertflow.encoders import VectorCache, embed, fill, load_encoder, load_poolings
 from bertflow.encoders import cache as module
+from bertflow.encoders.encoding import Encoding
 from bertflow.errors import InputError, ModelError
 
 ABOUT = {"encoder": "x"}
@@ -98,10 +99,14 @@ def test_a_folder_that_is_removed_meanwhile_is_not_taken_for_what_it_was(tmp_pat
 def test_filling_in_the_order_of_the_sentences_whatever_is_there(tmp_path, tiny_bert, monkeypatch):
     texts = ["a dog", "a cat", "the man", "a train", "a house"]
     orders = []
-    embedded = module.embed
-    monkeypatch.setattr(
-        module, "embed", lambda e, chunk, **k: orders.append(chunk) or embedded(e, chunk, **k)
-    )
+    each = Encoding.each
+
+    def watched(self, groups):
+        for group, rows, vectors in each(self, groups):
+            orders.append(group.texts(rows))
+            yield group, rows, vectors
+
+    monkeypatch.setattr(Encoding, "each", watched)
     for n, there in enumerate([[], ["a cat", "a train"]]):
         caches = [VectorCache(tmp_path / f"{n}-{part}", ABOUT) for part in range(2)]
         if there:

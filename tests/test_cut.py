@@ -7,10 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from bertflow import Whitening, calibrate, load_encoder
 from bertflow.data import Pairs, hub
 from bertflow.encoders import SentenceCache
+from bertflow.encoders.corpus import count_cut_of
 from bertflow.evaluation import compare, evaluate, score_all, score_pairs
 from bertflow.paper.cuts import note_cuts, noted_cut
 from task_files import write_tasks
@@ -45,6 +48,35 @@ def work(tmp_path, monkeypatch) -> Path:
 def pairs(task: str, first, second) -> Pairs:
     gold = [float(n) for n in range(len(first))]
     return Pairs(task, "test", first, second, gold, "here")
+
+
+def test_lengths_are_tokens_not_characters(tiny_bert):
+    encoder = load_encoder(tiny_bert, device="cpu", max_length=16)
+    ascii_text = ["a" * 16, "a" * 17]
+    assert count_cut_of(encoder, ["a" * 50]) == 0  # One word is one token.
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = {"pad_token": letters[0], "unk_token": letters[1]}
+    for normalizer, texts, cut in [
+        (None, [*ascii_text, "\N{GRINNING FACE}" * 4, "\N{GRINNING FACE}" * 5], 2),
+        (None, ["\u72d7" * 5, "\u72d7" * 6], 1),
+        (normalizers.NFKC(), ["\ufdfa", "a\u0301"], 1),
+    ]:
+        tokens = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
+        tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        if normalizer is not None:
+            tokens.normalizer = normalizer
+        encoder[0].processor = PreTrainedTokenizerFast(
+            tokenizer_object=tokens, model_max_length=16, **names
+        )
+        assert count_cut_of(encoder, texts) == cut
+
+
+def test_the_tokens_of_a_prompt_count(tiny_bert):
+    encoder = load_encoder(tiny_bert, device="cpu", max_length=16)
+    text = "the dog eats bread and runs"
+    assert count_cut_of(encoder, [text, "a dog"]) == 0
+    encoder.prompts, encoder.default_prompt_name = {"query": "a man eats , " * 3}, "query"
+    assert count_cut_of(encoder, [text, "a dog"]) == 1
 
 
 def test_a_score_knows_how_many_of_its_distinct_texts_were_cut(encoder, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from bertflow import SentenceCache, Whitening, calibrate, load_encoder
 from bertflow.encoders import DevicesEncoding, encode_distinct, encode_file, parse_devices
 from bertflow.encoders import processes as module
-from bertflow.encoders.encoding import NONE
+from bertflow.encoders.encoding import Group
 from bertflow.errors import InputError, ModelError
 
 TWO = ["cpu", "cpu"]
@@ -53,50 +53,57 @@ def test_devices_that_there_are_not_are_refused(monkeypatch, text, gpus, said):
 
 
 class Stub:
-    """A process that is none: it gives what it was told when that is waited for."""
+    """A process that is none: it gives a part of what it was told when that is waited for."""
 
     def __init__(self, number: int) -> None:
-        self.number, self.groups, self.sent = number, module.deque(), []
+        self.number, self.owes, self.sent = number, {}, []
         self.connection = self
 
     def send(self, item: Any) -> None:
-        self.sent.append(item)
+        number, sentences, lacking = item
+        self.sent += [(number, sentences, part) for part in np.array_split(lacking, 2) if len(part)]
 
     def recv(self) -> Any:
-        number, group = self.sent.pop(0)
-        return number, np.full((len(group), 2), number)
+        number, sentences, part = self.sent.pop(0)
+        return number, part, np.array([[number, int(sentences[n])] for n in part])
 
 
-def test_groups_come_back_in_order_whoever_is_done_first(monkeypatch):
+def test_parts_of_every_group_come_back_whoever_is_done_first(monkeypatch):
     workers = [Stub(0), Stub(1), Stub(2)]
     # The one that was given work last is done first.
     monkeypatch.setattr(module, "wait", lambda all_: [[w for w in all_ if w.sent][-1]])
     taken: list[int] = []
 
-    def groups() -> Iterator[Sequence[str]]:
-        for number in range(20):
-            taken.append(number)
-            yield ["x"] * (number % 4)
+    groups = [Group([str(n) for n in range(number % 4)]) for number in range(20)]
+    for group in groups[4::4]:  # Some of these are there already.
+        group.sentences, group.lacking = ["7", "8", "9"], np.array([0, 2])
+    whole = [group for group in groups if len(group.lacking)]
+    left = {group: set(group.lacking.tolist()) for group in whole}
 
-    found = []
-    for number, vectors in enumerate(module._in_order(groups(), workers)):
-        assert len(taken) <= number + 1 + module.AHEAD * len(workers)
-        found.append(vectors)
-    assert [len(vectors) for vectors in found] == [number % 4 for number in range(20)]
-    assert all((vectors == n).all() for n, vectors in enumerate(found))
-    assert not any(worker.groups for worker in workers)
+    def counted() -> Iterator[Group]:
+        for group in groups:
+            taken.append(1)
+            yield group
+
+    for group, rows, vectors in module._as_they_come(counted(), workers):
+        begun = sum(1 for one in groups[: len(taken)] if left.get(one))
+        assert begun <= module.AHEAD * len(workers)
+        assert set(vectors[:, 0]) == {whole.index(group)}
+        assert vectors[:, 1].tolist() == [int(text) for text in group.texts(rows)]
+        left[group] -= set(rows.tolist())
+    assert not any(left.values()) and not any(worker.owes for worker in workers)
 
 
 @pytest.mark.slow
 def test_processes_give_what_one_gives(tiny_bert, tiny_sentences):
     encoder = load_encoder(tiny_bert, pooling="first-last-avg")
-    groups = [tiny_sentences[n : n + n % 40] for n in range(0, 280, 7)]
-    found = list(DevicesEncoding(encoder, TWO).each(groups))
-    for group, vectors in zip(groups, found, strict=True):
-        if group:
-            np.testing.assert_allclose(vectors, encode_distinct(encoder, group), rtol=0, atol=2e-6)
-        else:
-            assert vectors is NONE
+    groups = [Group(tiny_sentences[n : n + n % 40]) for n in range(0, 280, 7)]
+    count = 0
+    for group, rows, vectors in DevicesEncoding(encoder, TWO).each(groups):
+        expected = encode_distinct(encoder, group.sentences)[rows]
+        np.testing.assert_allclose(vectors, expected, rtol=0, atol=2e-6)
+        count += len(rows)
+    assert count == sum(len(group.sentences) for group in groups)
 
 
 @pytest.mark.slow
@@ -147,9 +154,9 @@ def test_a_process_that_dies_is_named_and_what_was_finished_is_kept(
     each = DevicesEncoding.each
 
     def counted(self: DevicesEncoding, groups: Any) -> Any:
-        def noted() -> Iterator[Sequence[str]]:
+        def noted() -> Iterator[Group]:
             for group in groups:
-                encoded.append(len(group))
+                encoded.append(len(group.lacking))
                 yield group
 
         return each(self, noted())
@@ -165,13 +172,13 @@ def test_what_fails_in_a_process_is_said_here_and_all_of_them_end(tiny_bert, tin
     encoder = load_encoder(tiny_bert)
     encoder[0].model.embeddings = torch.nn.Identity()
     with pytest.raises(ModelError, match=r"^encoding on cpu failed: "):
-        list(DevicesEncoding(encoder, TWO).each([tiny_sentences]))
+        list(DevicesEncoding(encoder, TWO).each([Group(tiny_sentences)]))
 
 
 @pytest.mark.slow
 def test_who_stops_half_way_leaves_no_process(tiny_bert, tiny_sentences):
     encoder = load_encoder(tiny_bert)
-    vectors = DevicesEncoding(encoder, TWO).each(iter([tiny_sentences[:9]] * 50))
+    vectors = DevicesEncoding(encoder, TWO).each(Group(tiny_sentences[:9]) for _ in range(50))
     next(vectors)
     there = {Path(f"/proc/{p.pid}") for p in module.multiprocessing.active_children()}
     assert len(there) == 2

@@ -15,7 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from bertflow.encoders import encoding, load_encoder
 from bertflow.encoders.attention import packed_attention
-from bertflow.encoders.encoding import NONE, Encoding, encode_distinct, resolved_precision
+from bertflow.encoders.encoding import Encoding, Group, encode_distinct, resolved_precision
 from bertflow.errors import InputError
 
 POOLINGS = ["cls", "mean", "last2avg", "first-last-avg", "embed-last-avg"]
@@ -194,20 +194,20 @@ def test_groups_are_begun_ahead_and_do_not_depend_on_each_other(
     def counted():
         for number, group in enumerate(groups):
             taken.append(number)
-            yield group
+            yield Group(group)
 
     torch.set_num_threads(2)
     try:
-        alone = [encode(group) if group else NONE for group in groups]
+        alone = [encode(group) for group in groups if group]
         found = []
-        for vectors in encode.each(counted()):
+        for group, rows, vectors in encode.each(counted()):
             if not found:
                 assert taken == [0, 1]
-            found.append(vectors)
+            assert sorted(rows) == list(range(len(group.sentences)))
+            found.append(vectors[rows.argsort()])
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
-    assert len(found) == len(groups) and found[3].shape == (0, 0)
     for one, other in zip(found, alone, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -216,7 +216,7 @@ def test_who_stops_half_way_has_its_threads_and_modes_back(tiny_bert, tiny_sente
     threads = torch.get_num_threads()
     encoder = load_encoder(tiny_bert).train()
     torch.set_num_threads(2)
-    groups = [tiny_sentences[start : start + 60] for start in range(0, 180, 60)]
+    groups = [Group(tiny_sentences[start : start + 60]) for start in range(0, 180, 60)]
     try:
         for _ in Encoding(encoder, batch_size=1).each(groups):
             break
@@ -358,7 +358,8 @@ def launched(model: SentenceTransformer, texts: list[str]) -> np.ndarray:
     """What the path of a GPU gives on the processor."""
     features = encoding._tokenized(model, texts, None)
     assert features is not None
-    return encoding.Encoding(model)._launch(model, features, 64)()
+    ((rows, vectors),) = encoding.Encoding(model)._launch(model, Group(texts), features, 64)
+    return vectors[rows.argsort()]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -48,7 +48,7 @@ from bertflow.encoders import (
 )
 from bertflow.encoders.checkpoints import quietly
 from bertflow.encoders.corpus import count_cut_of
-from bertflow.encoders.encoding import Encoding
+from bertflow.encoders.encoding import Encoding, Group
 from conftest import REPOSITORY
 
 THREADS, PROCESSES = 8, 4
@@ -343,14 +343,17 @@ def test_models_on_one_encoder_that_are_in_training_encode_without_dropout(
     encoder = training[1]
     beside = SentenceTransformer(modules=[*encoder, torch.nn.Identity()], device="cpu").train()
     expected = embed(encoder, tiny_sentences[:100]).rows()
-    groups = [tiny_sentences[:50], tiny_sentences[50:100]]
     for first, second in [(encoder, beside), (beside, encoder)]:
-        one, other = (Encoding(model).each(groups) for model in (first, second))
-        started = next(one)
-        np.testing.assert_allclose(next(other), started, atol=1e-6)
+        one, other = (
+            Encoding(model).each([Group(tiny_sentences[:50]), Group(tiny_sentences[50:100])])
+            for model in (first, second)
+        )
+        _, _, started = next(one)
+        np.testing.assert_allclose(next(other)[2], started, atol=1e-6)
         one.close()
         assert states(encoder[0]) == {False}
-        np.testing.assert_allclose(next(other), expected[50:], atol=1e-6)
+        _, rows, found = next(other)
+        np.testing.assert_allclose(found, expected[50 + rows], atol=1e-6)
         other.close()
         assert states(encoder) == states(beside) == {True}
     found = at_once(lambda number: embed(training[number % 2], tiny_sentences).rows())
@@ -416,7 +419,7 @@ def test_threads_keep_their_own_number_whoever_ends_an_encoding(
     four_threads, tiny_bert, tiny_sentences
 ):
     encode = Encoding(load_encoder(tiny_bert, device="cpu"), batch_size=1)
-    begun = encode.each([tiny_sentences[start : start + 50] for start in range(0, 200, 50)])
+    begun = encode.each(Group(tiny_sentences[start : start + 50]) for start in range(0, 200, 50))
     next(begun)
 
     def end() -> int:

@@ -8,17 +8,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from sentence_transformers import SentenceTransformer
 
 from bertflow import Flow, SentenceCache, Whitening, calibrate, load_encoder
 from bertflow.calibrators import Standardization
 from bertflow.data import checked_corpus, read_corpus, stream_corpus
-from bertflow.encoders import Rows, embed, encode_file, encode_rows, streaming
+from bertflow.encoders import Rows, embed, encode_file, encode_rows, encoding, streaming
 from bertflow.errors import InputError, ModelError
 from conftest import WORDS, tree
 
@@ -259,6 +262,72 @@ def test_what_was_stopped_goes_on_to_the_same_bytes(
         assert again.encoded == 0
 
 
+@pytest.mark.parametrize("through", ["file", "cache"])
+@pytest.mark.parametrize("way", ["one after the other", "beside each other", "own encode"])
+def test_what_is_left_of_a_group_has_the_batches_it_had(
+    encoder, sentences, place, monkeypatch, way, through
+):
+    monkeypatch.setattr(encoding, "PART_SECONDS", 0.0)
+    beside = way == "beside each other"
+    batches: list[tuple[str, list]] = []
+
+    def watched(compute, content):
+        def computed(*arguments, **keywords):
+            batches.append((threading.current_thread().name[:6], content(arguments[1])))
+            return compute(*arguments, **keywords)
+
+        return computed
+
+    if way == "own encode":
+        monkeypatch.setattr(
+            SentenceTransformer, "encode", watched(SentenceTransformer.encode, list)
+        )
+    else:
+        ids = watched(encoding._forward, lambda batch: batch["input_ids"].tolist())
+        monkeypatch.setattr(encoding, "_forward", ids)
+
+    def run(name: str, progress=None) -> tuple[bytes, list]:
+        batches.clear()
+        if through == "file":
+            encode_file(encoder, sentences, f"{name}.npy", batch_size=1, progress=progress)
+            return Path(f"{name}.npy").read_bytes(), sorted(batches)
+        cache = SentenceCache(place / name)
+        found = embed(encoder, sentences, batch_size=1, cache=cache, progress=progress)
+        return found.vectors.tobytes(), sorted(batches)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2 if beside else 1)
+    try:
+        content, whole = run("whole")
+        assert len(whole) > 4
+        assert {name for name, _ in whole} == {"encode" if beside else "MainTh"}
+        # In the end fewer are left than run beside each other.
+        for count in (1, 4, len(whole) - 1):
+            with pytest.raises(Killed):
+                run(f"z{count}", stopped_after(count))
+            again, left = run(f"z{count}")
+            assert again == content
+            assert len(left) == len(whole) - count and all(batch in whole for batch in left)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_calibrated_model_goes_on_within_a_group_to_the_same_bytes(
+    encoder, sentences, place, monkeypatch
+):
+    monkeypatch.setattr(encoding, "PART_SECONDS", 0.0)
+    model = calibrate(encoder, sentences, Whitening())
+    whole = embed(model, sentences, batch_size=1).rows()
+    for name in ("one", "other"):
+        cache = SentenceCache(place / "cache") if name == "other" else None
+        with pytest.raises(Killed):
+            encode_file(
+                model, sentences, "z.npy", batch_size=1, cache=cache, progress=stopped_after(3)
+            )
+        encode_file(model, sentences, "z.npy", batch_size=1, cache=cache)
+        assert np.array_equal(np.load("z.npy"), whole)
+
+
 def part(name: str) -> Path:
     return Path(".z.npy.part") / name
 
@@ -266,9 +335,12 @@ def part(name: str) -> Path:
 @pytest.mark.parametrize(
     "harm",
     [
-        lambda: part("groups").write_bytes(part("groups").read_bytes()[:-5]),
-        lambda: part("groups").write_bytes(b"x" * 96),
-        lambda: part("groups").unlink(),
+        lambda: part("parts").write_bytes(part("parts").read_bytes()[:-5]),
+        lambda: part("parts").write_bytes(b"x" * 96),
+        lambda: part("about.json").write_text(
+            part("about.json").read_text().replace('"format": 2', '"format": 1')
+        ),
+        lambda: part("parts").unlink(),
         lambda: part("rows.npy").write_bytes(part("rows.npy").read_bytes()[:700]),
         lambda: part("rows.npy").write_bytes(b""),
         lambda: part("rows.npy").write_bytes(bytes(len(part("rows.npy").read_bytes()))),
@@ -391,7 +463,7 @@ def test_a_process_that_is_killed_goes_on_to_the_same_bytes(tiny_bert, sentences
     encode = ["encode", str(tiny_bert), "--corpus", "c.txt", "--no-cache", "--output"]
     subprocess.run([*run, "0", *encode, "whole.npy"], check=True, capture_output=True)
     process = subprocess.Popen([*run, "0.3", *encode, "z.npy"])
-    while not part("groups").exists() or part("groups").stat().st_size < 3 * 32:
+    while not part("parts").exists() or part("parts").stat().st_size < 3 * 33:
         time.sleep(0.05)
         assert process.poll() is None
     os.kill(process.pid, signal.SIGKILL)
@@ -400,6 +472,61 @@ def test_a_process_that_is_killed_goes_on_to_the_same_bytes(tiny_bert, sentences
     subprocess.run([*run, "0", *encode, "z.npy"], check=True, capture_output=True)
     assert Path("z.npy").read_bytes() == Path("whole.npy").read_bytes()
     assert sorted(path.name for path in place.iterdir()) == ["c.txt", "whole.npy", "z.npy"]
+
+
+SLOW = """
+import sys, time
+from bertflow.encoders import encoding
+forward = encoding._forward
+def slow(model, batch, kind):
+    rows = len(batch["input_ids"])
+    time.sleep(rows * float(sys.argv[1]))
+    with open("seen", "a") as file:
+        file.write("." * rows)
+    return forward(model, batch, kind)
+encoding._forward = slow
+from bertflow.cli.main import run
+sys.exit(run(sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["encode", "fit"])
+def test_a_kill_costs_some_seconds_of_a_slow_encoder(tiny_bert, place, command):
+    """A tenth of a second for each of 300 sentences, which are one group."""
+    random = np.random.default_rng(1)
+    texts = sorted({" ".join(random.choice(WORDS, size=6)) for _ in range(300)})
+    (place / "c.txt").write_text("\n".join(texts) + "\n")
+    arguments = {
+        "encode": ["encode", str(tiny_bert), "--no-cache", "--output"],
+        "fit": ["fit", "--encoder", str(tiny_bert), "--calibrator", "whitening", "--output"],
+    }[command]
+    options = ["--corpus", "c.txt", "--batch-size", "1", "--max-length", "8"]
+
+    def start(seconds: float, output: str, **environment: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, "-c", SLOW, str(seconds), *arguments, output, *options],
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **environment},
+        )
+
+    assert start(0, "whole.npy", BERTFLOW_CACHE="another").wait() == 0
+    assert len(Path("seen").read_text()) == len(texts)
+    Path("seen").unlink()
+    process = start(0.1, "z.npy")
+    while not Path("seen").exists() or len(Path("seen").read_text()) < 120:
+        time.sleep(0.05)
+        assert process.poll() is None
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not Path("z.npy").exists()
+    assert start(0, "z.npy").wait() == 0
+    twice = len(Path("seen").read_text()) - len(texts)
+    assert twice * 0.1 < 10
+    if command == "encode":
+        assert Path("z.npy").read_bytes() == Path("whole.npy").read_bytes()
+    else:
+        assert tree(place / "z.npy") == tree(place / "whole.npy")
 
 
 def test_several_files_are_encoded_in_order(tiny_bert, place, done, sentences, encoder):

@@ -7,7 +7,6 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,17 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.storage import write_text
-from bertflow.encoders.corpus import CHUNK_SENTENCES, embed
+from bertflow.encoders.corpus import (
+    CHUNK_SENTENCES,
+    check_text,
+    counted,
+    encode_groups,
+    first_not_finite,
+    longest_first,
+    not_finite,
+)
 from bertflow.encoders.digests import DIGEST, SentenceIndex, digests_of
+from bertflow.encoders.encoding import Encoding, Group
 from bertflow.errors import InputError, ModelError
 from bertflow.strict_json import parse_json
 
@@ -208,7 +216,7 @@ def fill(
     batch_size: int = 32,
     progress: Progress | None = None,
 ) -> None:
-    """Encode what any of the caches lacks, a chunk at a time.
+    """Encode what any of the caches lacks; what is encoded is there after some seconds.
 
     Args:
         caches: One for each pooling of the encoder.
@@ -223,23 +231,27 @@ def fill(
         ModelError: A cache cannot be written.
     """
     missing = {sentence for cache in caches for sentence in cache.missing(sentences)}
-    # In the order of the sentences, whatever some of the caches have: batches are then the same.
-    lacking = [sentence for sentence in dict.fromkeys(sentences) if sentence in missing]
-    if not lacking:
+    if not missing:
         return
-    loaded = encoder()
-    # Longest first: a batch holds sentences of one length, and memory runs out early or never.
-    order = iter(sorted(lacking, key=len, reverse=True))
-    done = 0
-    while chunk := list(islice(order, CHUNK_SENTENCES)):
-        vectors = embed(
-            loaded, chunk, batch_size=batch_size, count_cut=False, precision="float32"
-        ).rows()
+    # In the order of the sentences, whatever some of the caches have: batches are then the same.
+    distinct = longest_first(dict.fromkeys(sentences))
+    check_text(distinct)
+
+    def groups() -> Iterator[Group]:
+        for start in range(0, len(distinct), CHUNK_SENTENCES):
+            group = Group(distinct[start : start + CHUNK_SENTENCES])
+            group.lacking = np.flatnonzero([text in missing for text in group.sentences])
+            yield group
+
+    def put(group: Group, rows: Array, vectors: Array) -> None:
+        texts = group.texts(rows)
+        if (bad := first_not_finite(vectors)) is not None:
+            raise not_finite(list(sentences).index(texts[bad]), texts[bad])
         for cache, part in zip(caches, np.split(vectors, len(caches), axis=1), strict=True):
-            cache.add(chunk, part)
-        done += len(chunk)
-        if progress is not None:
-            progress(done, len(lacking))
+            cache.add(texts, part)
+
+    encode = Encoding(encoder(), batch_size=batch_size)
+    encode_groups(encode, groups(), None, put, counted(progress, lambda: len(missing)))
 
 
 def _write_at(path: Path, place: int, data: bytes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,8 +17,11 @@ from bertflow.calibrators.base import Array
 from bertflow.encoders.encoder import as_sentences
 from bertflow.encoders.encoding import (
     Encoding,
+    G,
+    Group,
     Precision,
     is_usual,
+    prompt_of,
     resolved_precision,
 )
 from bertflow.encoders.processes import GroupEncoder
@@ -100,22 +103,21 @@ def embed(
     kind = resolved_precision(precision, encoder)
     bare, calibrated = halves(encoder)
     encode = Encoding(bare, batch_size=batch_size, precision=kind)
+
+    def put(group: Group, rows: Array, own: Array) -> None:
+        nonlocal vectors
+        texts = group.texts(rows)
+        if finite and (bad := first_not_finite(own)) is not None:
+            raise not_finite(sentences.index(texts[bad]), texts[bad])
+        if vectors is None:
+            vectors = np.empty((len(distinct), own.shape[1]), dtype=np.float32)
+        vectors[[row_of[text] for text in texts]] = own
+
     with opened(cache, bare, kind) as kept:
         size = group_size(bare)
-        groups = (distinct[start : start + size] for start in range(0, len(distinct), size))
-        done = 0
-        for chunk, encoded, fresh in taken_or_encoded(encode, groups, kept):
-            if kept is not None:
-                kept.add([chunk[n] for n in fresh.tolist()], encoded[fresh])
-            own = calibrated(encoded)
-            if finite and (bad := first_not_finite(own)) is not None:
-                raise not_finite(sentences.index(chunk[bad]), chunk[bad])
-            if vectors is None:
-                vectors = np.empty((len(distinct), own.shape[1]), dtype=np.float32)
-            vectors[[row_of[sentence] for sentence in chunk]] = own
-            done += len(chunk)
-            if progress is not None:
-                progress(done, len(distinct))
+        groups = (Group(distinct[start : start + size]) for start in range(0, len(distinct), size))
+        told = counted(progress, lambda: len(distinct))
+        encode_groups(encode, groups, kept, when_whole(calibrated, put), told)
     assert vectors is not None
     return Embedded(
         vectors=vectors, index=index, cut=count_cut_of(encoder, distinct) if count_cut else 0
@@ -124,7 +126,7 @@ def embed(
 
 def halves(
     encoder: SentenceTransformer,
-) -> tuple[SentenceTransformer, Callable[[Array], Array]]:
+) -> tuple[SentenceTransformer, Callable[[Array], Array] | None]:
     """A calibrated model as its encoder and what calibrates the encoder's vectors.
 
     The vectors of a sentence before and after calibration then cost one pass through the encoder,
@@ -132,11 +134,11 @@ def halves(
 
     Returns:
         The encoder, whose modules are the model's own, and a function of its vectors, shape (N, D),
-        that gives the model's.
+        that gives the model's; None where they are the same.
     """
     count = sum(not name.startswith(CALIBRATOR) for name in encoder._modules)
     if count == len(encoder) or encoder.dtype != torch.float32 or not is_usual(encoder):
-        return encoder, lambda vectors: vectors
+        return encoder, None
     # A model of its own, but not a new one: to make one takes longer than a sentence, and sets its
     # modules to a device and a type, while other threads use them.
     bare = copy.copy(encoder)
@@ -157,6 +159,28 @@ def halves(
         return out
 
     return bare, calibrated
+
+
+def when_whole(
+    calibrated: Callable[[Array], Array] | None, put: Callable[[G, Array, Array], None]
+) -> Callable[[G, Array, Array], None]:
+    """What takes parts of groups and puts their calibrated vectors.
+
+    A group is calibrated when it is whole, because the last bits of a row can depend on the others,
+    and what is a part depends on time.
+    """
+    if calibrated is None:
+        return put
+    begun: dict[G, list[tuple[Array, Array]]] = {}
+
+    def gather(group: G, rows: Array, encoded: Array) -> None:
+        parts = begun.setdefault(group, [])
+        parts.append((rows, encoded))
+        if sum(len(rows) for rows, _ in parts) == len(group.sentences):
+            order, vectors = (np.concatenate(one) for one in zip(*begun.pop(group), strict=True))
+            put(group, np.arange(len(order)), calibrated(vectors[order.argsort()]))
+
+    return gather
 
 
 def check_text(sentences: Sequence[str], first: int = 0) -> None:
@@ -182,10 +206,9 @@ def longest_first(distinct: Iterable[str]) -> list[str]:
 
 
 def group_size(encoder: SentenceTransformer) -> int:
-    """How many sentences are encoded, kept and reported at a time: a few seconds' work.
+    """How many sentences are put into batches together.
 
-    More are encoded faster, since more of them have one length; fewer are lost when a process is
-    killed.
+    More are encoded faster, since more of them have one length, and are larger parts of a GPU.
     """
     layers = [module for module in encoder.modules() if isinstance(module, torch.nn.Linear)]
     weights = sum(layer.weight.numel() for layer in layers)
@@ -204,41 +227,53 @@ def opened(
     return cache.opened(encoder, precision=precision, description=description)
 
 
-def taken_or_encoded(
-    encode: GroupEncoder, groups: Iterable[Sequence[str]], kept: EncoderVectors | None
-) -> Iterator[tuple[Sequence[str], Array, Array]]:
-    """Vectors of groups of distinct sentences, from a cache as far as it has them.
+def encode_groups(
+    encode: GroupEncoder,
+    groups: Iterable[G],
+    kept: EncoderVectors | None,
+    put: Callable[[G, Array, Array], None],
+    told: Callable[[int], None],
+) -> None:
+    """Encode what groups lack, as far as a cache has not got it, and hand on part after part.
 
     Args:
-        encode: What encodes the others.
-        groups: Taken ahead of what is given: while one is dealt with, the next is encoded.
-        kept: The encoder's vectors in the cache; None where there is none.
-
-    Returns:
-        For each group its sentences, their vectors, shape (N, D), float32, and the numbers of those
-        that were encoded now.
+        encode: What encodes.
+        groups: Taken ahead of what is put: while one is dealt with, the next is encoded.
+        kept: The encoder's vectors in the cache, which gets each part after it was put; None
+            where there is none.
+        put: Called with a group, numbers of its sentences, shape (n,), and their vectors, shape
+            (n, D), float32.
+        told: Called with how many were put.
     """
-    begun: deque[tuple[Sequence[str], Array, Array | None]] = deque()
 
-    def lacking() -> Iterator[Sequence[str]]:
+    def lacking() -> Iterator[G]:
         for group in groups:
-            found, taken = (
-                (np.zeros(len(group), dtype=bool), None) if kept is None else kept.take(group)
-            )
-            begun.append((group, found, taken))
-            yield [sentence for sentence, one in zip(group, found.tolist(), strict=True) if not one]
+            if kept is not None:
+                found, vectors = kept.take(group.texts(group.lacking))
+                if vectors is not None:
+                    put(group, group.lacking[found], vectors)
+                    told(len(vectors))
+                group.lacking = group.lacking[~found]
+            yield group
 
-    for encoded in encode.each(lacking()):
-        group, found, taken = begun.popleft()
-        fresh = np.flatnonzero(~found)
-        if taken is None:
-            yield group, encoded, fresh
-        elif not len(fresh):
-            yield group, taken, fresh
-        else:
-            vectors = np.empty((len(group), encoded.shape[1]), dtype=np.float32)
-            vectors[found], vectors[fresh] = taken, encoded
-            yield group, vectors, fresh
+    for group, rows, vectors in encode.each(lacking()):
+        put(group, rows, vectors)
+        if kept is not None:
+            kept.add(group.texts(rows), vectors)
+        told(len(rows))
+
+
+def counted(progress: Progress | None, total: Callable[[], int]) -> Callable[[int], None]:
+    """What adds up the numbers that it is called with, and tells the sum and the total."""
+    done = 0
+
+    def told(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total())
+
+    return told
 
 
 def first_not_finite(vectors: Array) -> int | None:
@@ -252,14 +287,31 @@ def not_finite(number: int, sentence: str) -> InputError:
     return InputError(f"the encoder's vector of sentence {number} is not finite: {sentence[:80]!r}")
 
 
+def most_tokens(text: str) -> int:
+    """How many tokens a text can be, whatever the tokenizer, its special ones apart.
+
+    Example:
+        >>> most_tokens("a dog"), most_tokens("\N{GRINNING FACE}")
+        (5, 12)
+    """
+    if text.isascii():
+        return len(text)
+    # Tokenizers may have bytes for tokens, and normalize before. Then UTF-8 grows to three times
+    # its size by composed characters (NFD), to eleven times by others (NFKC of U+FDFA).
+    growth = 3 if unicodedata.is_normalized("NFKC", text) else 11
+    return growth * len(text.encode("utf-8", "surrogatepass"))
+
+
 def count_cut_of(encoder: SentenceTransformer, distinct: Sequence[str]) -> int:
-    """How many sentences have more tokens than the encoder takes."""
+    """How many sentences have, behind the encoder's prompt, more tokens than it takes."""
     limit = encoder.max_seq_length
     tokenizer: Any = getattr(encoder[0], "tokenizer", None)
     if limit is None or not callable(tokenizer):
         return 0
-    # A token is at least one character, so only these can be too long.
-    long = [sentence for sentence in distinct if len(sentence) > limit - 2]
+    prompt = prompt_of(encoder) or ""
+    # Room for the mark that some put before the first word, too.
+    room = limit - 1 - tokenizer.num_special_tokens_to_add()
+    long = [text for one in distinct if most_tokens(text := prompt + one) > room]
     if not long:
         return 0
     # A tokenizer keeps how it cuts and pads, and other threads may be using this one.

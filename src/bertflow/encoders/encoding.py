@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal, cast, get_args
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import numpy as np
 import torch
@@ -16,16 +18,21 @@ from torch import Tensor, nn
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.threads import set_own_threads, usual_threads
 from bertflow.encoders.attention import pack_attention
+from bertflow.encoders.checkpoints import readable
 from bertflow.encoders.encoder import Encoder
 from bertflow.encoders.evaluating import evaluating
 from bertflow.encoders.pickling import copied
-from bertflow.encoders.probe import check_own_encoding
+from bertflow.encoders.probe import check_own_encoding, name_of
 from bertflow.encoders.products import pack_products
 from bertflow.errors import InputError
 
 Batch = tuple[Tensor, dict[str, Any]]
+# Numbers of sentences in their group, and their vectors.
+Part = tuple[Array, Array]
 Precision = Literal["auto", "float32", "mixed", "fast"]
 
+# Of a slow encoder, vectors are handed on after so long: what a kill costs, and the batch in work.
+PART_SECONDS = 5.0
 # Sentences tokenized at a time; within them batches are put together by length.
 POOL = 8192
 # Of those, sentences of about one length are tokenized together: tokenizers pad to the longest.
@@ -41,7 +48,37 @@ WORKERS = 8
 # Below this width a product is too small for its type to matter.
 LEAST_WIDTH = 256
 ENCODE = (SentenceTransformer.encode, Encoder.encode)
-NONE: Array = np.empty((0, 0), dtype=np.float32)
+
+
+@dataclass(eq=False)
+class Group:
+    """Sentences whose batches are put together, so that their vectors do not depend on others.
+
+    Attributes:
+        sentences: Distinct text.
+        lacking: The numbers of those that are to be encoded, in order; at first all. Without those
+            that a part has given (see `Encoding.each`), the others have the batches they had.
+    """
+
+    sentences: Sequence[str]
+    lacking: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lacking = np.arange(len(self.sentences))
+
+    def texts(self, rows: Array) -> list[str]:
+        """The sentences of these numbers."""
+        return [self.sentences[n] for n in rows.tolist()]
+
+
+@dataclass(eq=False)
+class _Pool(Group):
+    """A group, and the row of its first sentence."""
+
+    start: int
+
+
+G = TypeVar("G", bound=Group)
 
 
 def encode_distinct(
@@ -100,102 +137,152 @@ class Encoding:
 
     def __call__(self, sentences: Sequence[str]) -> Array:
         """Encode sentences, shape (N, D)."""
-        groups = (sentences[start : start + POOL] for start in range(0, len(sentences), POOL))
+        starts = range(0, len(sentences), POOL)
         vectors: Array | None = None
-        done = 0
-        for found in self.each(groups):
+        for pool, rows, found in self.each(_Pool(sentences[n : n + POOL], n) for n in starts):
             if vectors is None:
                 vectors = np.empty((len(sentences), found.shape[1]), dtype=np.float32)
-            vectors[done : done + len(found)] = found
-            done += len(found)
+            vectors[pool.start + rows] = found
         assert vectors is not None
         return vectors
 
-    def each(self, groups: Iterable[Sequence[str]]) -> Iterator[Array]:
+    def each(self, groups: Iterable[G]) -> Iterator[tuple[G, Array, Array]]:
         """Encode groups of sentences, the next of which is begun while one is being finished.
-
-        Batches are put together within a group, so that its vectors do not depend on the others.
 
         Args:
             groups: Taken one ahead of what is given.
 
         Returns:
-            The vectors of each group in order, shape (N, D); of one without a sentence, (0, 0).
+            Parts: a group, numbers of its sentences, shape (n,), and their vectors, shape (n, D).
+            A part is whole batches, so that the vectors of the others do not depend on whether
+            it was given before a stop. It comes after `PART_SECONDS`, or where the group ends.
+
+        Raises:
+            ModelError: The encoder is none that can be trusted, see `check_own_encoding`; or a
+                library fails on a sentence.
         """
         if not self._tried:
             self._tried = True
-            exact = self.kind == "float32"
-            check_own_encoding(self.encoder, lambda texts: next(self.each([texts])), exact=exact)
+            check_own_encoding(self.encoder, self, exact=self.kind == "float32")
+        try:
+            yield from self._each(groups)
+        except OSError:  # Of a file, not of the encoder.
+            raise
+        except Exception as error:
+            with readable(lambda said: f"{name_of(self.encoder)} cannot encode a corpus: {said}"):
+                raise error
+
+    def _each(self, groups: Iterable[G]) -> Iterator[tuple[G, Array, Array]]:
         if not is_usual(self.encoder):
             for group in groups:
-                yield _plain(self.encoder, group, self.batch_size) if group else NONE
+                yield from _parts(group, self._slices(self.encoder, group))
             return
         with evaluating(self.encoder):
             if self._model is None:
                 self._model = _cast(self.encoder, self.kind)
             with _Workers(self._model) as workers:
-                before: Callable[[], Array] | None = None
+                before: Iterator[tuple[G, Array, Array]] = iter(())
                 for group in groups:
-                    vectors, beside = self._begin(self._model, group, workers)
-                    if before is not None:
-                        yield before()
-                    before = vectors if beside else None
+                    computed, beside = self._begin(self._model, group, workers)
+                    yield from before
+                    before = _parts(group, computed)
                     if not beside:
-                        yield vectors()
-                if before is not None:
-                    yield before()
+                        yield from before
+                yield from before
 
     def _begin(
-        self, model: SentenceTransformer, sentences: Sequence[str], workers: _Workers
-    ) -> tuple[Callable[[], Array], bool]:
-        """Tokenize sentences and hand them to the workers.
+        self, model: SentenceTransformer, group: Group, workers: _Workers
+    ) -> tuple[Iterator[Part], bool]:
+        """Tokenize what a group lacks, and hand it to the workers.
 
         Returns:
-            What gives the vectors, and whether they are in work: else they are computed when asked
-            for, which must not be beside the workers.
+            The vectors, batch by batch, and whether they are in work: else they are computed when
+            asked for, which must not be beside the workers.
         """
-        if not sentences:
-            return lambda: NONE, False
-        features = _tokenized(model, sentences, _prompt(self.encoder))
+        if not len(group.lacking):
+            return iter(()), False
+        features = _tokenized(model, group.texts(group.lacking), prompt_of(self.encoder))
         if features is None:
-            return lambda: _plain(model, sentences, self.batch_size), False
-        tokens = self.batch_size * _limit(model, features)
+            return self._slices(model, group), False
+        tokens = self.batch_size * (model.max_seq_length or CPU_TOKENS)
         if model.device.type == "cuda":
-            return self._launch(model, features, max(tokens, GPU_TOKENS)), True
+            return self._launch(model, group, features, max(tokens, GPU_TOKENS)), True
         if model.device.type == "cpu":
             tokens = min(tokens, CPU_TOKENS)
         batches = list(_batches(features, tokens))
-        results = workers.submit(lambda batch: _forward(model, batch[1], self.kind), batches)
+        beside = self._beside(model, group, len(batches), tokens, workers)
+        computed = workers.computed(
+            lambda batch: _forward(model, batch, self.kind), batches, beside
+        )
+        return ((group.lacking[rows.numpy()], found.numpy()) for rows, found in computed), beside
 
-        def vectors() -> Array:
-            if results is None:
-                workers.stop()
-                computed = (_forward(model, batch, self.kind) for _, batch in batches)
-            else:
-                computed = (result.result() for result in results)
-            return _in_order([rows for rows, _ in batches], computed)
+    def _beside(
+        self, model: SentenceTransformer, group: Group, count: int, tokens: int, workers: _Workers
+    ) -> bool:
+        """Whether batches run beside each other: by the whole group, not by what is left of it.
 
-        return vectors, results is not None
+        How many threads compute a product can change its last bits.
+        """
+        if workers.least is None or count >= workers.least:
+            return workers.least is not None
+        if len(group.lacking) == len(group.sentences):
+            return False
+        whole = _tokenized(model, group.sentences, prompt_of(self.encoder))
+        return whole is not None and len(list(_batches(whole, tokens))) >= workers.least
+
+    def _slices(self, model: SentenceTransformer, group: Group) -> Iterator[Part]:
+        """Have a model encode by itself, a batch at a time, the longest sentences first."""
+        lengths = np.array([-len(text) for text in group.texts(group.lacking)], dtype=np.int64)
+        order = group.lacking[lengths.argsort(kind="stable")]
+        for start in range(0, len(order), self.batch_size):
+            rows = order[start : start + self.batch_size]
+            encoded: Array = model.encode(
+                group.texts(rows),
+                batch_size=self.batch_size,
+                show_progress_bar=False,
+                convert_to_numpy=True,
+            )
+            yield rows, encoded.astype(np.float32, copy=False)
 
     def _launch(
-        self, model: SentenceTransformer, features: dict[str, Any], tokens: int
-    ) -> Callable[[], Array]:
-        """Have a GPU compute rows of tokens, without waiting for it."""
+        self, model: SentenceTransformer, group: Group, features: dict[str, Any], tokens: int
+    ) -> Iterator[Part]:
+        """Have a GPU compute rows of tokens, without waiting for it: a group is one part."""
         moved = {
             name: value.to(model.device) if isinstance(value, Tensor) else value
             for name, value in features.items()
         }
         batches = list(_batches(moved, tokens, GPU_PADDING))
         results = [_within_memory(model, batch, self.kind) for _, batch in batches]
-        return lambda: _in_order([rows for rows, _ in batches], [torch.cat(results).cpu()])
+        rows = group.lacking[torch.cat([rows for rows, _ in batches]).numpy()]
+        return ((rows, torch.cat(part).cpu().numpy()) for part in [results])
+
+
+def _parts(group: G, computed: Iterable[Part]) -> Iterator[tuple[G, Array, Array]]:
+    """Batches put together until `PART_SECONDS` are over."""
+    begun, left = monotonic(), len(group.lacking)
+    rows: list[Array] = []
+    vectors: list[Array] = []
+    for some, found in computed:
+        rows.append(some)
+        vectors.append(found)
+        left -= len(some)
+        if not left or monotonic() - begun >= PART_SECONDS:
+            yield group, np.concatenate(rows), np.concatenate(vectors)
+            begun, rows, vectors = monotonic(), [], []
 
 
 class _Workers:
-    """Threads that compute batches, several at a time, each by a part of torch's threads."""
+    """Threads that compute batches, several at a time, each by a part of torch's threads.
+
+    Attributes:
+        least: Fewer batches are better done one after the other; None where all are.
+    """
 
     def __init__(self, model: SentenceTransformer) -> None:
         self._threads = usual_threads()
         self._count = min(self._threads, WORKERS) if _may_run_beside_itself(model) else 1
+        self.least = 2 * self._count if self._count > 1 else None
         self._pool: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> _Workers:
@@ -204,17 +291,27 @@ class _Workers:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def submit(
-        self, compute: Callable[[Batch], Tensor], batches: Sequence[Batch]
-    ) -> list[Future[Tensor]] | None:
-        """Have batches computed; None where that is better done one after the other."""
-        # By these batches alone: how many threads compute a product can change its last bits.
-        if self._count < 2 or len(batches) < 2 * self._count:
-            return None
+    def computed(
+        self,
+        compute: Callable[[dict[str, Any]], Tensor],
+        batches: Sequence[Batch],
+        beside: bool,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The rows and vectors of batches in order; beside each other they are begun at once."""
+        if not beside:
+            return self._alone(compute, batches)
         if self._pool is None:
             part = self._threads // self._count
             self._pool = ThreadPoolExecutor(self._count, "encode", set_own_threads, (part,))
-        return [self._pool.submit(compute, batch) for batch in batches]
+        results = [(rows, self._pool.submit(compute, batch)) for rows, batch in batches]
+        return ((rows, result.result()) for rows, result in results)
+
+    def _alone(
+        self, compute: Callable[[dict[str, Any]], Tensor], batches: Sequence[Batch]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        self.stop()
+        for rows, batch in batches:
+            yield rows, compute(batch)
 
     def stop(self) -> None:
         """End the threads."""
@@ -335,7 +432,8 @@ def is_usual(model: SentenceTransformer) -> bool:
     )
 
 
-def _prompt(encoder: SentenceTransformer) -> str | None:
+def prompt_of(encoder: SentenceTransformer) -> str | None:
+    """What an encoder puts before each sentence."""
     return encoder.prompts.get(encoder.default_prompt_name or "") or None
 
 
@@ -377,10 +475,6 @@ def _is_padded_text(features: dict[str, Any], count: int) -> bool:
     return all(value.shape == mask.shape for value in tensors)
 
 
-def _limit(model: SentenceTransformer, features: dict[str, Any]) -> int:
-    return int(model.max_seq_length or features["attention_mask"].shape[1])
-
-
 def _batches(features: dict[str, Any], tokens: int, padding: int = 0) -> Iterator[Batch]:
     """Rows of like length, the longest first, as many as make so many tokens.
 
@@ -407,17 +501,6 @@ def _batches(features: dict[str, Any], tokens: int, padding: int = 0) -> Iterato
             {n: v[rows, span] if isinstance(v, Tensor) else v for n, v in placed.items()},
         )
         start = stop
-
-
-def _in_order(rows: Sequence[Tensor], computed: Iterable[Tensor]) -> Array:
-    """Vectors of all batches, or of several at a time, where their sentences were."""
-    order, found, start = torch.cat(list(rows)).numpy(), NONE, 0
-    for part in computed:
-        if not start:
-            found = np.empty((len(order), part.shape[1]), dtype=np.float32)
-        found[order[start : start + len(part)]] = part.numpy()
-        start += len(part)
-    return found
 
 
 def _within_memory(model: SentenceTransformer, batch: dict[str, Any], kind: str) -> Tensor:
@@ -467,10 +550,3 @@ def _float32(value: Any) -> Any:
     if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
         return value.float()
     return value
-
-
-def _plain(model: SentenceTransformer, sentences: Sequence[str], batch_size: int) -> Array:
-    encoded: Array = model.encode(
-        list(sentences), batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True
-    )
-    return encoded.astype(np.float32, copy=False)

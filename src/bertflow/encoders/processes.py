@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import signal
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -18,7 +17,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array, check_device
-from bertflow.encoders.encoding import NONE, Encoding, Precision
+from bertflow.encoders.encoding import Encoding, G, Group, Precision
 from bertflow.errors import BertflowError, InputError, ModelError
 
 # How many groups a process has: one that it encodes, and one for when that is done.
@@ -30,8 +29,8 @@ PATIENCE = 5.0
 class GroupEncoder(Protocol):
     """What gives the vectors of groups of sentences: `Encoding`, `DevicesEncoding`."""
 
-    def each(self, groups: Iterable[Sequence[str]]) -> Iterator[Array]:
-        """The vectors of each group in order; of one without a sentence, shape (0, 0)."""
+    def each(self, groups: Iterable[G]) -> Iterator[tuple[G, Array, Array]]:
+        """Parts, as `Encoding.each` gives them; those of several groups in any order."""
 
 
 def parse_devices(text: str) -> list[str]:
@@ -82,7 +81,7 @@ def group_encoder(
 
 
 class DevicesEncoding:
-    """`Encoding` by several processes: groups go to whoever is free, and come back in order.
+    """`Encoding` by several processes: groups go to whoever is free; parts are given as they come.
 
     Processes are spawned, so a script that uses this needs `if __name__ == "__main__":`. On the
     processor they share its threads and the encoder's memory.
@@ -105,24 +104,24 @@ class DevicesEncoding:
         self.encoder, self.devices = encoder, list(devices)
         self.batch_size, self.precision = batch_size, precision
 
-    def each(self, groups: Iterable[Sequence[str]]) -> Iterator[Array]:
+    def each(self, groups: Iterable[G]) -> Iterator[tuple[G, Array, Array]]:
         """Encode groups of sentences, several at a time.
 
         Args:
             groups: Taken some ahead of what is given.
 
         Returns:
-            The vectors of each group in order, shape (N, D); of one without a sentence, (0, 0).
+            Parts, see `Encoding.each`, of several groups at a time.
 
         Raises:
-            ModelError: A process has ended before its work; the message names it. Groups that were
+            ModelError: A process has ended before its work; the message names it. Parts that were
                 given are not lost.
         """
         workers: list[_Worker] = []
         try:
             for number, device in enumerate(self.devices):
                 workers.append(self._started(number, device))
-            yield from _in_order(iter(groups), workers)
+            yield from _as_they_come(iter(groups), workers)
         finally:
             _end(workers)
 
@@ -146,13 +145,13 @@ class DevicesEncoding:
 
 @dataclass
 class _Worker:
-    """A process, and the numbers of the groups it has."""
+    """A process, and how many sentences it owes of each group that it has, by number."""
 
     number: int
     device: str
     process: BaseProcess
     connection: Connection
-    groups: deque[int] = field(default_factory=deque)
+    owes: dict[int, int] = field(default_factory=dict)
 
     def has_died(self) -> ModelError:
         self.process.join(PATIENCE)
@@ -166,60 +165,59 @@ class _Worker:
         )
 
 
-def _in_order(groups: Iterator[Sequence[str]], workers: Sequence[_Worker]) -> Iterator[Array]:
-    found: dict[int, Array] = {}
-    taken = given = 0
-    more = True
-    while more or given < taken:
-        while more and taken - given < AHEAD * len(workers):
-            group = next(groups, None)
-            if group is None:
-                more = False
-            elif not group:
-                found[taken] = NONE
-                taken += 1
-            else:
-                worker = min(workers, key=lambda one: len(one.groups))
-                try:
-                    worker.connection.send((taken, list(group)))
-                except OSError:
-                    raise worker.has_died() from None
-                worker.groups.append(taken)
-                taken += 1
-        if given in found:
-            yield found.pop(given)
-            given += 1
-        elif given < taken:
-            _receive(workers, found)
-
-
-def _receive(workers: Sequence[_Worker], found: dict[int, Array]) -> None:
-    """Wait for whatever comes."""
-    ready = wait([worker.connection for worker in workers])
-    for worker in workers:
-        if worker.connection not in ready:
-            continue
-        try:
-            number, result = worker.connection.recv()
-        except (EOFError, OSError):
-            raise worker.has_died() from None
-        if isinstance(result, Exception):
-            raise result
-        worker.groups.remove(number)
-        found[number] = result
+def _as_they_come(
+    groups: Iterator[G], workers: Sequence[_Worker]
+) -> Iterator[tuple[G, Array, Array]]:
+    begun: dict[int, G] = {}
+    taken = 0
+    while True:
+        while len(begun) < AHEAD * len(workers) and (group := next(groups, None)) is not None:
+            if not len(group.lacking):
+                continue
+            worker = min(workers, key=lambda one: len(one.owes))
+            try:
+                worker.connection.send((taken, list(group.sentences), group.lacking))
+            except OSError:
+                raise worker.has_died() from None
+            begun[taken], worker.owes[taken] = group, len(group.lacking)
+            taken += 1
+        if not begun:
+            return
+        ready = wait([worker.connection for worker in workers])
+        for worker in workers:
+            if worker.connection not in ready:
+                continue
+            try:
+                result = worker.connection.recv()
+            except (EOFError, OSError):
+                raise worker.has_died() from None
+            if isinstance(result, Exception):
+                raise result
+            number, rows, vectors = result
+            yield begun[number], rows, vectors
+            worker.owes[number] -= len(rows)
+            if not worker.owes[number]:
+                del worker.owes[number], begun[number]
 
 
 def _end(workers: Sequence[_Worker]) -> None:
     for worker in workers:
         worker.connection.close()
     for worker in workers:
-        if worker.groups:  # Nobody waits for these any more.
+        if worker.owes:  # Nobody waits for these any more.
             worker.process.terminate()
         worker.process.join(PATIENCE)
         if worker.process.exitcode is None:
             worker.process.kill()
             worker.process.join()
         worker.process.close()
+
+
+@dataclass(eq=False)
+class _Numbered(Group):
+    """A group that came from another process."""
+
+    number: int
 
 
 def _work(
@@ -233,31 +231,29 @@ def _work(
     """What a process does: encode the groups that come, until none do."""
     # Ctrl-C reaches all processes of a terminal; the first of them decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    coming: SimpleQueue[tuple[int, list[str]] | None] = SimpleQueue()
+    coming: SimpleQueue[tuple[int, list[str], Array] | None] = SimpleQueue()
     Thread(target=_listen, args=(connection, coming), daemon=True).start()
-    numbers: deque[int] = deque()
 
-    def groups() -> Iterator[list[str]]:
+    def groups() -> Iterator[_Numbered]:
         while True:
             try:
                 item = coming.get_nowait()
             except Empty:
                 # A group without a sentence has those before it given, which may be waited for.
-                numbers.append(-1)
-                yield []
+                yield _Numbered([], -1)
                 item = coming.get()
             if item is None:
                 return
-            number, sentences = item
-            numbers.append(number)
-            yield sentences
+            number, sentences, lacking = item
+            group = _Numbered(sentences, number)
+            group.lacking = lacking
+            yield group
 
     try:
         torch.set_num_threads(threads)
         encode = Encoding(encoder.to(device), batch_size=batch_size, precision=precision)
-        for vectors in encode.each(groups()):
-            if (number := numbers.popleft()) >= 0:
-                connection.send((number, vectors))
+        for group, rows, vectors in encode.each(groups()):
+            connection.send((group.number, rows, vectors))
     except (BrokenPipeError, ConnectionResetError):
         return
     except BertflowError as error:
@@ -268,7 +264,7 @@ def _work(
 
 def _say(connection: Connection, error: Exception) -> None:
     try:
-        connection.send((-1, error))
+        connection.send(error)
     except OSError:
         return
 

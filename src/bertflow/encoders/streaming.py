@@ -14,7 +14,6 @@ import logging
 import os
 import tempfile
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -31,17 +30,19 @@ from bertflow.calibrators.storage import write_text
 from bertflow.encoders.corpus import (
     check_text,
     count_cut_of,
+    counted,
+    encode_groups,
     first_not_finite,
     group_size,
     halves,
     longest_first,
     not_finite,
     opened,
-    taken_or_encoded,
+    when_whole,
 )
 from bertflow.encoders.digests import SentenceIndex, digests_of
 from bertflow.encoders.encoder import as_sentences
-from bertflow.encoders.encoding import Precision, resolved_precision
+from bertflow.encoders.encoding import Group, Precision, resolved_precision
 from bertflow.encoders.fingerprint import describe_encoder
 from bertflow.encoders.processes import group_encoder
 from bertflow.encoders.sentence_cache import SentenceCache, describe_vectors
@@ -62,9 +63,9 @@ IN_MEMORY = 2**28
 WRITTEN_ROWS = 4096
 FIRST = 512
 HEADER = 128
-FORMAT = 1
+FORMAT = 2
 CHECK = 16
-GROUPS = "groups"
+PARTS = "parts"
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,15 @@ class Sink(Protocol):
     def get(self, places: Array) -> Array:
         """Read the vectors at row numbers."""
 
-    def finished(self, number: int, sentences: Array, places: Array) -> Array | None:
-        """The vectors of a group, if it was there before: number, hashes and places of it."""
+    def found(self, sentences: Array, places: Array) -> tuple[Array, Array]:
+        """What was there before of a group, given by its hashes and places.
 
-    def finish(self, number: int, sentences: Array, vectors: Array) -> None:
-        """Say that a group is there."""
+        Returns:
+            Numbers of sentences, shape (n,), and their vectors, shape (n, D).
+        """
+
+    def note(self, sentences: Array, rows: Array, vectors: Array) -> None:
+        """Say that of a group with these hashes these sentences are there."""
 
 
 @pinned()
@@ -138,11 +143,37 @@ def encode_rows(
     """
     sentences = as_sentences(sentences)
     known = SentenceIndex()
-    rows = done = cut = width = number = 0
+    rows = cut = width = 0
     kind = resolved_precision(precision, encoder)
     bare, calibrated = halves(encoder)
     size = group_size(bare)
     encode = group_encoder(bare, devices, batch_size=batch_size, precision=kind)
+    told = counted(progress, lambda: len(known))
+
+    def write(group: _Group, rows: Array, vectors: Array) -> None:
+        nonlocal width
+        width = vectors.shape[1]
+        where, which = group.spread.of(group.members[rows])
+        sink.put(where, vectors[which])
+
+    def put(group: _Group, rows: Array, vectors: Array) -> None:
+        if (bad := first_not_finite(vectors)) is not None:
+            raise not_finite(int(group.places[rows[bad]]), group.sentences[rows[bad]])
+        write(group, rows, vectors)
+        sink.note(group.hashes, rows, vectors)
+
+    def lacking(groups: Iterable[_Group]) -> Iterator[_Group]:
+        for group in groups:
+            there, vectors = sink.found(group.hashes, group.places)
+            if len(there):
+                write(group, there, vectors)
+                # They are the model's, which are its encoder's unless it is calibrated.
+                if kept is not None and bare is encoder:
+                    kept.add(group.texts(there), vectors)
+                group.lacking = np.setdiff1d(group.lacking, there)
+                told(len(there))
+            yield group
+
     with opened(cache, bare, kind, description if bare is encoder else None) as kept:
         for chunk in _chunks(sentences):
             check_text(chunk, rows)
@@ -157,29 +188,9 @@ def encode_rows(
             known.add(digests[fresh], rows + first[fresh])
             spread = _Places(index, rows, len(local))
             new = longest_first(s for s, one in zip(local, fresh.tolist(), strict=True) if one)
-            ahead: deque[_Group] = deque()
-            groups = _grouped(new, local, digests, rows + first, size, number, sink)
-            for _, encoded, lacking in taken_or_encoded(encode, _lacking(groups, ahead), kept):
-                group = ahead.popleft()
-                if group.there is not None:
-                    # They are the model's, which are its encoder's unless it is calibrated.
-                    vectors = encoded = group.there
-                    lacking = np.arange(len(vectors) if bare is encoder else 0)
-                else:
-                    vectors = calibrated(encoded)
-                    if (bad := first_not_finite(vectors)) is not None:
-                        raise not_finite(int(group.places[bad]), group.sentences[bad])
-                width = vectors.shape[1]
-                where, which = spread.of(group.members)
-                sink.put(where, vectors[which])
-                # The rows before the cache: what is stopped in between goes on with these bits.
-                sink.finish(number, group.hashes, vectors)
-                if kept is not None and len(lacking):
-                    kept.add([group.sentences[n] for n in lacking.tolist()], encoded[lacking])
-                number += 1
-                done += len(group.sentences)
-                if progress is not None:
-                    progress(done, len(known))
+            groups = _grouped(new, local, digests, rows + first, size, spread)
+            # The rows before the cache: what is stopped in between goes on with these bits.
+            encode_groups(encode, lacking(groups), kept, when_whole(calibrated, put), told)
             for start in range(0, len(old := np.flatnonzero(~fresh)), WRITTEN_ROWS):
                 members = old[start : start + WRITTEN_ROWS]
                 where, which = spread.of(members)
@@ -191,23 +202,21 @@ def encode_rows(
     return Encoded(rows=rows, distinct=len(known), cut=cut, width=width, first=known.first(FIRST))
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Distinct sentences that are encoded and written together.
+@dataclass(eq=False)
+class _Group(Group):
+    """Sentences of about one length.
 
     Attributes:
-        sentences: Of about one length.
         members: Which of the chunk's distinct sentences they are.
         hashes: Of each.
         places: The first row of each.
-        there: Their vectors, if they were there before.
+        spread: Where each is.
     """
 
-    sentences: list[str]
     members: Array
     hashes: Array
     places: Array
-    there: Array | None
+    spread: _Places
 
 
 def _grouped(
@@ -216,22 +225,13 @@ def _grouped(
     digests: Array,
     places: Array,
     size: int,
-    number: int,
-    sink: Sink,
+    spread: _Places,
 ) -> Iterator[_Group]:
-    """The new sentences of a chunk in groups, the first of which has that number in the sink."""
-    for one, start in enumerate(range(0, len(new), size), number):
-        sentences = list(new[start : start + size])
+    """The new sentences of a chunk in groups."""
+    for start in range(0, len(new), size):
+        sentences = new[start : start + size]
         members = np.array([local[sentence] for sentence in sentences])
-        there = sink.finished(one, digests[members], places[members])
-        yield _Group(sentences, members, digests[members], places[members], there)
-
-
-def _lacking(groups: Iterable[_Group], ahead: deque[_Group]) -> Iterator[Sequence[str]]:
-    """What is to be encoded of groups, which are put in a queue as they are taken."""
-    for group in groups:
-        ahead.append(group)
-        yield group.sentences if group.there is None else ()
+        yield _Group(sentences, members, digests[members], places[members], spread)
 
 
 class _Places:
@@ -321,11 +321,11 @@ class Rows:
         """Read the vectors at row numbers."""
         return self.array()[places]
 
-    def finished(self, number: int, sentences: Array, places: Array) -> Array | None:
+    def found(self, sentences: Array, places: Array) -> tuple[Array, Array]:
         """Nothing was there before."""
-        return None
+        return places[:0], places[:0]
 
-    def finish(self, number: int, sentences: Array, vectors: Array) -> None:
+    def note(self, sentences: Array, rows: Array, vectors: Array) -> None:
         """Nothing is to be found again."""
 
     def array(self) -> Array:
@@ -389,7 +389,7 @@ def encode_file(
 
     What is done lies in a folder beside the file, and the same call after a kill goes on there: it
     reads the sentences again, compares each group of them and its rows with what was noted, and
-    encodes from the first group that differs. The file is then what it would have been, bit by bit.
+    encodes what is lacking. The file is then what it would have been, bit by bit.
 
     Args:
         encoder: Any SentenceTransformer.
@@ -439,17 +439,18 @@ def encode_file(
 
 def _kept(folder: Path) -> str:
     """What a message adds where something is there to go on from."""
-    noted = folder / GROUPS
+    noted = folder / PARTS
     if not noted.exists() or not noted.stat().st_size:
         return ""
     return f"; what is done is kept in {folder}, and the same command goes on from it"
 
 
 class _PartialFile:
-    """The file to be, in a folder beside it, and a note of every group of rows that is whole.
+    """The file to be, in a folder beside it, and a note of every part of a group that is there.
 
-    A note is a hash of the group's sentences and one of its rows. So it holds without waiting for
-    the disk, and for whatever has become of the corpus or the file since.
+    A note is a hash of the group's sentences, one of the part, and a bit for each sentence of the
+    group: whether it is in the part. The part's hash is of these bits and its rows. So a note holds
+    without waiting for the disk, and for whatever has become of the corpus or the file since.
     """
 
     def __init__(self, output: Path, encoder: dict[str, Any], batch_size: int, group: int) -> None:
@@ -458,7 +459,9 @@ class _PartialFile:
         self.about = {"format": FORMAT, "vectors": encoder, "batch_size": batch_size}
         self.group = group
         self._rows: _RowFile | None = None
-        self._notes: list[bytes] = []
+        # What follows the hash of its sentences, for each.
+        self._notes: dict[bytes, list[bytes]] = {}
+        self._count, self._size = 0, 2 * CHECK + -(-group // 8)
         self._noted: IO[bytes] | None = None
         self._ours = False
         self._held = ExitStack()
@@ -492,26 +495,30 @@ class _PartialFile:
         assert self._rows is not None
         return np.array(self._rows.array()[places])
 
-    def finished(self, number: int, sentences: Array, places: Array) -> Array | None:
-        """The vectors of a group, if it was there before."""
-        if self._rows is None or number >= len(self._notes):
-            return None
+    def found(self, sentences: Array, places: Array) -> tuple[Array, Array]:
+        """What is there of a group."""
+        if self._rows is None:
+            return places[:0], places[:0]
         rows = self._rows.array()
-        if places.max() < len(rows):
-            vectors = np.array(rows[places])
-            if _note(sentences, vectors) == self._notes[number]:
-                return vectors
-        self._forget(number)
-        return None
+        there = np.zeros(len(sentences), dtype=bool)
+        for note in self._notes.get(_hash(sentences), ()):
+            check, bits = note[:CHECK], note[CHECK:]
+            part = np.flatnonzero(np.unpackbits(np.frombuffer(bits, dtype=np.uint8))[: len(there)])
+            if len(part) and places[part].max() < len(rows):
+                there[part] |= _hash(bits, rows[places[part]]) == check
+        return np.flatnonzero(there), np.array(rows[places[there]])
 
-    def finish(self, number: int, sentences: Array, vectors: Array) -> None:
-        """Note that a group is there."""
-        if number < len(self._notes):
-            return
+    def note(self, sentences: Array, rows: Array, vectors: Array) -> None:
+        """Note that a part of a group is there."""
         assert self._noted is not None
-        self._notes.append(_note(sentences, vectors))
-        self._noted.seek(2 * CHECK * number)
-        self._noted.write(self._notes[-1])
+        there = np.zeros(8 * (self._size - 2 * CHECK), dtype=bool)
+        there[rows] = True
+        bits = np.packbits(there).tobytes()
+        check = _hash(bits, vectors[np.argsort(rows)].astype("<f4", copy=False))
+        # At once, so that a part is there whole or not at all.
+        self._noted.seek(self._size * self._count)
+        self._noted.write(_hash(sentences) + check + bits)
+        self._count += 1
 
     def complete(self, found: Encoded) -> None:
         """Put the file in its place."""
@@ -535,12 +542,14 @@ class _PartialFile:
             # Without a row of that width there is nothing to go on from.
             there = 0 < 4 * width <= rows.stat().st_size - HEADER
             if there and found == json.loads(json.dumps({**self.about, "group": self.group})):
-                noted = (self.folder / GROUPS).read_bytes()
+                noted = (self.folder / PARTS).read_bytes()
                 self._rows = _RowFile(rows.open("r+b", buffering=0), width, HEADER)
-        size = 2 * CHECK
         if self._rows is not None:
-            self._notes = [noted[n : n + size] for n in range(0, len(noted) // size * size, size)]
-            self._noted = (self.folder / GROUPS).open("r+b", buffering=0)
+            self._count = len(noted) // self._size
+            for start in range(0, self._count * self._size, self._size):
+                note = noted[start : start + self._size]
+                self._notes.setdefault(note[:CHECK], []).append(note[CHECK:])
+            self._noted = (self.folder / PARTS).open("r+b", buffering=0)
 
     def _file(self, width: int) -> _RowFile:
         """The file of the rows, made with the first of them."""
@@ -551,20 +560,14 @@ class _PartialFile:
             self._rows = None  # What was noted is of no such rows.
         if self._rows is None:
             about = {**self.about, "group": self.group, "width": width}
-            self._notes = []
-            self._noted = (self.folder / GROUPS).open("w+b", buffering=0)
+            self._notes, self._count = {}, 0
+            self._noted = (self.folder / PARTS).open("w+b", buffering=0)
             write_text(self.folder / "about.json", json.dumps(about, indent=2) + "\n")
             file = (self.folder / "rows.npy").open("w+b", buffering=0)
             keep_permissions(self.output, self.folder / "rows.npy", writable=True)
             file.write(bytes(HEADER))
             self._rows = _RowFile(file, width, HEADER)
         return self._rows
-
-    def _forget(self, number: int) -> None:
-        """From this group on nothing holds."""
-        del self._notes[number:]
-        assert self._noted is not None
-        self._noted.truncate(2 * CHECK * number)
 
 
 def _described(
@@ -576,10 +579,11 @@ def _described(
         return {"unlike any other": uuid.uuid4().hex}  # What is stopped starts again.
 
 
-def _note(sentences: Array, vectors: Array) -> bytes:
-    rows = np.ascontiguousarray(vectors, dtype="<f4")
-    parts = (sentences.tobytes(), rows.tobytes())
-    return b"".join(hashlib.blake2b(part, digest_size=CHECK).digest() for part in parts)
+def _hash(*parts: bytes | Array) -> bytes:
+    found = hashlib.blake2b(digest_size=CHECK)
+    for part in parts:
+        found.update(part if isinstance(part, bytes) else part.tobytes())
+    return found.digest()
 
 
 def _header(shape: Sequence[int]) -> bytes:

@@ -233,13 +233,13 @@ class Encode(Worker):
     def process(self, batches: Iterable[Any], place: str = BATCH, first: int = 0) -> Iterator[Any]:
         """Encode record batches, the next of which is tokenized while one is encoded."""
         from bertflow.encoders.corpus import first_not_finite, group_size, longest_first
+        from bertflow.encoders.encoding import Group
 
         encoding = self._opened()
         size = group_size(encoding.encoder)
         waiting: deque[_Window] = deque()
-        ahead: deque[tuple[_Window, list[str]]] = deque()
 
-        def groups() -> Iterator[list[str]]:
+        def groups() -> Iterator[Group]:
             start = first
             for batch in batches:
                 window = self._window(batch, place, start)
@@ -248,18 +248,17 @@ class Encode(Worker):
                 distinct = longest_first(window.row_of)
                 window.left = len(distinct)
                 for begin in range(0, len(distinct), size):
-                    group = distinct[begin : begin + size]
-                    ahead.append((window, group))
-                    yield group
+                    yield Group(distinct[begin : begin + size])
 
-        for vectors in encoding.each(groups()):
-            window, group = ahead.popleft()
+        for group, which, vectors in encoding.each(groups()):
+            # Groups come in order, and so do windows.
+            window, texts = next(one for one in waiting if one.left), group.texts(which)
             if (bad := first_not_finite(vectors)) is not None:
-                row = window.rows[int(np.flatnonzero(window.index == window.row_of[group[bad]])[0])]
+                row = window.rows[int(np.flatnonzero(window.index == window.row_of[texts[bad]])[0])]
                 raise InputError(
-                    f"{place}, row {row}: the encoder's vector is not finite: {group[bad][:80]!r}"
+                    f"{place}, row {row}: the encoder's vector is not finite: {texts[bad][:80]!r}"
                 )
-            window.put(group, vectors)
+            window.put(texts, vectors)
             while waiting and not waiting[0].left:
                 yield self._written(waiting.popleft())
         while waiting:
