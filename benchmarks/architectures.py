@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from bertflow import BertflowError, Whitening, calibrate, load_encoder
@@ -62,7 +62,12 @@ OTHERS: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "bigbird_pegasus": {"attention_type": "original_full"},
     "big_bird": {"attention_type": "original_full"},
-    "funnel": {"block_sizes": [1, 1, 1], "block_repeats": [1, 1, 1], "num_decoder_layers": 1},
+    "funnel": {
+        "bos_token_id": 0,
+        "block_sizes": [1, 1, 1],
+        "block_repeats": [1, 1, 1],
+        "num_decoder_layers": 1,
+    },
     "esm": {"mask_token_id": 4},
 }
 
@@ -133,7 +138,7 @@ def made(name: str, folder: Path) -> str:
                 torch.nn.init.normal_(weight, std=0.3)
         began = time.perf_counter()
         with torch.no_grad():
-            model(input_ids=torch.ones(1, 8, dtype=torch.long))
+            reader_of(model)(input_ids=torch.ones(1, 8, dtype=torch.long))
         if time.perf_counter() - began > SLOW:
             return "too slow without kernels of its own"
         model.save_pretrained(folder)
@@ -143,13 +148,18 @@ def made(name: str, folder: Path) -> str:
     return ""
 
 
+def reader_of(model: Any) -> Any:
+    """What reads the text: of an encoder-decoder its encoder."""
+    return model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
+
+
 @torch.no_grad()
 def by_hand(folder: Path, texts: list[str], pooling: str | None) -> np.ndarray:
     """The model's own hidden states, one sentence at a time, averaged."""
     model = AutoModel.from_pretrained(folder).eval()
     model.config.use_cache = False  # As sentence-transformers has it; some models differ by it.
-    words = PreTrainedTokenizerFast.from_pretrained(folder)
-    reader: Any = model.get_encoder() if model.config.is_encoder_decoder else model
+    words = AutoTokenizer.from_pretrained(folder)
+    reader = reader_of(model)
     taken = inspect.signature(reader.forward).parameters
     vectors = []
     for text in texts:

@@ -224,3 +224,10 @@ def spoiled(tiny_bert: Path) -> Any:
     weight = encoder[0].model.embeddings.word_embeddings.weight
     weight.data[encoder.tokenizer.convert_tokens_to_ids("cat")] = float("nan")
     return encoder
+
+
+@pytest.fixture
+def untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Corpora are encoded without trying the encoder out: every batch is one of the corpus."""
+    monkeypatch.setattr("bertflow.encoders.encoding.check_own_encoding", lambda *_, **__: None)
+    monkeypatch.setattr("bertflow.encoders.sentence_cache.probed", lambda encoder: np.ones((1, 2)))

@@ -96,7 +96,9 @@ def test_a_folder_that_is_removed_meanwhile_is_not_taken_for_what_it_was(tmp_pat
     assert np.array_equal(before, vectors_of(["a", "b"]))
 
 
-def test_filling_in_the_order_of_the_sentences_whatever_is_there(tmp_path, tiny_bert, monkeypatch):
+def test_filling_in_the_order_of_the_sentences_whatever_is_there(
+    tmp_path, tiny_bert, monkeypatch, untried
+):
     texts = ["a dog", "a cat", "the man", "a train", "a house"]
     orders = []
     each = Encoding.each

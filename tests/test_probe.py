@@ -61,7 +61,6 @@ def test_the_hidden_states_that_are_asked_for_are_pooled(name, pooling, tmp_path
         ("m2m_100", "holds none of the weights of a M2M100Encoder"),
         ("fnet", "another vector in a batch than alone"),
         ("convbert", "another vector in a batch than alone"),
-        ("funnel", "cannot encode a sentence"),
     ],
 )
 def test_an_architecture_that_cannot_be_right_is_refused_by_name_when_loaded(

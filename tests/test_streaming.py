@@ -265,7 +265,7 @@ def test_what_was_stopped_goes_on_to_the_same_bytes(
 @pytest.mark.parametrize("through", ["file", "cache"])
 @pytest.mark.parametrize("way", ["one after the other", "beside each other", "own encode"])
 def test_what_is_left_of_a_group_has_the_batches_it_had(
-    encoder, sentences, place, monkeypatch, way, through
+    encoder, sentences, place, monkeypatch, untried, way, through
 ):
     monkeypatch.setattr(encoding, "PART_SECONDS", 0.0)
     beside = way == "beside each other"
@@ -279,6 +279,7 @@ def test_what_is_left_of_a_group_has_the_batches_it_had(
         return computed
 
     if way == "own encode":
+        monkeypatch.setattr(encoding, "is_usual", lambda model: False)
         monkeypatch.setattr(
             SentenceTransformer, "encode", watched(SentenceTransformer.encode, list)
         )

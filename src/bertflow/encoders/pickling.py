@@ -68,7 +68,8 @@ class _Keeper:
     def __call__(self, transformer: nn.Module, *_: Any) -> None:
         """After a forward pass, wrap what it may have installed."""
         model: Any = transformer.model
-        if getattr(model, INSTALLED, None) is not True:
+        # A part of the model may be what has installed them.
+        if not any(getattr(module, INSTALLED, None) is True for module in model.modules()):
             return
         for module in model.modules():
             for key, hook in module._forward_hooks.items():
@@ -138,6 +139,9 @@ def _is_of_transformers(hook: Any) -> bool:
 
 
 def _install(model: PreTrainedModel) -> None:
+    # Installed twice, every hidden state would be there twice.
+    if any(getattr(module, INSTALLED, False) for module in model.modules()):
+        return
     # Not documented; where it is not there, the first forward pass does it.
     with suppress(ImportError):
         from transformers.utils.output_capturing import maybe_install_capturing_hooks
