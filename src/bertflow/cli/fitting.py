@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +54,8 @@ from bertflow.cli.scaling import (
 from bertflow.errors import InputError, ModelError, TrainingError, one_line, quoted
 
 if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
     from bertflow.calibrators import Calibrator
     from bertflow.encoders import SentenceCache
 
@@ -192,8 +195,8 @@ def fit(
     drawn = f"drawn from {facts['drawn_from']:,}, " if "drawn_from" in facts else ""
     show(
         f"{calibrator} fitted on {facts['sentences']:,} sentences ({drawn}{facts['distinct']:,} "
-        f"distinct, {found_in(cache)}{facts['cut_to_max_length']:,} cut to "
-        f"{loaded.max_seq_length} tokens) in {time.perf_counter() - began:.0f} s"
+        f"distinct, {found_in(cache)}{facts['cut_to_max_length']:,} cut{_to_limit(loaded)}) in "
+        f"{time.perf_counter() - began:.0f} s"
     )
     _show_loss(model.calibrator)
     plainly = "SentenceTransformer({!r}) loads it anywhere"
@@ -290,6 +293,12 @@ def _saved_beside(error: TrainingError, output: Path) -> str:
     except ModelError as why:
         return f"; the flow after step {steps} is lost: {why}"
     return f"; the flow after step {steps} is in {folder}"
+
+
+def _to_limit(encoder: SentenceTransformer) -> str:
+    """To how many tokens an encoder cuts; some read texts of any length."""
+    limit = encoder.max_seq_length
+    return "" if limit is None or math.isinf(limit) else f" to {limit} tokens"
 
 
 def _show_loss(calibrator: Calibrator) -> None:
@@ -436,6 +445,5 @@ def encode(
         raise Interrupted(kept(part_path(output), cache)) from None
     show(
         f"wrote {encoded.rows:,} vectors of {encoded.width} dimensions to {one_line(output)} "
-        f"({found_in(cache)}{encoded.cut:,} distinct sentences cut to "
-        f"{loaded.max_seq_length} tokens)"
+        f"({found_in(cache)}{encoded.cut:,} distinct sentences cut{_to_limit(loaded)})"
     )

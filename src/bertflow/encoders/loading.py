@@ -40,7 +40,7 @@ from bertflow.encoders.origin import note_hub
 from bertflow.encoders.pickling import keep_picklable
 from bertflow.encoders.probe import check_encoder, difference, probe_texts, probed, tolerance
 from bertflow.encoders.sizes import check_gguf, check_sizes, check_transformer
-from bertflow.errors import InputError, MissingDependencyError, ModelError
+from bertflow.errors import InputError, MissingDependencyError, ModelError, did_you_mean
 from bertflow.network import hub_answers
 from bertflow.process_state import pinned
 
@@ -167,8 +167,9 @@ def load_encoder(
             forget_gguf(transformer.model, source.gguf)
         _pad_right(transformer, name)
         _limit(transformer, max_length, default=None if source.modules else DEFAULT_MAX_LENGTH)
-        model = _pooled(transformer, pooling or DEFAULT_POOLING, str(name), device)
-    check_encoder(model, str(name))
+        pooling = pooling or DEFAULT_POOLING
+        model = _pooled(transformer, pooling, str(name), device)
+        check_encoder(model, f"{name} with {pooling}")
     # Nothing of a .gguf is left in the model by which its licence could be found later.
     model.model_card_data.license = licence
     if not source.local:
@@ -358,6 +359,7 @@ def _parse(pooling: str) -> tuple[int, ...] | None:
     except ValueError:
         raise InputError(
             f"unknown pooling {pooling!r}; expected one of {', '.join(RECIPES)}"
+            f"{did_you_mean(pooling, RECIPES)}"
         ) from None
     if len(set(layers)) < len(layers) or min(layers) < 0:
         raise InputError(f"pooling {pooling!r} must name different hidden states from 0 up")
@@ -414,11 +416,12 @@ def _pooled(
         layers = hidden_states(pooling, len(states[0]) - 1)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
+    name = f"{name} with {pooling}"
     if len({one[layer].shape[-1] for one in states for layer in layers}) > 1:
         widths = ", ".join(str(states[0][layer].shape[-1]) for layer in layers)
         raise ModelError(
-            f"{name} has hidden states of different widths ({widths}), which {pooling} cannot "
-            "average; take one, such as --pooling mean"
+            f"{name} would average hidden states of different widths ({widths}); take one, such as "
+            "pooling mean"
         )
     first = pooling == "cls"
     wanted = np.stack(
@@ -444,12 +447,15 @@ def _pooled(
             keep_picklable(transformer)
             return Encoder(modules=modules, device=device).eval()
     if np.isinf(off):
-        raise ModelError(f"{said} or another pooling than {pooling}")
-    decoder = ", being an encoder-decoder, of its decoder" if _is_decoder(transformer.model) else ""
+        raise ModelError(f"{said} or another pooling")
+    if _is_decoder(transformer.model):
+        raise ModelError(
+            f"{name} is an encoder-decoder ({type(transformer.model).__name__}), of which "
+            "sentence-transformers would pool the decoder; use another encoder"
+        )
     raise ModelError(
-        f"{name} ({type(transformer.model).__name__}): sentence-transformers does not pool hidden "
-        f"states {', '.join(map(str, layers))} of it, but others{decoder} (off by {off:.0%} of a "
-        "vector's length); use another encoder, or another pooling"
+        f"{name} is pooled otherwise by sentence-transformers (off by {off:.0%} of a vector's "
+        f"length) than its hidden states {', '.join(map(str, layers))}; use another pooling"
     )
 
 
