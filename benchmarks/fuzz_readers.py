@@ -423,7 +423,7 @@ def _left_behind() -> list[Reader]:
         with _PartialFile(folder / "out.npy", about, 32, 16) as part:
             part.extend(2)
             part.put(np.arange(2), np.ones((2, 3), dtype=np.float32))
-            part.finish(0, sentences, np.ones((2, 3), dtype=np.float32))
+            part.note(sentences, np.arange(2), np.ones((2, 3), dtype=np.float32))
             shutil.copytree(part.folder, folder / "kept")
         (folder / "kept").rename(folder / ".out.npy.part")
 
@@ -431,10 +431,10 @@ def _left_behind() -> list[Reader]:
         vectors = np.ones((2, 3), dtype=np.float32)
         with _PartialFile(folder / "out.npy", about, 32, 16) as part:
             part.extend(2)
-            found = part.finished(0, sentences, np.arange(2))
-            assert found is None or (found == vectors).all()
+            there, found = part.found(sentences, np.arange(2))
+            assert not len(there) or np.array_equal(found, vectors[there])
             part.put(np.arange(2), vectors)
-            part.finish(0, sentences, vectors)
+            part.note(sentences, np.arange(2), vectors)
             assert (part.get(np.arange(2)) == vectors).all()
 
     classifier = save({name: t.detach() for name, t in _Classifier().state_dict().items()})

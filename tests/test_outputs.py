@@ -592,15 +592,14 @@ ENCODING = """
 import sys, time
 from bertflow.cli.main import main
 from bertflow.encoders import streaming
-finish = streaming._PartialFile.finish
+note = streaming._PartialFile.note
 
-def slow(self, number, sentences, vectors):
-    finish(self, number, sentences, vectors)
-    if number == 0:
-        print("going", file=sys.stderr, flush=True)
-        time.sleep(60)
+def slow(self, *part):
+    note(self, *part)
+    print("going", file=sys.stderr, flush=True)
+    time.sleep(60)
 
-streaming._PartialFile.finish = slow
+streaming._PartialFile.note = slow
 main()
 """
 
@@ -614,7 +613,7 @@ def test_what_sigterm_stops_goes_on(work, tiny_sentences, done):
     assert code == 143
     folder = part_path(work / "z.npy")
     assert said == f"error: terminated; the same command goes on from {folder}\n"
-    assert (folder / "groups").stat().st_size
+    assert (folder / "parts").stat().st_size
     done(*command)
     assert not folder.exists()
     assert np.load("z.npy").shape == (300, WIDTH)
