@@ -62,12 +62,6 @@ OTHERS: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "bigbird_pegasus": {"attention_type": "original_full"},
     "big_bird": {"attention_type": "original_full"},
-    "funnel": {
-        "bos_token_id": 0,
-        "block_sizes": [1, 1, 1],
-        "block_repeats": [1, 1, 1],
-        "num_decoder_layers": 1,
-    },
     "esm": {"mask_token_id": 4},
 }
 

@@ -59,3 +59,12 @@ class Cut:
             for key, value in lists.items():
                 setattr(config, key, value[:count])
             config.num_hidden_layers = count
+
+    def can_be_saved(self) -> bool:
+        """Whether configurations of so many blocks can be read again; some demand certain ones."""
+        try:
+            for config in self._configs:
+                type(config).from_dict(config.to_dict())
+        except Exception:  # Whatever it is, the model is not cut there.
+            return False
+        return True

@@ -435,6 +435,8 @@ def _pooled(
     off, said = np.inf, ""
     for blocks in cut.choices(layers[-1]):
         cut.keep(blocks)
+        if blocks < total and not cut.can_be_saved():
+            continue
         modules = [transformer, *_pools(transformer, layers, blocks, first)]
         model = Encoder(modules=modules, device="cpu")
         try:
