@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 
 from bertflow import SentenceCache, Whitening, calibrate, load_encoder
 from bertflow.encoders import DevicesEncoding, encode_distinct, encode_file, parse_devices
@@ -165,6 +166,27 @@ def test_a_process_that_dies_is_named_and_what_was_finished_is_kept(
     encode_file(encoder, tiny_sentences, output, devices=TWO)
     assert sum(encoded) <= len(set(tiny_sentences)) - 100
     assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+
+
+class Slow(torch.nn.Module):
+    """Half a second a batch."""
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.5)
+        return features
+
+
+@pytest.mark.slow
+def test_a_kill_costs_some_seconds_of_each_process(tiny_bert):
+    """Of two groups of twelve seconds each has given its first half before one is whole."""
+    encoder = SentenceTransformer(modules=[*load_encoder(tiny_bert), Slow()], device="cpu")
+    texts = [("a dog " * (n + 1)).strip() for n in range(12)] * 2
+    groups = [Group(texts), Group(texts)]
+    parts = DevicesEncoding(encoder, TWO, batch_size=1).each(groups)
+    first, second = next(parts), next(parts)
+    parts.close()
+    assert first[0] is not second[0]
+    assert 0 < len(first[1]) < len(texts) and 0 < len(second[1]) < len(texts)
 
 
 @pytest.mark.slow
