@@ -23,7 +23,7 @@ ALLOWED = {
     "process_state": set(),
     "data": {"network", "strict_json", "contents"},
     "calibrators": {"flows", "display", "strict_json", "contents"},
-    "encoders": {"flows", "calibrators", "display", "network", "strict_json"},
+    "encoders": {"flows", "calibrators", "display", "network", "strict_json", "contents"},
     "evaluation": {"flows", "calibrators", "encoders", "data", "display"},
     "analysis": {"flows", "calibrators", "encoders", "data", "evaluation", "display"},
     "scale": {"flows", "calibrators", "encoders", "data", "strict_json"},

@@ -285,7 +285,7 @@ def test_a_pointer_of_git_lfs_is_named(tiny_bert, tmp_path):
     folder = shutil.copytree(tiny_bert, tmp_path / "pointer")
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
     (folder / "tokenizer.json").write_text(pointer)
-    with pytest.raises(ModelError, match=r"tokenizer\.json is a pointer of git-lfs"):
+    with pytest.raises(ModelError, match=r"tokenizer\.json is a git-lfs pointer"):
         load_encoder(folder)
 
 

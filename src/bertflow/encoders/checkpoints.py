@@ -17,6 +17,7 @@ from torch import nn
 from transformers import AutoModel, PreTrainedModel
 from transformers.utils import logging
 
+from bertflow.contents import HEAD, contents
 from bertflow.errors import BertflowError, ModelError, shown
 from bertflow.strict_json import LARGEST, parse_json
 
@@ -25,8 +26,8 @@ BUILT_IN = "sentence_transformers."
 ASIDE = {"pooler", "lm_head", "cls", "classifier", "score", "qa_outputs"}
 NAMED = 3
 CLASS_NAME, LONGEST_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII), 200
-# How a file begins that stands for one in git-lfs, and more bytes than it ever has.
-POINTER, LARGEST_POINTER = b"version https://git-lfs.github.com/spec/", 1024
+# More bytes than what git-lfs leaves in the place of a file ever has.
+LARGEST_POINTER = 1024
 # transformers' mark on a tensor that it has read.
 MARK = "_is_hf_initialized"
 # What an added token may say of itself; of anything else tokenizers prints that it is ignored.
@@ -242,10 +243,10 @@ def check_files(folder: Path) -> None:
         for path in folder.rglob("*"):
             if path.exists() and not (path.is_file() or path.is_dir()):
                 raise ModelError(f"{path} is no file; get the files of {folder} again")
-            if path.is_file() and path.stat().st_size < LARGEST_POINTER and is_pointer(path):
-                raise ModelError(
-                    f"{path} is a pointer of git-lfs, not the file itself; run git lfs pull"
-                )
+            if path.is_file() and path.stat().st_size < LARGEST_POINTER:
+                said = contents(path.read_bytes()[:HEAD])
+                if said is not None and "pointer" in said:
+                    raise ModelError(f"{path} {said}")
             if path.name in TOKEN_FILES and path.is_file():
                 for token in _added_tokens(path):
                     for name in token.keys() - TOKEN_SETTINGS:
@@ -255,12 +256,6 @@ def check_files(folder: Path) -> None:
                         )
     except OSError as error:
         raise ModelError(f"{folder} cannot be read: {error.strerror or error}") from None
-
-
-def is_pointer(path: Path) -> bool:
-    """Whether a file is what git-lfs leaves in the place of one that was not fetched."""
-    with path.open("rb") as file:
-        return file.read(len(POINTER)) == POINTER
 
 
 def _added_tokens(path: Path) -> list[dict[str, Any]]:
