@@ -194,12 +194,17 @@ def tree(folder: Path) -> dict[str, bytes]:
     }
 
 
+def of_probe(text: str) -> bool:
+    """Whether a text is one that encoders are tried out with."""
+    from bertflow.encoders.probe import SENTENCES
+
+    return text in SENTENCES or text.startswith(SENTENCES[1])
+
+
 @pytest.fixture
 def encoded(monkeypatch) -> list[str]:
     """Every sentence that any encoder is given from here on, those of a probe apart."""
     from sentence_transformers import SentenceTransformer
-
-    from bertflow.encoders.probe import SENTENCES
 
     seen: list[str] = []
     preprocess = SentenceTransformer.preprocess
@@ -207,8 +212,7 @@ def encoded(monkeypatch) -> list[str]:
     card = ("The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium.")
 
     def counted(self, texts, *args, **keywords):
-        probe = (*SENTENCES, *card)
-        seen.extend(t for t in texts if t not in probe and not t.startswith(SENTENCES[1]))
+        seen.extend(text for text in texts if text not in card and not of_probe(text))
         return preprocess(self, texts, *args, **keywords)
 
     monkeypatch.setattr(SentenceTransformer, "preprocess", counted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import subprocess
+import os
 import sys
 import threading
 import types
@@ -296,6 +297,7 @@ Flow(epochs=1).fit(rows, progress={progress})
 def test_on_a_terminal_a_fit_shows_a_bar_unless_it_is_short_or_none_is_wanted(progress, seen):
     ran = subprocess.run(
         [sys.executable, "-c", TERMINAL, FIT.format(progress=progress)],
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},  # Of so few steps.
         capture_output=True,
         check=True,
         timeout=300,

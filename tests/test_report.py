@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sentence_transformers import SentenceTransformer
 
 from bertflow.analysis import diagnose
 from bertflow.calibrators import Flow, Whitening, save_calibrator
@@ -314,7 +313,6 @@ def no_encoder_runs(monkeypatch):
     def refuse(*arguments, **options):
         raise AssertionError("an encoder ran")
 
-    monkeypatch.setattr(SentenceTransformer, "forward", refuse)
     monkeypatch.setattr(encoding.Encoding, "each", refuse)
 
 

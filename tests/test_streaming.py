@@ -486,6 +486,7 @@ def slow(model, batch, kind):
         file.write("." * rows)
     return forward(model, batch, kind)
 encoding._forward = slow
+encoding.check_own_encoding = lambda *given, **how: None
 from bertflow.cli.main import run
 sys.exit(run(sys.argv[2:]))
 """

@@ -61,7 +61,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Write one page about a run, a model or vectors, before and after. No encoder runs.
+    """Write one page about a run, a model or vectors, before and after. Nothing is encoded.
 
     The page stands alone: it opens from disk, without a network. Vectors of a model are those that
     fit, encode, evaluate and others have left in the cache; what is not there is left out, and the

@@ -106,10 +106,11 @@ class SentenceCache:
         vectors = EncoderVectors(self)
         held: IO[bytes] | None = None
         try:
-            about = describe_vectors(encoder, precision, description)
-            folder = self.folder / "vectors" / _key(about)
-            held = _hold(folder)
-            vectors.open(folder, about)
+            if has_usual_encode(encoder):  # What another does may change at any time.
+                about = describe_vectors(encoder, precision, description)
+                folder = self.folder / "vectors" / _key(about)
+                held = _hold(folder)
+                vectors.open(folder, about)
         except Exception as error:  # Whatever it is, the work does not depend on it.
             vectors.close(error)
         before = self.found, self.encoded
@@ -134,6 +135,8 @@ class SentenceCache:
             precision: As in `opened`.
             description: As in `opened`.
         """
+        if not has_usual_encode(encoder):
+            return False
         try:
             key = _key(describe_vectors(encoder, precision, description))
             return (self.folder / "vectors" / key / "vectors.f32").is_file()
@@ -335,8 +338,6 @@ def describe_vectors(
         precision: What it computes in.
         description: As in `SentenceCache.opened`.
     """
-    if not has_usual_encode(encoder):
-        raise InputError(f"what the encode of {type(encoder).__name__} does is not known")
     found = describe_encoder(encoder) if description is None else description
     return {
         # Whatever else changes the vectors: hooks, activations, constants of modules.

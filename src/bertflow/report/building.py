@@ -143,7 +143,7 @@ def build_report(
     data: str | Path | None = None,
     tasks: Sequence[str] = (),
 ) -> Report:
-    """Put together what records say of a run, a model or vectors; no encoder runs.
+    """Put together what records say of a run, a model or vectors; no sentence is encoded.
 
     Args:
         source: A folder of `bertflow reproduce`; a saved calibrated model or calibrator; or a .npy

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bertflow.errors import BertflowError, InputError
+from bertflow.errors import BertflowError, InputError, ModelError
 from bertflow.scale.places import Place
 from bertflow.scale.shards import Shard, read, write
 from bertflow.scale.workers import Worker, digest_of
@@ -148,7 +148,10 @@ class Working:
             yield from read(place, job.shard, schema, worker.columns)
 
         made = worker.process(batches(), name, job.shard.first)
-        rows, output = write(target, worker.schema(schema), made)
+        try:
+            rows, output = write(target, worker.schema(schema), made)
+        except ModelError as error:
+            raise ModelError(f"{name}: {error}") from error
         return Receipt(
             job.shard.name,
             str(target),
