@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import os
+import subprocess
 import sys
 import threading
 import types
