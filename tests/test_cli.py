@@ -989,7 +989,7 @@ def test_a_process_ends_with_the_code_of_its_error(work):
 READING = ["fit", "encode", "evaluate", "compare", "diagnose", "analyze isotropy"]
 
 
-@pytest.mark.parametrize("command", [*READING, "analyze lexical"])
+@pytest.mark.parametrize("command", [*READING, "analyze lexical", "report"])
 def test_whatever_reads_text_can_be_told_its_format(command):
     names = [name for one in commands_and_groups()[command].params for name in one.opts]
     assert "--format" in names
@@ -1007,6 +1007,7 @@ def test_a_format_reaches_the_readers(work, cli, done, refused, tiny_bert, tiny_
     assert load_calibrator("m").provenance_["format"] == "txt"
     done("encode", "m", "--corpus", "sents", "--format", "txt", "--output", "z.npy")
     assert len(np.load("z.npy")) == 300
+    done("report", "z.npy", "--corpus", "sents", "--format", "txt", "--output", "page.html")
     columns = ["--columns", "a,b,s", "--format", "csv"]
     for command in ["evaluate", "diagnose", "analyze lexical"]:
         assert cli(*command.split(), tiny_bert, "--pairs", "pairs", *columns)[0] == 0, command

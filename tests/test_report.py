@@ -373,7 +373,7 @@ def test_another_calibrator_of_the_same_encoder_is_set_beside_it(model, monkeypa
         (["x.npy", "--corpus", "short.txt"], "short.txt holds 2 sentences, but x.npy 60 rows"),
         (["x.npy", "--against", "narrow.npy"], "narrow.npy holds 5 rows, but x.npy 60"),
         (["narrow.npy", "--against", "flow"], "fitted on vectors of 6 dimensions"),
-        (["x.npy", "--column", "text"], "a column goes with a corpus"),
+        (["x.npy", "--column", "text"], "a column or format goes with a corpus"),
         (["x.npy", "--task", "qnli"], "a report has no task 'qnli'; expected some of sts12"),
         (["bad.npy"], "bad.npy is not finite in row 4"),
         (["single.npy"], "at least 2 rows and 2 dimensions"),

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bertflow.cli.opening import check_own, show
+from bertflow.cli.options import Column, Format
 from bertflow.cli.places import Given, check_files
 from bertflow.errors import ModelError, one_line
 
@@ -30,9 +31,8 @@ def report(
             "run those to look at. Default: those it was fitted on.",
         ),
     ] = None,
-    column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Text column of a table in --corpus.")
-    ] = None,
+    column: Column = None,
+    format_: Format = None,
     against: Annotated[
         str | None,
         typer.Option(
@@ -81,7 +81,13 @@ def report(
     with busy(f"reading {one_line(source)}"):
         names = [part.strip() for name in task or () for part in name.split(",")]
         found = build_report(
-            source, corpus=corpus, column=column, against=against or None, data=data, tasks=names
+            source,
+            corpus=corpus,
+            column=column,
+            format=format_,
+            against=against or None,
+            data=data,
+            tasks=names,
         )
         sizes: list[int] = []
         lost = written(output, lambda place: sizes.append(write_report(found, place)))

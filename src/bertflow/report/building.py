@@ -110,6 +110,22 @@ class Report:
         return [(names, reason) for reason, names in reasons.items()]
 
 
+@dataclass(frozen=True)
+class _Corpus:
+    """Sentences in a file, as `read_corpus` takes them."""
+
+    source: str | Path
+    column: str | None
+    format: str | None
+
+    def __str__(self) -> str:
+        return str(self.source)
+
+    def read(self, **how: Any) -> list[str]:
+        """The sentences."""
+        return read_corpus([self.source], column=self.column, format=self.format, **how)
+
+
 @dataclass(eq=False)
 class _Draft:
     """A report that is being put together."""
@@ -139,6 +155,7 @@ def build_report(
     *,
     corpus: str | Path | None = None,
     column: str | None = None,
+    format: str | None = None,
     against: str | Path | None = None,
     data: str | Path | None = None,
     tasks: Sequence[str] = (),
@@ -153,6 +170,7 @@ def build_report(
         corpus: Sentences, as `bertflow.data.read_corpus` takes them: of vectors their texts, row by
             row; of a model or run those to look at. None takes those it was fitted on.
         column: Text column of a table.
+        format: As there: what the corpus is, whatever its name ends in.
         against: What to set beside it. Of vectors: a calibrator or calibrated model, which is
             applied to them, or vectors of the same rows. Of a model: another calibrator of the same
             encoder, or vectors of the corpus. Of a run: a calibrator, in place of its flow.
@@ -178,15 +196,16 @@ def build_report(
         'Calibration is likely to help: any two unrelated vectors look 91 % alike'
     """
     path = Path(source)
-    if column is not None and corpus is None:
-        raise InputError("a column goes with a corpus")
+    if (column is not None or format is not None) and corpus is None:
+        raise InputError("a column or format goes with a corpus")
+    told = None if corpus is None else _Corpus(corpus, column, format)
     if unknown := [task for task in tasks if task not in STS_TASKS]:
         raise InputError(
             f"a report has no task {unknown[0]!r}; expected some of {', '.join(STS_TASKS)}"
         )
     named = tasks or (STS_TASKS if data is not None else ())
     if str(source).endswith(".npy"):
-        return _finished(_of_vectors(path, corpus, column, against, data, named))
+        return _finished(_of_vectors(path, told, against, data, named))
     if not path.exists():
         raise InputError(
             f"{path} does not exist; give a folder of bertflow reproduce, a saved model or "
@@ -195,10 +214,10 @@ def build_report(
     if path.is_dir() and is_run(path):
         if tasks:
             raise InputError(f"{path} is a run, which has its scores; leave out the tasks")
-        return _finished(_of_run(path, corpus, column, against, data))
+        return _finished(_of_run(path, told, against, data))
     if path.is_dir() and any((path / name).is_file() for name in _MARKS):
         with ExitStack() as opened:
-            return _finished(_of_model(path, corpus, column, against, data, named, opened))
+            return _finished(_of_model(path, told, against, data, named, opened))
     raise InputError(
         f"{path} is no folder of bertflow reproduce, saved calibrator or .npy file; of a bare "
         "encoder write the vectors first: bertflow encode ENCODER --corpus FILE --output OUT.npy"
@@ -212,8 +231,7 @@ _MARKS = ("config.json", f"{SUBFOLDER}/config.json")
 
 def _of_vectors(
     path: Path,
-    corpus: str | Path | None,
-    column: str | None,
+    corpus: _Corpus | None,
     against: str | Path | None,
     data: str | Path | None,
     tasks: Sequence[str],
@@ -221,7 +239,7 @@ def _of_vectors(
     vectors = read_matrix(path)
     texts = None
     if corpus is not None:
-        texts = read_corpus([corpus], column=column, blank="refuse")
+        texts = corpus.read(blank="refuse")
         if len(texts) != len(vectors):
             raise InputError(
                 f"{corpus} holds {len(texts):,} sentences, but {path} {len(vectors):,} rows; "
@@ -261,8 +279,7 @@ def _of_vectors(
 
 def _of_model(
     path: Path,
-    corpus: str | Path | None,
-    column: str | None,
+    corpus: _Corpus | None,
     against: str | Path | None,
     data: str | Path | None,
     tasks: Sequence[str],
@@ -274,10 +291,10 @@ def _of_model(
     saved: Mapping[str, Any] = calibrator.provenance_
     if (path / "modules.json").is_file():
         model = load(path, device="cpu")
-        base = _of_cache(draft, model, path, saved, corpus, column, opened)
+        base = _of_cache(draft, model, path, saved, corpus, opened)
         draft.words = draft.put("words", _words_of(model, path.resolve().name))
     else:
-        base = _of_fitted_rows(draft, path, saved, corpus, column)
+        base = _of_fitted_rows(draft, path, saved, corpus)
         draft.absent["words"] = "the report of a saved model shows it (bertflow fit --encoder)"
     if base is None:
         if against is not None:
@@ -303,8 +320,7 @@ def _of_cache(
     model: SentenceTransformer,
     path: Path,
     saved: Mapping[str, Any],
-    corpus: str | Path | None,
-    column: str | None,
+    corpus: _Corpus | None,
     opened: ExitStack,
 ) -> Side | None:
     """The encoder's vectors of the corpus, or a note of what puts them there."""
@@ -314,18 +330,22 @@ def _of_cache(
         shown = "bertflow demo, as it was called but without --no-cache,"
         draft.notes.append(f"shown are {named}; bertflow demo fitted it on these and others")
     else:
-        files, column, limit = _fitted_corpus(saved) if corpus is None else ([corpus], column, None)
+        files, column, limit = _fitted_corpus(saved)
+        kind = saved.get("format")
+        if corpus is not None:
+            files, column, kind, limit = [corpus.source], corpus.column, corpus.format, None
         lacking = [file for file in files if not Path(file).is_file()]
         if not files or lacking:
             told = f"{lacking[0]}, which it was fitted on, is not there" if lacking else "no corpus"
             _nothing(draft, f"{told}: --corpus FILE names the sentences to look at")
             return None
-        kind = saved.get("format") if corpus is None else None
         texts = read_corpus(files, column=column, limit=limit, format=kind)
         named = ", ".join(map(str, files))
         shown = f"bertflow encode {quoted(path)} --corpus {quoted(files[0])} --output OUT.npy"
         if column is not None:
             shown += f" --column {quoted(column)}"
+        if kind is not None:
+            shown += f" --format {kind}"
     chosen = choose(len(texts), texts)
     assert chosen.texts is not None
     try:
@@ -350,8 +370,7 @@ def _of_fitted_rows(
     draft: _Draft,
     path: Path,
     saved: Mapping[str, Any],
-    corpus: str | Path | None,
-    column: str | None,
+    corpus: _Corpus | None,
 ) -> Side | None:
     """The rows that a calibrator was fitted on, or a note of what to give instead."""
     file = saved.get("vectors")
@@ -372,7 +391,7 @@ def _of_fitted_rows(
     vectors = read_matrix(file)[: limit if isinstance(limit, int) else None]
     texts = None
     if corpus is not None:
-        texts = read_corpus([corpus], column=column, blank="refuse")
+        texts = corpus.read(blank="refuse")
         if len(texts) != len(vectors):
             raise InputError(
                 f"{corpus} holds {len(texts):,} sentences, but {file} {len(vectors):,} rows; "
@@ -419,8 +438,7 @@ def _two_models(
 
 def _of_run(
     path: Path,
-    corpus: str | Path | None,
-    column: str | None,
+    corpus: _Corpus | None,
     against: str | Path | None,
     data: str | Path | None,
 ) -> _Draft:
@@ -450,7 +468,7 @@ def _of_run(
             raise
         _nothing(draft, str(error))
         return draft
-    texts = fitted_on if corpus is None else read_corpus([corpus], column=column)
+    texts = fitted_on if corpus is None else corpus.read()
     chosen = choose(len(texts), texts)
     assert chosen.texts is not None
     take = take_from(cache)
