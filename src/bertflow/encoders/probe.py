@@ -36,8 +36,8 @@ SENTENCES = (
 )
 # A sentence that is cut belongs to the probe where that is short enough to cost nothing.
 SHORT_LIMIT = 128
-# How far two ways may differ, as a part of a vector's length: in float32 on a processor, with a GPU,
-# and in half precision.
+# How far two ways may differ, as a part of a vector's length: in float32 on a processor, with a
+# GPU, and in half precision.
 EXACT, GPU, ROUGH = 1e-4, 0.01, 0.1
 # Of the fingerprint: projections of each vector, and how many steps there are to its length.
 PROJECTIONS, STEPS = 4, 1000
@@ -221,8 +221,8 @@ def check_saved(folder: Path, model: SentenceTransformer, alone: Array) -> None:
     ]:
         if (off := difference(alone, found)) > tolerance(model):
             raise ModelError(
-                f"the saved model gives other vectors {how} than the model in memory (they differ by "
-                f"{_part(off)} of a vector's length)"
+                f"the saved model gives other vectors {how} than the model in memory (they differ "
+                f"by {_part(off)} of a vector's length)"
             )
 
 
