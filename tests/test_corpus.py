@@ -223,10 +223,46 @@ def test_every_text_type_of_arrow_is_text_in_every_group_of_rows(tmp_path, kind)
 def test_lists_of_text_are_no_text(tmp_path):
     path = written(tmp_path, ".parquet", content(".parquet", {"text": [["A cat"], ["A", "dog"]]}))
     assert not tables.is_text(pyarrow.dictionary(pyarrow.int8(), pyarrow.binary()))
-    with pytest.raises(InputError, match=r"has 0 text columns"):
+    with pytest.raises(InputError, match=r"column 'text' is not text but list"):
         read_corpus([path])
     with pytest.raises(InputError, match=r"'text' is not text but list"):
         read_corpus([path], column="text")
+
+
+@pytest.mark.parametrize("kind", ["binary", "list", "struct", "null"])
+def test_an_id_is_not_taken_for_the_text_where_that_is_of_another_kind(tmp_path, kind):
+    made = {
+        "binary": pyarrow.array([b"A man", b"A dog"]),
+        "list": pyarrow.array([["A man"], ["A dog"]]),
+        "struct": pyarrow.array([{"text": "A man"}, {"text": "A dog"}]),
+        "null": pyarrow.nulls(2),
+    }[kind]
+    table = pyarrow.table({"id": ["a1", "a2"], "text": made, "vector": [[0.5], [0.25]]})
+    pyarrow.parquet.write_table(table, tmp_path / "c.parquet")
+    with pytest.raises(InputError, match=r"has 2 text columns \('id', 'text'\)"):
+        read_corpus(tmp_path / "c.parquet")
+    (tmp_path / "c.jsonl").write_text('{"id": "a1", "sentences": ["A man", "A dog"]}\n')
+    with pytest.raises(InputError, match=r"has 2 text columns \('id', 'sentences'\)"):
+        read_corpus(tmp_path / "c.jsonl")
+
+
+def test_bytes_that_are_no_utf8_in_a_parquet_are_named_by_the_file(tmp_path):
+    wrong = pyarrow.array([b"\xff\xfe"]).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({"text": wrong}), tmp_path / "c.parquet")
+    with pytest.raises(InputError, match=r"c\.parquet, after row 0: a text is not UTF-8"):
+        read_corpus(tmp_path / "c.parquet")
+
+
+def test_files_that_were_put_one_after_another_are_told_by_their_marks(tmp_path):
+    (tmp_path / "c.csv").write_text("\ufefftext\nA man\n\ufefftext\nA cat\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"c\.csv, line 3: it begins with a byte-order mark"):
+        read_corpus(tmp_path / "c.csv")
+
+
+def test_a_number_is_no_place_where_names_are_numbers(tmp_path):
+    (tmp_path / "c.csv").write_text("0,1\nA man plays,A dog runs\n")
+    with pytest.raises(InputError, match="all its cells are numbers"):
+        read_corpus(tmp_path / "c.csv", column="1")
 
 
 def test_two_columns_of_the_name_that_is_asked_for_are_refused(tmp_path):

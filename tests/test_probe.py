@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 from pathlib import Path
@@ -84,6 +85,15 @@ def test_every_architecture_is_right_or_refused_in_one_line(part):
 # Encoders that someone has changed.
 
 
+class Slightly(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return 1.05 * self.inner(x)
+
+
 class Doubled(nn.Module):
     def __init__(self, inner):
         super().__init__()
@@ -114,14 +124,79 @@ def activation(encoder):
     encoder[0].model.encoder.layer[0].intermediate.intermediate_act_fn = nn.ReLU()
 
 
-@pytest.mark.parametrize("change", [weight_norm, wrapped, hooked, activation])
+def preprocessing(encoder):
+    usual = encoder.preprocess
+    encoder.preprocess = lambda texts, **how: usual([t.replace("café", "") for t in texts], **how)
+
+
+AGAIN = "another model when it is saved and loaded again"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (weight_norm, AGAIN),
+        (wrapped, AGAIN),
+        (activation, AGAIN),
+        (hooked, "has its own hooks"),
+        (preprocessing, "has its own preprocess"),
+    ],
+)
 def test_what_is_lost_when_a_model_is_saved_is_refused_before_the_corpus_is_encoded(
-    encoder, change, tiny_sentences, encoded
+    encoder, change, message, tiny_sentences, encoded
 ):
     change(encoder)
-    with pytest.raises(ModelError, match="another model when it is saved and loaded again"):
+    with pytest.raises((ModelError, InputError), match=message):
         whitened(encoder, tiny_sentences)
     assert encoded == []
+
+
+def test_an_encode_that_is_only_watched_is_the_librarys(tiny_bert, tiny_sentences, monkeypatch):
+    usual = SentenceTransformer.encode
+
+    @functools.wraps(usual)
+    def watched(self, *given, **how):
+        return usual(self, *given, **how)
+
+    monkeypatch.setattr(SentenceTransformer, "encode", watched)
+    assert whitened(load_encoder(tiny_bert, device="cpu"), tiny_sentences).encode(["a"]).size == 4
+
+
+def test_an_encoder_cut_by_truncate_dim_keeps_its_calibrator(encoder, tiny_sentences, tmp_path):
+    encoder.truncate_dim = 8
+    model = calibrate(encoder, tiny_sentences, Whitening())
+    model.save_pretrained(str(tmp_path / "m"))
+    np.testing.assert_array_equal(load(tmp_path / "m").encode(["a dog"]), model.encode(["a dog"]))
+    assert model.encoder.encode([]).shape == (0, 8)
+
+
+def test_double_precision_is_held_to_the_same_digits(encoder, tiny_sentences):
+    encoder.double()
+    dense(encoder).dense = Slightly(dense(encoder).dense)
+    with pytest.raises(ModelError, match=AGAIN):
+        whitened(encoder, tiny_sentences)
+
+
+def test_a_folder_without_its_tokenizer_is_refused(tmp_path):
+    assert not made("bert", tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).unlink()
+    with pytest.raises(ModelError, match="tokenizer"):
+        load_encoder(tmp_path)
+
+
+def test_a_limit_above_the_models_positions_is_refused(tiny_llama, tiny_sentences):
+    encoder = SentenceTransformer(modules=transformer_and_pooling(tiny_llama), device="cpu")
+    encoder.tokenizer.pad_token = encoder.tokenizer.eos_token
+    encoder.max_seq_length = 64
+    with pytest.raises(ModelError, match="cuts at 64 tokens, but its model has positions for 32"):
+        whitened(encoder, tiny_sentences)
+
+
+@pytest.mark.parametrize("wrong", [None, b"a dog", 3, "half of \ud83d"])
+def test_what_is_no_text_is_named_by_its_place(encoder, wrong):
+    with pytest.raises(InputError, match="^sentence 1 "):
+        encoder.encode(["a dog", wrong])
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -139,7 +214,7 @@ class Prefixed(SentenceTransformer):
 def test_an_encode_of_ones_own_is_followed_or_refused(encoder, tiny_sentences):
     prefixed = Prefixed(modules=list(encoder), device="cpu")
     np.testing.assert_allclose(embed(prefixed, ["a dog"]).rows(), prefixed.encode(["a dog"]))
-    with pytest.raises(InputError, match="Prefixed has an encode of its own"):
+    with pytest.raises(InputError, match="Prefixed has its own encode"):
         whitened(prefixed, tiny_sentences)
 
 

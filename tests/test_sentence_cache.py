@@ -158,7 +158,6 @@ def variants(folder: Path) -> dict[str, SentenceTransformer]:
         "tokenizer": load_encoder(folder, device="cpu"),
         "configuration": load_encoder(folder, device="cpu"),
         "activation": load_encoder(folder, device="cpu"),
-        "hook": load_encoder(folder, device="cpu", pooling="mean"),
     }
     made["prompt"].prompts, made["prompt"].default_prompt_name = {"query": "a "}, "query"
     made["width"].truncate_dim = 8
@@ -168,9 +167,6 @@ def variants(folder: Path) -> dict[str, SentenceTransformer]:
     # What no configuration tells.
     layer = made["activation"][0].model.encoder.layer[0]
     layer.intermediate.intermediate_act_fn = torch.nn.ReLU()
-    made["hook"][0].register_forward_hook(
-        lambda module, given, out: {**out, "token_embeddings": 2 * out["token_embeddings"]}
-    )
     return made
 
 
@@ -183,6 +179,16 @@ def test_encoders_that_differ_in_anything_share_nothing(tiny_bert, tmp_path):
     plain = describe_vectors(made["plain"])
     assert describe_vectors(load_encoder(tiny_bert, device="cpu")) == plain
     assert describe_vectors(made["plain"], "bfloat16") != plain
+
+
+def test_an_encoder_with_hooks_is_not_kept(tiny_bert, tmp_path):
+    encoder = load_encoder(tiny_bert, device="cpu", pooling="mean")
+    embed(encoder, ["a dog"], cache=SentenceCache(tmp_path))
+    encoder[0].register_forward_hook(
+        lambda module, given, out: {**out, "token_embeddings": 2 * out["token_embeddings"]}
+    )
+    embed(encoder, ["a dog"], cache=(cache := SentenceCache(tmp_path)))
+    assert cache.found == 0
 
 
 def test_an_encoder_with_an_encode_of_its_own_is_not_kept(tiny_bert, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -272,6 +273,7 @@ def test_what_is_left_of_a_group_has_the_batches_it_had(
     batches: list[tuple[str, list]] = []
 
     def watched(compute, content):
+        @functools.wraps(compute)
         def computed(*arguments, **keywords):
             batches.append((threading.current_thread().name[:6], content(arguments[1])))
             return compute(*arguments, **keywords)

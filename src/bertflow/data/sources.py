@@ -10,7 +10,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bertflow.data.tables import KINDS, Choose, Columns, StandardInput, kind_of, listed, too_long
+from bertflow.data.tables import (
+    KINDS,
+    Choose,
+    Columns,
+    StandardInput,
+    kind_of,
+    listed,
+    may_hold_text,
+    too_long,
+)
 from bertflow.data.tables import LONGEST_LINE as LONGEST
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.network import hub_answers
@@ -295,8 +304,7 @@ def _texts_beside(batch: Any, chosen: Sequence[str]) -> list[str]:
 
 
 def _holds_text(cells: Sequence[Any]) -> bool:
-    values = [cell for cell in cells if cell is not None]
-    return bool(values) and all(isinstance(cell, str) for cell in values)
+    return any(map(may_hold_text, cells))
 
 
 def _datasets(source: SavedTable | HubTable) -> Any:

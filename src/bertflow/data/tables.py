@@ -176,6 +176,11 @@ def bounded_lines(file: Any, name: str | File) -> Iterator[str]:
         text = _decoded(line, name, number) if isinstance(line, bytes) else line
         if number == 1:  # Spreadsheets put a byte-order mark in front of the first column's name.
             text = text.removeprefix("\ufeff")
+        elif text.startswith("\ufeff"):
+            raise InputError(
+                f"{name}, line {number}: it begins with a byte-order mark, so files were put one "
+                "after another; give each of them"
+            )
         if "\0" in text:
             raise InputError(f"{name}, line {number}: it has a NUL character; {_likely(line)}")
         if len(text) > LONGEST_LINE:
@@ -381,7 +386,7 @@ def _jsonl(
             continue
         if not isinstance(row, dict):
             raise InputError(f"{place}: expected {expected}, got {_json_name(row)}")
-        strings = [key for key, value in row.items() if isinstance(value, str)]
+        strings = [key for key, value in row.items() if may_hold_text(value)]
         if columns is None:
             columns = choose(Columns(path, list(row), strings))
         for position, column in enumerate(columns):
@@ -425,6 +430,11 @@ def _delimited(
         positions = [_place(column, header, path) for column in chosen]
     else:
         assert columns is not None
+        if all(cell.strip().isdecimal() for cell in header):
+            raise InputError(
+                f"{path}, line 1: all its cells are numbers, so {', '.join(columns)} may be names "
+                "or places; give the columns names of letters"
+            )
         positions = [_position(column, header, path) for column in columns]
         yield begin, [header[position] for position in positions]
     width = len(header)
@@ -571,7 +581,7 @@ def _parquet_rows(
         _check_alone(source, table.metadata, path)
         schema = table.schema_arrow
         if columns is None:
-            strings = [field.name for field in schema if is_text(field.type)]
+            strings = [field.name for field in schema if not _is_number(field.type)]
             columns = choose(Columns(path, schema.names, strings))
         for position, column in enumerate(columns):
             kind = schema.field(_place(column, schema.names, path)).type
@@ -583,6 +593,8 @@ def _parquet_rows(
                 if any(isinstance(cell, str) and len(cell) > LONGEST_LINE for cell in cells):
                     raise too_long(f"{path}, row {number}")
                 yield number, list(cells)
+    except UnicodeDecodeError:
+        raise InputError(f"{path}, after row {number}: a text is not UTF-8") from None
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"{path} is not a whole parquet file: {error}") from None
 
@@ -605,6 +617,22 @@ def _check_alone(source: Any, metadata: Any, path: File) -> None:
     source.seek(max(ends))
     if min(begins) > len(PARQUET_MARK) or PARQUET_MARK * 2 in source.read(LARGEST_PACKED):
         raise InputError(f"{path} holds several parquet files, one after another; separate them")
+
+
+def may_hold_text(value: Any) -> bool:
+    """Whether a cell is text, or something with text inside, which is then not chosen silently."""
+    if isinstance(value, list | tuple):
+        return any(map(may_hold_text, value))
+    return isinstance(value, str | bytes | dict)
+
+
+def _is_number(kind: Any) -> bool:
+    """Whether an Arrow type is of numbers, times or truth values, or lists of these."""
+    from pyarrow import types
+
+    while hasattr(kind, "value_type"):
+        kind = kind.value_type
+    return bool(types.is_primitive(kind) or types.is_decimal(kind))
 
 
 def is_text(kind: Any) -> bool:

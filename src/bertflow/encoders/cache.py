@@ -18,7 +18,6 @@ from bertflow.calibrators.base import Array
 from bertflow.calibrators.storage import write_text
 from bertflow.encoders.corpus import (
     CHUNK_SENTENCES,
-    check_text,
     counted,
     encode_groups,
     first_not_finite,
@@ -26,6 +25,7 @@ from bertflow.encoders.corpus import (
     not_finite,
 )
 from bertflow.encoders.digests import DIGEST, SentenceIndex, digests_of
+from bertflow.encoders.encoder import check_text
 from bertflow.encoders.encoding import Encoding, Group
 from bertflow.errors import InputError, ModelError
 from bertflow.strict_json import parse_json

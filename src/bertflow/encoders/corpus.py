@@ -14,7 +14,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array
-from bertflow.encoders.encoder import as_sentences
+from bertflow.encoders.encoder import as_sentences, check_text
 from bertflow.encoders.encoding import (
     Encoding,
     G,
@@ -181,23 +181,6 @@ def when_whole(
             put(group, np.arange(len(order)), calibrated(vectors[order.argsort()]))
 
     return gather
-
-
-def check_text(sentences: Sequence[str], first: int = 0) -> None:
-    """Refuse what no tokenizer takes.
-
-    Args:
-        sentences: Whatever was given as such.
-        first: The number of the first one, for the message.
-
-    Raises:
-        InputError: One is not text; the message names it.
-    """
-    for position, sentence in enumerate(sentences, first):
-        if not isinstance(sentence, str):
-            raise InputError(f"sentence {position} is {type(sentence).__name__}, not text")
-        if not sentence.isascii() and any("\ud800" <= c <= "\udfff" for c in sentence):
-            raise InputError(f"sentence {position} holds half a character (a lone surrogate)")
 
 
 def longest_first(distinct: Iterable[str]) -> list[str]:

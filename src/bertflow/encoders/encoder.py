@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -32,6 +32,8 @@ class Encoder(SentenceTransformer):
             given = given if isinstance(given, list) else list(given)
             if not given:
                 return super().encode(["a"], *args[1:], **kwargs)[:0]
+            if not any(isinstance(one, dict) for one in given):  # Messages and other inputs.
+                check_text(given)
         return super().encode(given, *args[1:], **kwargs)
 
 
@@ -65,3 +67,20 @@ def as_sentences(given: Any) -> Iterable[str]:
     if not isinstance(given, Iterable):
         raise InputError(f"expected sentences, got {shown(given)}; give a list of texts")
     return given
+
+
+def check_text(sentences: Sequence[str], first: int = 0) -> None:
+    """Refuse what no tokenizer takes.
+
+    Args:
+        sentences: Whatever was given as such.
+        first: The number of the first one, for the message.
+
+    Raises:
+        InputError: One is not text; the message names it.
+    """
+    for position, sentence in enumerate(sentences, first):
+        if not isinstance(sentence, str):
+            raise InputError(f"sentence {position} is {type(sentence).__name__}, not text")
+        if not sentence.isascii() and any("\ud800" <= c <= "\udfff" for c in sentence):
+            raise InputError(f"sentence {position} holds half a character (a lone surrogate)")

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from inspect import unwrap
 from time import monotonic
 from typing import Any, Literal, TypeVar, cast, get_args
 
@@ -19,7 +20,6 @@ from bertflow.calibrators.base import Array
 from bertflow.calibrators.threads import set_own_threads, usual_threads
 from bertflow.encoders.attention import pack_attention
 from bertflow.encoders.checkpoints import readable
-from bertflow.encoders.encoder import Encoder
 from bertflow.encoders.evaluating import evaluating
 from bertflow.encoders.pickling import copied
 from bertflow.encoders.probe import check_own_encoding, name_of
@@ -47,7 +47,9 @@ GPU_PADDING = 16384
 WORKERS = 8
 # Below this width a product is too small for its type to matter.
 LEAST_WIDTH = 256
-ENCODE = (SentenceTransformer.encode, Encoder.encode)
+# What leads from text to vectors, and whose hooks are on it in every model.
+METHODS = ("encode", "encode_query", "encode_document", "preprocess", "tokenize", "forward")
+LIBRARIES = ("transformers.", "sentence_transformers.", "bertflow.", "torch.", "accelerate.")
 
 
 @dataclass(eq=False)
@@ -418,9 +420,28 @@ def _shallow(module: Any) -> Any:
     return twin
 
 
+def own_part(model: SentenceTransformer) -> str | None:
+    """What of a model's way from text to vectors is not the library's, such as "encode".
+
+    That is a method that its class or the model itself has replaced, or a hook on one of its
+    modules. None of it is in a saved model, nor told by its settings.
+    """
+    for name in METHODS:
+        usual = unwrap(getattr(SentenceTransformer, name, None) or len)
+        replaced = name in vars(model) or any(name in vars(module) for module in model)
+        if replaced or unwrap(getattr(type(model), name, None) or len) is not usual:
+            return name
+    for module in model.modules():
+        for hook in [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]:
+            if not str(getattr(hook, "__module__", "")).startswith(LIBRARIES):
+                return "hooks"
+    return None
+
+
 def has_usual_encode(model: SentenceTransformer) -> bool:
-    """Whether a model's `encode` is that of its class, and the class's that of the library."""
-    return type(model).encode in ENCODE and "encode" not in vars(model)
+    """Whether a model's `encode` is the library's, be it wrapped."""
+    usual = unwrap(type(model).encode) is unwrap(SentenceTransformer.encode)
+    return usual and "encode" not in vars(model)
 
 
 def is_usual(model: SentenceTransformer) -> bool:

@@ -38,7 +38,14 @@ from bertflow.encoders.encoder import Encoder
 from bertflow.encoders.gguf import check_readable, forget_gguf, quick_gguf
 from bertflow.encoders.origin import note_hub
 from bertflow.encoders.pickling import keep_picklable
-from bertflow.encoders.probe import check_encoder, difference, probe_texts, probed, tolerance
+from bertflow.encoders.probe import (
+    check_encoder,
+    difference,
+    positions,
+    probe_texts,
+    probed,
+    tolerance,
+)
 from bertflow.encoders.sizes import check_gguf, check_sizes, check_transformer
 from bertflow.errors import InputError, MissingDependencyError, ModelError, did_you_mean
 from bertflow.network import hub_answers
@@ -328,23 +335,11 @@ def _limit(module: nn.Module, max_length: int | None, default: int | None) -> No
             )
         module.max_seq_length = min(max_length, own)
         return
-    positions = _positions(module)
-    if max_length is not None and positions is not None and max_length > positions:
-        raise InputError(f"max_length {max_length} is above the encoder's {positions} tokens")
-    limits = [max_length or default, own, positions]
+    most = positions(module)
+    if max_length is not None and most is not None and max_length > most:
+        raise InputError(f"max_length {max_length} is above the encoder's {most} tokens")
+    limits = [max_length or default, own, most]
     module.max_seq_length = min((limit for limit in limits if limit is not None), default=None)
-
-
-def _positions(transformer: Transformer) -> int | None:
-    """How many tokens the model has positions for; None if it has no table of them."""
-    model: Any = transformer.model
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is None or positions <= 0:
-        return None
-    # RoBERTa's kind counts positions from after its padding index.
-    table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
-    padding = getattr(table, "padding_idx", None)
-    return int(positions) - (0 if padding is None else int(padding) + 1)
 
 
 def _parse(pooling: str) -> tuple[int, ...] | None:

@@ -50,7 +50,7 @@ from bertflow.encoders.checkpoints import (
 )
 from bertflow.encoders.corpus import CALIBRATOR
 from bertflow.encoders.encoder import Encoder, as_sentences
-from bertflow.encoders.encoding import Precision, has_usual_encode, resolved_precision
+from bertflow.encoders.encoding import Precision, own_part, resolved_precision
 from bertflow.encoders.fingerprint import (
     describe_encoder,
     describe_settings,
@@ -63,7 +63,6 @@ from bertflow.encoders.origin import origin_of, read_card
 from bertflow.encoders.pickling import keep_picklable
 from bertflow.encoders.portable import to_modules
 from bertflow.encoders.probe import (
-    ROUGH,
     can_be_loaded,
     check_encoder,
     check_saved,
@@ -86,6 +85,8 @@ Progress = Callable[[str, int, int], None]
 
 # The portable form must give what the calibrator gives, on real vectors, up to this.
 TOLERANCE = 1e-4
+# Modules that differ by more than this from their calibrator were trained since.
+CHANGED = 0.01
 CHECKED_ROWS = FIRST
 OWN_MODULE = f"{CalibratorModule.__module__}.{CalibratorModule.__name__}"
 
@@ -178,8 +179,8 @@ class CalibratedSentenceTransformer(Encoder):
             write_calibrator(self.calibrator, native)
         else:
             log.warning(
-                "the model was trained after it was calibrated: its calibrator, which no longer "
-                "belongs to it, is not saved"
+                "the model was trained or set otherwise after it was calibrated: its calibrator, "
+                "which no longer belongs to it, is not saved"
             )
         if can_be_loaded(self):
             check_saved(folder, self, alone)
@@ -197,20 +198,21 @@ class CalibratedSentenceTransformer(Encoder):
         encoder = copy.copy(self)
         encoder._modules = dict(list(self._modules.items())[:before])
         encoder.truncate_dim = None
-        vectors = probed(encoder)
+        width = self.calibrator.n_features_in_
+        whole = probed(encoder)
+        vectors = whole[:, :width]
         if not is_fingerprint_of(told.get("probe"), vectors, encoder):
             return False
         if weights and fitted.get("dtype") == str(encoder.dtype).removeprefix("torch."):
             if fitted.get("weights") not in (None, describe_encoder(encoder)["weights"]):
                 return False
-        width = self.calibrator.n_features_in_
-        expected = self.calibrator._rows(vectors[:, :width].astype(np.float64))
-        features = {"sentence_embedding": torch.from_numpy(vectors).to(self.device)}
+        expected = self.calibrator._rows(vectors.astype(np.float64))
+        features = {"sentence_embedding": torch.from_numpy(whole).to(self.device)}
         with pinned(), torch.no_grad():
             for module in _calibrating(dict(list(self._modules.items())[before:])):
                 features = module(features)
         found = features["sentence_embedding"].float().cpu().numpy()
-        return difference(expected, found) <= ROUGH
+        return difference(expected, found) <= CHANGED
 
     def push_to_hub(self, repo_id: str, *args: Any, **kwargs: Any) -> str:
         """Upload the folder that `save_model` writes, with its card, to the model hub.
@@ -273,12 +275,15 @@ class CalibratedSentenceTransformer(Encoder):
     def encoder(self) -> SentenceTransformer:
         """The encoder alone: the same modules without those that calibrate."""
         calibrating = _calibrating(self._modules)
-        return SentenceTransformer(
+        encoder = Encoder(
             modules=[module for module in self if module not in calibrating],
             device=str(self.device),
             prompts={k: v for k, v in self.prompts.items() if v is not None},
             default_prompt_name=self.default_prompt_name,
         )
+        width = self.calibrator.n_features_in_
+        encoder.truncate_dim = width if width < (encoder.get_embedding_dimension() or 0) else None
+        return encoder
 
     def facts(self) -> dict[str, str]:
         """What the model is, by name: encoder, pooling, length, width, calibrator and its facts."""
@@ -493,10 +498,10 @@ def _tried(encoder: SentenceTransformer) -> Array:
         Its vectors of the probe's sentences.
     """
     alone = check_encoder(encoder)
-    if not has_usual_encode(encoder):
+    if (own := own_part(encoder)) is not None:
         raise InputError(
-            f"{type(encoder).__name__} has an encode of its own, which the calibrated model would "
-            "not have; say what it adds by prompts and default_prompt_name of a SentenceTransformer"
+            f"{type(encoder).__name__} has its own {own}, which the calibrated model would not "
+            "have; say what it adds by prompts and default_prompt_name of a SentenceTransformer"
         )
     rehearse(encoder, alone)
     return alone
@@ -642,6 +647,7 @@ def _load_with_own_module(
         prompts=config.get("prompts"),
         default_prompt_name=config.get("default_prompt_name"),
         similarity_fn_name=config.get("similarity_fn_name"),
+        truncate_dim=config.get("truncate_dim"),
     )
 
 

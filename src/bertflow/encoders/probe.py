@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import import_from_string
 
@@ -24,6 +23,7 @@ from bertflow.calibrators.base import Array
 from bertflow.calibrators.staging import staged
 from bertflow.encoders.checkpoints import quietly, readable
 from bertflow.encoders.evaluating import evaluating
+from bertflow.encoders.half import HALF
 from bertflow.errors import InputError, ModelError
 from bertflow.process_state import pinned
 
@@ -39,6 +39,8 @@ SHORT_LIMIT = 128
 # How far two ways may differ, as a part of a vector's length: in float32 on a processor, with a
 # GPU, and in half precision.
 EXACT, GPU, ROUGH = 1e-4, 0.01, 0.1
+# A tokenizer knows at least one in so many of the tokens that its model has embeddings for.
+LEAST_VOCABULARY = 10
 # Of the fingerprint: projections of each vector, and how many steps there are to its length.
 PROJECTIONS, STEPS = 4, 1000
 # Classes of sentence-transformers whose vectors are not for cosine similarity.
@@ -63,13 +65,19 @@ def check_encoder(encoder: SentenceTransformer, name: str | None = None) -> Arra
     check_kind(encoder)
     name = name or name_of(encoder)
     _check_tokens(encoder, name)
+    _check_limit(encoder, name)
     alone = probed(encoder, name)
+    if not np.isfinite(alone).all():
+        raise ModelError(
+            f"{name} gives vectors that are not finite in {encoder.dtype}; its weights are "
+            "damaged, or too large for that type"
+        )
     together = _encoded(encoder, probe_texts(encoder), name)
     if (off := difference(alone, together)) > tolerance(encoder):
         raise ModelError(
             f"{name} gives a sentence another vector in a batch than alone (they differ by "
             f"{_part(off)} of its length), so no calibrator fits both: it does not mask padding, "
-            "pads on the left, or is quantized; use another encoder"
+            "pads on the left, is quantized, or random; use another encoder"
         )
     return alone
 
@@ -116,10 +124,12 @@ def fingerprint(alone: Array) -> list[int]:
     """A few numbers that change with the vectors, but not with their rounding.
 
     Of each vector the logarithm of its length, and projections of its direction, in thousandths.
+    The sentence that is cut is left out: it depends on the maximum length, which is told elsewhere.
 
     Args:
         alone: What `probed` gives, shape (n, D).
     """
+    alone = alone[: len(SENTENCES)]
     lengths = np.linalg.norm(alone, axis=1, keepdims=True).clip(1e-30)
     spread = np.random.default_rng(0).standard_normal((alone.shape[1], PROJECTIONS))
     numbers = np.hstack([np.log(lengths), (alone / lengths) @ spread])
@@ -178,8 +188,12 @@ def rehearse(encoder: SentenceTransformer, alone: Array) -> None:
     Raises:
         ModelError: It cannot be saved or loaded, or the copy gives other vectors.
     """
-    if not has_built_in_modules(encoder):
-        return  # Only where its classes are can it be loaded.
+    name = name_of(encoder)
+    if not can_be_loaded(encoder):
+        log.warning(
+            "nothing can load %s once it is saved: its classes have no name", name_of(encoder)
+        )
+        return
     name = name_of(encoder)
     try:
         # What a killed process leaves there is removed by the next one.
@@ -196,6 +210,9 @@ def rehearse(encoder: SentenceTransformer, alone: Array) -> None:
             "what was added to it, such as adapters, weight norm or quantization"
         ) from None
     except Exception as error:
+        if "(os error " in str(error):  # What is written in Rust has no OSError.
+            log.warning("%s is not tried out before the work: %s", name, error)
+            return
         with readable(lambda said: f"{name} cannot be saved: {said}"):
             raise error
 
@@ -214,6 +231,11 @@ def check_saved(folder: Path, model: SentenceTransformer, alone: Array) -> None:
     trusted = not has_built_in_modules(model)
     with quietly(), readable(lambda said: f"plain sentence-transformers cannot load it: {said}"):
         copy = SentenceTransformer(str(folder), device="cpu", trust_remote_code=trusted)
+    if copy.max_seq_length != model.max_seq_length:
+        raise ModelError(
+            f"the saved model cuts at {copy.max_seq_length} tokens, the one in memory at "
+            f"{model.max_seq_length}; set its max_seq_length to what both can have"
+        )
     texts = probe_texts(model)
     for how, found in [
         ("alone", probed(copy)),
@@ -266,7 +288,7 @@ def _part(off: float) -> str:
 
 def tolerance(encoder: SentenceTransformer) -> float:
     """How far two ways may differ for the type and device that an encoder computes in."""
-    if encoder.dtype != torch.float32:
+    if encoder.dtype in HALF:
         return ROUGH
     return EXACT if encoder.device.type == "cpu" else GPU
 
@@ -287,6 +309,31 @@ def _encoded(encoder: SentenceTransformer, texts: Sequence[str], name: str) -> A
         return vectors
 
 
+def positions(transformer: Any) -> int | None:
+    """How many tokens a model has positions for; None if it has no table of them."""
+    model: Any = transformer.model
+    found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if found is None or found <= 0:
+        return None
+    # RoBERTa's kind counts positions from after its padding index.
+    table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
+    padding = getattr(table, "padding_idx", None)
+    return int(found) - (0 if padding is None else int(padding) + 1)
+
+
+def _check_limit(encoder: SentenceTransformer, name: str) -> None:
+    """Refuse a maximum length that the model has no positions for."""
+    first, most = encoder[0], None
+    with suppress(AttributeError, TypeError, ValueError):
+        most = positions(first)
+    limit = getattr(encoder, "max_seq_length", None)
+    if most is not None and limit is not None and limit > most:
+        raise ModelError(
+            f"{name} cuts at {limit} tokens, but its model has positions for {most}; set its "
+            f"max_seq_length to {most} or less"
+        )
+
+
 def _check_tokens(encoder: SentenceTransformer, name: str) -> None:
     """Refuse a tokenizer that knows more tokens than the model has embeddings for."""
     for module in encoder.modules():
@@ -298,6 +345,11 @@ def _check_tokens(encoder: SentenceTransformer, name: str) -> None:
         if rows is None or not callable(getattr(tokenizer, "get_vocab", None)):
             continue
         last = max(tokenizer.get_vocab().values(), default=-1)
+        if last + 1 < rows / LEAST_VOCABULARY:
+            raise ModelError(
+                f"the tokenizer of {name} knows {last + 1} tokens, but its model has embeddings "
+                f"for {rows}: files of the tokenizer are missing; get them again"
+            )
         if last >= rows:
             raise ModelError(
                 f"the tokenizer of {name} has {last + 1} tokens, but its model has embeddings for "

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from bertflow.encoders.corpus import check_text
+from bertflow.encoders.encoder import check_text
 from bertflow.errors import InputError
 
 # Of a corpus with more sentences so many distinct ones are taken: docs/scale.md shows what more do.

@@ -27,7 +27,7 @@ from bertflow.calibrators.staging import remove_stale
 from bertflow.display import block, facts_table
 from bertflow.encoders.cache import VectorCache
 from bertflow.encoders.digests import DIGEST
-from bertflow.encoders.encoding import has_usual_encode
+from bertflow.encoders.encoding import own_part
 from bertflow.encoders.fingerprint import describe_encoder
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.probe import fingerprint, probed
@@ -106,7 +106,7 @@ class SentenceCache:
         vectors = EncoderVectors(self)
         held: IO[bytes] | None = None
         try:
-            if has_usual_encode(encoder):  # What another does may change at any time.
+            if own_part(encoder) is None:  # What is its own may change at any time.
                 about = describe_vectors(encoder, precision, description)
                 folder = self.folder / "vectors" / _key(about)
                 held = _hold(folder)
@@ -135,7 +135,7 @@ class SentenceCache:
             precision: As in `opened`.
             description: As in `opened`.
         """
-        if not has_usual_encode(encoder):
+        if own_part(encoder) is not None:
             return False
         try:
             key = _key(describe_vectors(encoder, precision, description))
@@ -384,6 +384,8 @@ def _module(module: Any) -> dict[str, Any]:
 
 def _tokenizer(tokenizer: Any) -> dict[str, Any]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None and hasattr(tokenizer, "to_str"):
+        backend = tokenizer
     if backend is not None:
         text = backend.to_str()
         # What comes before is truncation and padding, which each call sets.

@@ -28,7 +28,6 @@ from bertflow.calibrators.outputs import check_writable, keep_permissions
 from bertflow.calibrators.staging import clear_part, followed, part_folder, part_path
 from bertflow.calibrators.storage import write_text
 from bertflow.encoders.corpus import (
-    check_text,
     count_cut_of,
     counted,
     encode_groups,
@@ -41,8 +40,8 @@ from bertflow.encoders.corpus import (
     when_whole,
 )
 from bertflow.encoders.digests import SentenceIndex, digests_of
-from bertflow.encoders.encoder import as_sentences
-from bertflow.encoders.encoding import Group, Precision, resolved_precision
+from bertflow.encoders.encoder import as_sentences, check_text
+from bertflow.encoders.encoding import Group, Precision, own_part, resolved_precision
 from bertflow.encoders.fingerprint import describe_encoder
 from bertflow.encoders.processes import group_encoder
 from bertflow.encoders.sentence_cache import SentenceCache, describe_vectors
@@ -573,10 +572,10 @@ class _PartialFile:
 def _described(
     encoder: SentenceTransformer, precision: str, description: Mapping[str, Any]
 ) -> dict[str, Any]:
-    try:
-        return describe_vectors(encoder, precision, description)
-    except InputError:
-        return {"unlike any other": uuid.uuid4().hex}  # What is stopped starts again.
+    if own_part(halves(encoder)[0]) is None:
+        with suppress(InputError):
+            return describe_vectors(encoder, precision, description)
+    return {"unlike any other": uuid.uuid4().hex}  # What is stopped starts again.
 
 
 def _hash(*parts: bytes | Array) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from bertflow.calibrators import AllButTheTop, Calibrator, Flow
 from bertflow.calibrators.base import Array
+from bertflow.errors import FewRowsWarning
 from bertflow.evaluation.correlation import correlate, paired_cosine
 from bertflow.evaluation.methods import METHODS
 
@@ -83,14 +85,16 @@ def run_trial(vectors: Array, trial: Trial) -> Outcome:
     method = METHODS[trial.method]
     calibrator = None if method.build is None else method.build(vectors.shape[1], trial.seed)
     tuning = None if trial.dev_corpus is None else vectors[trial.dev_corpus]
-    return judged(
-        vectors,
-        vectors[trial.corpus] if calibrator is not None else vectors,
-        calibrator,
-        trial.tests,
-        dev=trial.dev if method.tuned else None,
-        tuning=tuning,
-    )
+    with warnings.catch_warnings():  # The page says on how many sentences all were fitted.
+        warnings.simplefilter("ignore", FewRowsWarning)
+        return judged(
+            vectors,
+            vectors[trial.corpus] if calibrator is not None else vectors,
+            calibrator,
+            trial.tests,
+            dev=trial.dev if method.tuned else None,
+            tuning=tuning,
+        )
 
 
 def judged(

@@ -106,9 +106,9 @@ def plan(place: Place, choose: Choose, *, shard_rows: int = SHARD_ROWS) -> Plan:
         InputError: There is no .parquet file, or two shards would be written to one name.
     """
     found = place.files()
-    files = [one for one in found if one.path.endswith((".parquet", ".npy"))]
+    files = [one for one in found if one.path.lower().endswith((".parquet", ".npy"))]
     if not place.is_file:
-        files = [one for one in files if one.path.endswith(".parquet")]
+        files = [one for one in files if one.path.lower().endswith(".parquet")]
     if not files:
         kinds = ".parquet or .npy file" if place.is_file else "folder with .parquet files in it"
         raise InputError(f"{place.where} is no {kinds}; give one")

@@ -312,7 +312,7 @@ class Encode(Worker):
         return names[1:] if self.keep is None or names[0] not in self.keep else names
 
     def _window(self, batch: Any, place: str, first: int) -> _Window:
-        from bertflow.encoders.corpus import check_text
+        from bertflow.encoders.encoder import check_text
 
         try:
             cells = batch.column(0).to_pylist()
