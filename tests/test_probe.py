@@ -331,6 +331,17 @@ def test_a_route_whose_weights_have_foreign_names_is_refused(tiny_bert, tmp_path
         load_encoder(folder)
 
 
+def test_routes_that_differ_are_said(tiny_bert, tiny_llama, tiny_sentences, caplog):
+    other = load_encoder(tiny_llama, pooling="mean", device="cpu")
+    routes = Router.for_query_document(
+        query_modules=list(other),
+        document_modules=transformer_and_pooling(tiny_bert),
+        default_route="document",
+    )
+    whitened(SentenceTransformer(modules=[routes], device="cpu"), tiny_sentences)
+    assert "encoded on different routes" in caplog.text
+
+
 def test_static_embeddings_are_calibrated_and_saved(tiny_bert, tiny_sentences, tmp_path):
     words = AutoTokenizer.from_pretrained(tiny_bert).backend_tokenizer
     static = SentenceTransformer(modules=[StaticEmbedding(words, embedding_dim=8)], device="cpu")

@@ -63,12 +63,14 @@ from bertflow.encoders.origin import origin_of, read_card
 from bertflow.encoders.pickling import keep_picklable
 from bertflow.encoders.portable import to_modules
 from bertflow.encoders.probe import (
+    ROUGH,
     can_be_loaded,
     check_encoder,
     check_saved,
     difference,
     fingerprint,
     is_fingerprint_of,
+    probe_texts,
     probed,
     rehearse,
 )
@@ -504,6 +506,14 @@ def _tried(encoder: SentenceTransformer) -> Array:
             "have; say what it adds by prompts and default_prompt_name of a SentenceTransformer"
         )
     rehearse(encoder, alone)
+    if any(hasattr(module, "sub_modules") for module in encoder):  # A Router.
+        texts = probe_texts(encoder)
+        asked = [np.asarray(ask(texts)) for ask in (encoder.encode_query, encoder.encode_document)]
+        if max(difference(alone, found) for found in asked) > ROUGH:
+            log.warning(
+                "queries and documents are encoded on different routes; the calibrator is fitted "
+                "on the vectors of encode, and fits only the route that it takes"
+            )
     return alone
 
 
