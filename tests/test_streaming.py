@@ -315,20 +315,24 @@ def test_what_is_left_of_a_group_has_the_batches_it_had(
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("cached", [False, True])
 def test_a_calibrated_model_goes_on_within_a_group_to_the_same_bytes(
-    encoder, sentences, place, monkeypatch
+    encoder, sentences, place, monkeypatch, cached
 ):
     monkeypatch.setattr(encoding, "PART_SECONDS", 0.0)
     model = calibrate(encoder, sentences, Whitening())
-    whole = embed(model, sentences, batch_size=1).rows()
-    for name in ("one", "other"):
-        cache = SentenceCache(place / "cache") if name == "other" else None
-        with pytest.raises(Killed):
-            encode_file(
-                model, sentences, "z.npy", batch_size=1, cache=cache, progress=stopped_after(3)
-            )
-        encode_file(model, sentences, "z.npy", batch_size=1, cache=cache)
-        assert np.array_equal(np.load("z.npy"), whole)
+
+    def run(output: str, progress=None) -> bytes:
+        cache = SentenceCache(place / f"cache of {output}") if cached else None
+        encode_file(model, sentences, output, batch_size=1, cache=cache, progress=progress)
+        return Path(output).read_bytes()
+
+    whole = run("whole.npy")
+    done: list[int] = []
+    with pytest.raises(Killed):
+        run("z.npy", stopped_after(3))
+    assert run("z.npy", lambda count, of: done.append(count)) == whole
+    assert done[0] >= 3  # What was there is told first.
 
 
 def part(name: str) -> Path:

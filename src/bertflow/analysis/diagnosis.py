@@ -21,7 +21,7 @@ from bertflow.calibrators.threads import one_thread
 from bertflow.data import sample_sentences
 from bertflow.display import Grid, block, facts_table
 from bertflow.encoders import Precision, SentenceCache, embed, open_model
-from bertflow.encoders.corpus import CALIBRATOR
+from bertflow.encoders.encoder import CALIBRATOR
 from bertflow.errors import InputError
 
 Verdict = Literal["yes", "no", "unclear", "uninformative"]

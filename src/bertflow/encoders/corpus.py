@@ -14,7 +14,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array
-from bertflow.encoders.encoder import as_sentences, check_text
+from bertflow.encoders.encoder import as_sentences, check_text, encoder_of
 from bertflow.encoders.encoding import (
     Encoding,
     G,
@@ -36,8 +36,6 @@ Progress = Callable[[int, int], None]
 CHUNK_SENTENCES = 1024
 # With no more weights than this in its products, an encoder is a small one.
 SMALL = 2**25
-# What the modules behind a calibrated model's encoder are called, followed by their place.
-CALIBRATOR = "calibrator_"
 
 
 @dataclass(frozen=True)
@@ -136,21 +134,16 @@ def halves(
         The encoder, whose modules are the model's own, and a function of its vectors, shape (N, D),
         that gives the model's; None where they are the same.
     """
-    count = sum(not name.startswith(CALIBRATOR) for name in encoder._modules)
-    if count == len(encoder) or encoder.dtype != torch.float32 or not is_usual(encoder):
+    bare = encoder_of(encoder)
+    if bare is encoder or encoder.dtype != torch.float32 or not is_usual(encoder):
         return encoder, None
-    # A model of its own, but not a new one: to make one takes longer than a sentence, and sets its
-    # modules to a device and a type, while other threads use them.
-    bare = copy.copy(encoder)
-    bare._modules = {str(n): module for n, module in enumerate(list(encoder)[:count])}
-    bare.truncate_dim = None
 
     def calibrated(vectors: Array) -> Array:
         features: dict[str, Any] = {
             "sentence_embedding": torch.from_numpy(vectors).to(encoder.device)
         }
         with torch.inference_mode():
-            for module in list(encoder)[count:]:
+            for module in list(encoder)[len(bare) :]:
                 features = module(features)
         found = features["sentence_embedding"]
         if encoder.truncate_dim is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any
@@ -12,6 +13,8 @@ from bertflow.errors import InputError, shown
 from bertflow.process_state import pinned
 
 NAMED = 3
+# What the modules behind a calibrated model's encoder are called, followed by their place.
+CALIBRATOR = "calibrator_"
 
 
 class Encoder(SentenceTransformer):
@@ -35,6 +38,19 @@ class Encoder(SentenceTransformer):
             if not any(isinstance(one, dict) for one in given):  # Messages and other inputs.
                 check_text(given)
         return super().encode(given, *args[1:], **kwargs)
+
+
+def encoder_of(model: SentenceTransformer) -> SentenceTransformer:
+    """A calibrated model's encoder, whose modules are the model's own; another model itself."""
+    modules = [m for name, m in model._modules.items() if not name.startswith(CALIBRATOR)]
+    if len(modules) == len(model):
+        return model
+    # A model of its own, but not a new one: to make one takes longer than a sentence, and sets its
+    # modules to a device and a type, while other threads use them.
+    bare = copy.copy(model)
+    bare._modules = {str(n): module for n, module in enumerate(modules)}
+    bare.truncate_dim = None
+    return bare
 
 
 def as_sentences(given: Any) -> Iterable[str]:

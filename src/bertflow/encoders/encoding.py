@@ -20,6 +20,7 @@ from bertflow.calibrators.base import Array
 from bertflow.calibrators.threads import set_own_threads, usual_threads
 from bertflow.encoders.attention import pack_attention
 from bertflow.encoders.checkpoints import readable
+from bertflow.encoders.encoder import encoder_of
 from bertflow.encoders.evaluating import evaluating
 from bertflow.encoders.pickling import copied
 from bertflow.encoders.probe import check_own_encoding, name_of
@@ -165,7 +166,7 @@ class Encoding:
         """
         if not self._tried:
             self._tried = True
-            check_own_encoding(self.encoder, self, exact=self.kind == "float32")
+            check_own_encoding(*self._bare(), exact=self.kind == "float32")
         try:
             yield from self._each(groups)
         except OSError:  # Of a file, not of the encoder.
@@ -173,6 +174,15 @@ class Encoding:
         except Exception as error:
             with readable(lambda said: f"{name_of(self.encoder)} cannot encode a corpus: {said}"):
                 raise error
+
+    def _bare(self) -> tuple[SentenceTransformer, Encoding]:
+        """The encoder without a calibrator, which enlarges roundings, and what encodes by it."""
+        bare = encoder_of(self.encoder)
+        if bare is self.encoder:
+            return bare, self
+        own = Encoding(bare, batch_size=self.batch_size, precision=self.kind)
+        own._tried = True
+        return bare, own
 
     def _each(self, groups: Iterable[G]) -> Iterator[tuple[G, Array, Array]]:
         if not is_usual(self.encoder):

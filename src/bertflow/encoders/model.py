@@ -48,8 +48,7 @@ from bertflow.encoders.checkpoints import (
     readable,
     shapes_named,
 )
-from bertflow.encoders.corpus import CALIBRATOR
-from bertflow.encoders.encoder import Encoder, as_sentences
+from bertflow.encoders.encoder import CALIBRATOR, Encoder, as_sentences
 from bertflow.encoders.encoding import Precision, own_part, resolved_precision
 from bertflow.encoders.fingerprint import (
     describe_encoder,
@@ -146,16 +145,14 @@ class CalibratedSentenceTransformer(Encoder):
             shared = target.is_dir() and bool(foreign_entries(target))
         except OSError as error:
             raise ModelError(f"cannot write {target}: {error.strerror or error}") from None
-        alone = probed(self)
         with merged_folder(target) if shared else replaced_folder(target) as staging:
-            self._fill(staging, alone, model_name, create_model_card, safe_serialization)
+            self._fill(staging, model_name, create_model_card, safe_serialization)
         if shared:  # Files of others may change what is loaded.
-            check_saved(target, self, alone)
+            check_saved(target, self)
 
     def _fill(
         self,
         folder: Path,
-        alone: Array,
         model_name: str | None = None,
         create_model_card: bool = True,
         safe_serialization: bool = True,
@@ -185,7 +182,7 @@ class CalibratedSentenceTransformer(Encoder):
                 "which no longer belongs to it, is not saved"
             )
         if can_be_loaded(self):
-            check_saved(folder, self, alone)
+            check_saved(folder, self)
 
     def _has_its_calibrator(self, *, weights: bool = False) -> bool:
         """Whether encoder and modules still are what the calibrator was fitted on, and does.
@@ -505,7 +502,7 @@ def _tried(encoder: SentenceTransformer) -> Array:
             f"{type(encoder).__name__} has its own {own}, which the calibrated model would not "
             "have; say what it adds by prompts and default_prompt_name of a SentenceTransformer"
         )
-    rehearse(encoder, alone)
+    rehearse(encoder)
     if any(hasattr(module, "sub_modules") for module in encoder):  # A Router.
         texts = probe_texts(encoder)
         asked = [np.asarray(ask(texts)) for ask in (encoder.encode_query, encoder.encode_document)]
@@ -706,7 +703,7 @@ def save_model(model: CalibratedSentenceTransformer, folder: str | Path) -> None
         ModelError: The folder holds something that bertflow did not write, or cannot be written.
     """
     with replaced_folder(folder) as staging:
-        model._fill(staging, probed(model))
+        model._fill(staging)
     log.info("wrote %s", folder)
 
 

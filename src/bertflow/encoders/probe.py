@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import import_from_string
 
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.staging import staged
 from bertflow.encoders.checkpoints import quietly, readable
+from bertflow.encoders.encoder import encoder_of
 from bertflow.encoders.evaluating import evaluating
 from bertflow.encoders.half import HALF
 from bertflow.errors import InputError, ModelError
@@ -66,20 +68,21 @@ def check_encoder(encoder: SentenceTransformer, name: str | None = None) -> Arra
     name = name or name_of(encoder)
     _check_tokens(encoder, name)
     _check_limit(encoder, name)
-    alone = probed(encoder, name)
+    bare = encoder_of(encoder)  # A calibrator takes row by row, and enlarges roundings.
+    alone = probed(bare, name)
     if not np.isfinite(alone).all():
         raise ModelError(
             f"{name} gives vectors that are not finite in {encoder.dtype}; its weights are "
             "damaged, or too large for that type"
         )
-    together = _encoded(encoder, probe_texts(encoder), name)
-    if (off := difference(alone, together)) > tolerance(encoder):
+    together = _encoded(bare, probe_texts(bare), name)
+    if (off := difference(alone, together)) > tolerance(bare):
         raise ModelError(
             f"{name} gives a sentence another vector in a batch than alone (they differ by "
             f"{_part(off)} of its length), so no calibrator fits both: it does not mask padding, "
             "pads on the left, is quantized, or random; use another encoder"
         )
-    return alone
+    return alone if bare is encoder else probed(encoder, name)
 
 
 def check_kind(encoder: Any) -> None:
@@ -176,76 +179,75 @@ def check_own_encoding(
         )
 
 
-def rehearse(encoder: SentenceTransformer, alone: Array) -> None:
+def rehearse(encoder: SentenceTransformer) -> None:
     """Refuse an encoder that is another one once plain sentence-transformers has loaded it again.
 
     It is saved to a temporary folder. Where there is no room for that, saving it will tell.
 
     Args:
         encoder: Any SentenceTransformer.
-        alone: Its vectors of the probe's sentences, as `check_encoder` gives them.
 
     Raises:
         ModelError: It cannot be saved or loaded, or the copy gives other vectors.
     """
     name = name_of(encoder)
     if not can_be_loaded(encoder):
-        log.warning(
-            "nothing can load %s once it is saved: its classes have no name", name_of(encoder)
-        )
+        log.warning("nothing can load %s once it is saved: its classes have no name", name)
         return
-    name = name_of(encoder)
     try:
         # What a killed process leaves there is removed by the next one.
         with staged(Path(tempfile.gettempdir()) / "bertflow-encoder", folder=True) as folder:
             folder.chmod(0o700)  # Nobody else's.
-            with quietly():
+            with readable(lambda said: f"{name} cannot be saved: {said}"):
                 SentenceTransformer.save(encoder, str(folder), create_model_card=False)
-            check_saved(folder, encoder, alone)
-    except OSError as error:
-        log.warning("%s is not tried out before the work: %s", name, error)
-    except (ModelError, InputError) as error:
+            check_saved(folder, encoder)
+    except (ModelError, OSError) as error:
+        # What is written in Rust has no OSError, but its words.
+        if isinstance(error, OSError) or "(os error " in str(error):
+            log.warning("%s is not tried out before the work: %s", name, error)
+            return
         raise ModelError(
             f"{name} is another model when it is saved and loaded again ({error}); merge or remove "
             "what was added to it, such as adapters, weight norm or quantization"
         ) from None
-    except Exception as error:
-        if "(os error " in str(error):  # What is written in Rust has no OSError.
-            log.warning("%s is not tried out before the work: %s", name, error)
-            return
-        with readable(lambda said: f"{name} cannot be saved: {said}"):
-            raise error
 
 
-def check_saved(folder: Path, model: SentenceTransformer, alone: Array) -> None:
+def check_saved(folder: Path, model: SentenceTransformer) -> None:
     """Refuse a saved model that plain sentence-transformers loads as another one.
+
+    Like is compared with like, alone and in a batch: a calibrator may enlarge the roundings between
+    the two.
 
     Args:
         folder: Where it is saved.
         model: The model in memory.
-        alone: Its vectors of the probe's sentences.
 
     Raises:
-        ModelError: It cannot be loaded, or its vectors differ, alone or in a batch.
+        ModelError: It cannot be loaded, cuts elsewhere, or its vectors differ.
     """
     trusted = not has_built_in_modules(model)
     with quietly(), readable(lambda said: f"plain sentence-transformers cannot load it: {said}"):
-        copy = SentenceTransformer(str(folder), device="cpu", trust_remote_code=trusted)
+        try:
+            # On the same device, as others round otherwise.
+            where: Any = {"device": str(model.device), "trust_remote_code": trusted}
+            copy = SentenceTransformer(str(folder), **where)
+        except torch.OutOfMemoryError:
+            log.warning("%s is not loaded again to compare: no memory for a second one", folder)
+            return
     if copy.max_seq_length != model.max_seq_length:
         raise ModelError(
             f"the saved model cuts at {copy.max_seq_length} tokens, the one in memory at "
             f"{model.max_seq_length}; set its max_seq_length to what both can have"
         )
-    texts = probe_texts(model)
-    for how, found in [
-        ("alone", probed(copy)),
-        ("in a batch", _encoded(copy, texts, name_of(model))),
-    ]:
-        if (off := difference(alone, found)) > tolerance(model):
-            raise ModelError(
-                f"the saved model gives other vectors {how} than the model in memory (they differ "
-                f"by {_part(off)} of a vector's length)"
-            )
+    texts, name = probe_texts(model), name_of(model)
+    for how, batches in [("alone", [[text] for text in texts]), ("in a batch", [texts])]:
+        for batch in batches:
+            expected, found = (_encoded(one, batch, name) for one in (model, copy))
+            if (off := difference(expected, found)) > tolerance(model):
+                raise ModelError(
+                    f"the saved model gives other vectors {how} than the model in memory (they "
+                    f"differ by {_part(off)} of a vector's length)"
+                )
 
 
 def has_built_in_modules(model: SentenceTransformer) -> bool:

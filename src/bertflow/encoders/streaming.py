@@ -146,6 +146,8 @@ def encode_rows(
     kind = resolved_precision(precision, encoder)
     bare, calibrated = halves(encoder)
     size = group_size(bare)
+    if cache is None:  # Then each batch is calibrated at once, and a kill does not cost a group.
+        bare, calibrated = encoder, None
     encode = group_encoder(bare, devices, batch_size=batch_size, precision=kind)
     told = counted(progress, lambda: len(known))
 
