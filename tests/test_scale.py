@@ -648,9 +648,15 @@ def test_an_output_inside_the_input_is_refused(tmp_path, corpus):
     assert not (corpus / "out").exists()
 
 
-def test_files_that_are_no_parquet_are_counted(tmp_path, corpus):
-    (corpus / "README.md").write_text("about")
-    assert run(Encode(Lengths()), corpus, tmp_path / "out").other == 1
+def test_files_that_are_no_parquet_are_refused_or_skipped_by_name(tmp_path, corpus):
+    (corpus / "2.parquet").rename(corpus / "2.PARQUET")
+    (corpus / "more.csv").write_text("text\nA man\n")
+    with pytest.raises(InputError, match=r"more\.csv is no \.parquet file"):
+        run(Encode(Lengths()), corpus, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    outcome = run(Encode(Lengths()), corpus, tmp_path / "out", skip_unreadable=True)
+    assert [one.path for one in outcome.skipped] == ["more.csv"]
+    assert outcome.rows == 30
 
 
 def test_a_shard_that_changes_meanwhile_is_refused(tmp_path, corpus):
@@ -896,7 +902,7 @@ def test_skipped_shards_are_counted_and_listed(here, done, refused, vectors):
     command = ["transform", "s", "--vectors", "in", "--output", "out"]
     assert "in/b.parquet is not a whole parquet file" in refused(*command)
     out = done(*command, "--skip-unreadable")
-    assert "1 shards skipped, which the same command tries again:\n  b.parquet: in/b.parquet" in out
+    assert "1 file skipped, which the same command tries again:\n  b.parquet: in/b.parquet" in out
 
 
 @pytest.mark.parametrize(

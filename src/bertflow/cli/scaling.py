@@ -267,10 +267,9 @@ def _shards(outcome: Outcome) -> str:
 def _show_left_out(outcome: Outcome) -> None:
     if outcome.left_out:
         show(f"{outcome.left_out:,} rows without text left out")
-    if outcome.other:
-        show(f"{outcome.other:,} files that are not .parquet left out")
     if outcome.skipped:
-        show(f"{len(outcome.skipped):,} shards skipped, which the same command tries again:")
+        files = "1 file" if len(outcome.skipped) == 1 else f"{len(outcome.skipped):,} files"
+        show(f"{files} skipped, which the same command tries again:")
         for one in outcome.skipped:
             show(one_line(f"  {one.path}: {one.reason}"))
 

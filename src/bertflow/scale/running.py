@@ -37,7 +37,6 @@ class Outcome:
         rows: How many rows all of them have.
         left_out: How many rows of the input have no text, and were left out.
         skipped: Files of the input that could not be used, where that was asked for.
-        other: How many files of the input are no .parquet.
     """
 
     shards: int
@@ -45,7 +44,6 @@ class Outcome:
     rows: int
     left_out: int
     skipped: list[Bad]
-    other: int
 
 
 def run(
@@ -165,7 +163,6 @@ def run(
         rows=sum(record.rows for record in records),
         left_out=sum(record.left_out for record in records),
         skipped=skipped,
-        other=planned.other,
     )
 
 

@@ -76,13 +76,11 @@ class Plan:
         shards: In the order of the files and of their rows.
         schema: Of what is read of all of them.
         bad: Files that cannot be used.
-        other: How many files were left out because they are not .parquet.
     """
 
     shards: list[Shard]
     schema: Any
     bad: list[Bad]
-    other: int
 
     @property
     def rows(self) -> int:
@@ -115,7 +113,11 @@ def plan(place: Place, choose: Choose, *, shard_rows: int = SHARD_ROWS) -> Plan:
     with ThreadPoolExecutor(READERS) as pool:
         looked = list(pool.map(lambda one: _looked_at(place, one, choose, shard_rows), files))
     shards: list[Shard] = []
-    bad: list[Bad] = []
+    bad = [
+        Bad(one.path, f"{place.named(one.path)} is no .parquet file, and would not be read")
+        for one in found
+        if one not in files
+    ]
     whole: Any = None
     home = ""
     for one, found_there in zip(files, looked, strict=True):
@@ -137,14 +139,14 @@ def plan(place: Place, choose: Choose, *, shard_rows: int = SHARD_ROWS) -> Plan:
                 f"{place.named(other.path)} and {place.named(shard.path)} would both be written to "
                 f"{shard.name}; rename one of them"
             )
-    return Plan(shards, whole, bad, len(found) - len(files))
+    return Plan(shards, whole, bad)
 
 
 def _looked_at(
     place: Place, file: Found, choose: Choose, shard_rows: int
 ) -> tuple[list[Shard], Any] | Bad:
     try:
-        if file.path.endswith(".npy"):
+        if file.path.lower().endswith(".npy"):
             return _npy_shards(place, file, shard_rows), _npy_schema(place, file.path)
         with _parquet(place, file.path) as table:
             schema = _chosen(table.schema_arrow, choose, place.named(file.path))
@@ -268,7 +270,7 @@ def read(
         InputError: It cannot be read, or has changed since it was planned; it is named.
     """
     _unchanged(place, shard)
-    if shard.path.endswith(".npy"):
+    if shard.path.lower().endswith(".npy"):
         yield from _read_npy(place, shard, batch_rows)
     else:
         with _parquet(place, shard.path) as table:
