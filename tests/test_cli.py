@@ -489,7 +489,7 @@ def test_a_missing_encoder_is_refused(refused, encoder, index):
         (["--pooling", "layers:9"], "hidden state 9, but the encoder has 3 blocks"),
         (["--pooling", "layers:1,1"], "different hidden states"),
         (["--max-length", 33], "max_length 33 is above the encoder's 32"),
-        (["--max-length", 0], "max_length must be at least 1"),
+        (["--max-length", 0], "max_length must be an integer of at least 1"),
         (["--device", "nonsense"], "nonsense"),
         (["--device", "cuda:99"], "cuda"),
     ],
@@ -1265,8 +1265,6 @@ checkpoint.SAVED_SECONDS = 0.0
 def bars():
     yield lambda stage, done, total: done == 90 and stage == "fit" and os.kill(os.getpid(), 9)
 terminal.progress_bars = bars
-from bertflow.cli import options
-from bertflow.cli.app import app
 from bertflow.cli.main import run
 sys.exit(run(sys.argv[1:]))
 """

@@ -783,7 +783,7 @@ def test_what_cannot_be_written_in_the_end_is_kept_and_shown(cli, tiny_bert, for
     assert code == 1
     assert "Spearman × 100" in out
     found = re.fullmatch(
-        r"error: cannot write /dev/full: No space left on device; what was to be .* is in (.*)\n",
+        r"error: cannot write /dev/full: No space left on device; what was computed is in (.*)\n",
         err,
     )
     text = Path(found[1]).read_text()

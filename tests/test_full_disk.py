@@ -132,8 +132,8 @@ def test_without_room_it_is_one_line_the_old_one_stays_and_with_room_it_goes_on(
             assert "out" in last
             _, _, kept = last.partition(": No space left on device")
             assert not kept or re.fullmatch(KEPT[name], kept), last
-            groups = (disk / "out").glob(".z.npy.part/groups")
-            assert name != "encode" or bool(kept) == any(path.stat().st_size for path in groups)
+            parts = (disk / "out").glob(".z.npy.part/parts")
+            assert name != "encode" or bool(kept) == any(path.stat().st_size for path in parts)
             if computed := re.search(r"what was computed is in ([^\s;]+)", kept):
                 assert load_calibrator(computed[1]).n_features_in_ == 16
             assert all("No space left on device" in line for line in warnings), err

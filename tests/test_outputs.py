@@ -319,7 +319,7 @@ def test_a_full_device_is_one_line(work, cli):
     device = made_device(work, 7)
     code, _, err = cli("diagnose", "v.npy", "--json", device)
     assert (code, err.count("\n")) == (1, 1)
-    start, _, kept = err.strip().partition("; what was to be in it is in ")
+    start, _, kept = err.strip().partition("; what was computed is in ")
     assert start == f"error: cannot write {device}: No space left on device"
     assert json.loads(Path(kept).read_text())["source"] == "v.npy"
 
@@ -508,7 +508,7 @@ def test_a_quoted_name_is_the_name_in_a_shell_and_one_line(name):
 def test_the_command_that_fit_shows_can_be_pasted(work, done, name):
     out = done("fit", "--vectors", "v.npy", "--calibrator", "whitening", "--output", name)
     last = out.splitlines()[-1]
-    assert last.endswith(f": bertflow transform {quoted(name)} --vectors IN --output OUT")
+    assert last.endswith(f": bertflow transform {quoted(name)} --vectors IN.npy --output OUT.npy")
     assert last.startswith("saved to ")
     assert (work / name / "config.json").is_file()
 

@@ -127,8 +127,9 @@ class FewRowsWarning(UserWarning):
 
 
 def warn_of_few_rows(message: str) -> None:
-    """Warn whoever called, at the line that did: it is the one place where the library does."""
+    """Warn at the line that called the library. Nothing else in the library warns."""
     frame, level = sys._getframe(1), 2
+    # scikit-learn and contextlib call us on the user's behalf.
     ours = ("bertflow", "contextlib", "sklearn")
     while frame.f_globals.get("__name__", "").partition(".")[0] in ours and frame.f_back:
         frame, level = frame.f_back, level + 1

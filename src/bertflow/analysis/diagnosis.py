@@ -37,7 +37,8 @@ VERDICTS: dict[Verdict, str] = {
     "uninformative": "These cosines tell nothing apart",
 }
 NEIGHBOURS = 10
-# Cosines that vary less than this share of what those of random directions would are made so.
+# The cosines of random directions vary by 1 / sqrt(D). If cosines vary by less than this share of
+# that, a map fitted on these rows has made them equal.
 EVEN = 0.5
 EVEN_ROWS = 2000
 # A loss of sentence-transformers, as cards name it: a tag of today's, or the code of older ones.
@@ -286,7 +287,7 @@ def _measured(vectors: Array, pairs: tuple[Array, Array] | None, random_state: i
 
 
 def _cosine_deviation(vectors: Array, random_state: int) -> float:
-    """The deviation of the cosines of all pairs of directions, less the mean of the directions."""
+    """How much the cosines of all pairs vary once the mean direction is taken off."""
     directions = unit_rows(vectors)
     rows = unit_rows(sampled(directions - directions.mean(axis=0), EVEN_ROWS, random_state))
     cosines = rows @ rows.T

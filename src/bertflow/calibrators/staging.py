@@ -77,7 +77,7 @@ def sole_writer(output: Path, lock: Path) -> Iterator[None]:
 
 
 def followed(target: Path) -> Path:
-    """Where a link leads: what is there is replaced, the link stays. Dots have a name then, too."""
+    """Where a link leads, which then stays; of "." and ".." the folder by its name."""
     named = target.name not in ("", "..") and not target.is_symlink()
     return target if named else Path(os.path.realpath(target))
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from datetime import date
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from bertflow.calibrators.card import CARD, calibrator_card
 from bertflow.calibrators.flow import Flow
 from bertflow.calibrators.linear import AllButTheTop, Standardization, Whitening
 from bertflow.calibrators.outputs import placed, special, write_directly
+from bertflow.calibrators.presets import PRESETS
 from bertflow.calibrators.staging import (
     followed,
     remove_old,
@@ -74,8 +76,7 @@ CALIBRATORS: dict[str, type[Calibrator]] = {
 # What a calibrator can be asked for by name, in Python and on the command line.
 NAMED: dict[str, Callable[[], Calibrator]] = {
     **CALIBRATORS,
-    "tempered-flow": Flow.tempered,
-    "released-flow": Flow.released,
+    **{name: partial(Flow, **changed) for name, changed in PRESETS.items()},
 }
 
 
@@ -250,33 +251,29 @@ def save_calibrator(
         ...     load_calibrator(folder)
         Whitening()
     """
+    described = copy.copy(calibrator)
+    if provenance is not None:
+        described.provenance_ = plain_provenance(provenance)
     with replaced_folder(folder) as staging:
-        write_calibrator(calibrator, staging, provenance=provenance)
-        described = copy.copy(calibrator)
-        if provenance is not None:
-            described.provenance_ = plain_provenance(provenance)
+        write_calibrator(described, staging)
         content = calibrator_card(described)
         (staging / CARD).write_text(content, encoding="utf-8", newline="\n")
     log.info("wrote %s", folder)
 
 
 @pinned()
-def write_calibrator(
-    calibrator: Calibrator, folder: Path, *, provenance: Mapping[str, Any] | None = None
-) -> None:
+def write_calibrator(calibrator: Calibrator, folder: Path) -> None:
     """Write the two files of a calibrator into a folder that is there."""
     from sklearn.utils.validation import check_is_fitted
 
     check_is_fitted(calibrator)
-    if provenance is None:
-        provenance = getattr(calibrator, "provenance_", {})
     config = {
         "format": FORMAT,
         "calibrator": calibrator_name(calibrator),
         "n_features_in": calibrator.n_features_in_,
         **({"n_samples": rows} if (rows := getattr(calibrator, "n_samples_", None)) else {}),
         "arguments": _arguments(calibrator),
-        "provenance": plain_provenance(provenance),
+        "provenance": plain_provenance(getattr(calibrator, "provenance_", {})),
     }
     tensors = {name: tensor.contiguous() for name, tensor in calibrator._learned().items()}
     (folder / CONFIG).write_bytes(_json(config))

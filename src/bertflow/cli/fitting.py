@@ -236,7 +236,7 @@ def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int 
         f"in {time.perf_counter() - began:.1f} s"
     )
     _show_loss(calibrator)
-    how = f"bertflow transform {quoted(output)} --vectors IN --output OUT"
+    how = f"bertflow transform {quoted(output)} --vectors IN.npy --output OUT.npy"
     show(f"saved to {one_line(output)}: {how}")
 
 

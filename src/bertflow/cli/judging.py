@@ -38,7 +38,7 @@ from bertflow.errors import InputError, MissingDataError, did_you_mean
 if TYPE_CHECKING:
     from bertflow.data import Pairs
 
-NAMES = "sts12, sts13, sts14, sts15, sts16, stsb, sick-r, qnli"
+NAMES = ", ".join(TASKS)
 
 
 def evaluate(

@@ -34,8 +34,8 @@ class Command(TyperCommand):
 CALIBRATOR_HELP = (
     "flow, tempered-flow, released-flow, whitening, standardization or all-but-the-top."
 )
-POOLING_HELP = "cls, mean, last2avg, first-last-avg, embed-last-avg or layers:1,12."
 POOLINGS = ("cls", "mean", "last2avg", "first-last-avg", "embed-last-avg", "layers:1,12")
+POOLING_HELP = f"{', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}."
 PRECISIONS = ("auto", "float32", "mixed", "fast")
 # What --against is without a value: the calibrated model's own encoder.
 OWN_ENCODER = ""

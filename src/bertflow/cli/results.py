@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -102,26 +101,17 @@ def give(
 
 
 def written(path: Path, write: Callable[[Path], object]) -> str | None:
-    """Write a file or, where that fails after all, one in the system's temporary folder.
-
-    What was computed is then not lost.
-
-    Args:
-        path: The file.
-        write: Writes it to a path.
+    """Write a file as `save_or_keep` does.
 
     Returns:
         What went wrong, and where the content is; None where nothing did.
     """
+    from bertflow.calibrators.storage import save_or_keep
+
     try:
-        write(path)
+        save_or_keep(path, write, when=lambda error: isinstance(error, ModelError))
     except ModelError as error:
-        try:
-            place = Path(tempfile.mkdtemp(prefix="bertflow-")) / path.name
-            write(place)
-        except (OSError, ModelError):
-            return str(error)
-        return f"{error}; what was to be in it is in {place}"
+        return str(error)
     return None
 
 

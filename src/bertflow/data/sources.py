@@ -229,11 +229,11 @@ def _inside(folder: Any, format: str | None) -> list[Source]:
     if (folder / "dataset_info.json").exists() and (folder / "state.json").exists():
         return [SavedTable(folder)]
     depth = len(folder.parts)
-    # A link to a folder is not followed, and a pipe is no file: what is there and not read is said.
+    # Links to folders are not followed and pipes are not read: the error below names them.
     found = [
         path
         for path in folder.rglob("*")
-        if not _hidden(path, depth) and (path.is_file() or path.is_symlink() or not path.is_dir())
+        if not _hidden(path, depth) and (path.is_symlink() or not path.is_dir())
     ]
     known = sorted((path for path in found if path.is_file() and _known(path, format)), key=str)
     if not known:

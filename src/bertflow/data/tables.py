@@ -203,7 +203,7 @@ def _likely(line: str | bytes) -> str:
     if 0 < max(high[::2].count("\0"), high[1::2].count("\0")) >= 0.8 * zeros > len(high) / 5:
         kind = "UTF-16 text"
     elif re.search(r"[\0-\x08\x0e-\x1f]", high):
-        return "text has none such; remove it, or export the text of what is no text"
+        return "it has control characters, as text has not; remove them, or export the file as text"
     elif sum(letter > "\x7f" for letter in high) < len(high) / 2:
         kind = "Windows-1252 (Latin-1) text"
     else:
@@ -312,8 +312,8 @@ def read_rows(
         kind: Its ending, one of `TABLES`.
         columns: Names; or for a .csv or .tsv without a header numbers from 1, as digits.
         choose: Gives the names where `columns` is None.
-        texts: How many of the columns, from the first, must be text. Of a single one a .jsonl
-            may also have bare strings as rows, and where it is chosen, no row may hold other text.
+        texts: How many of the columns, from the first, must be text. If it is 1, a row of a .jsonl
+            may be a bare string. If the column is also chosen, no row may hold text elsewhere.
 
     Yields:
         The number of line (in parquet row) and the cells; None for a row with nothing in it.

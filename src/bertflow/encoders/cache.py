@@ -28,6 +28,7 @@ from bertflow.encoders.digests import DIGEST, SentenceIndex, digests_of
 from bertflow.encoders.encoder import check_text
 from bertflow.encoders.encoding import Encoding, Group
 from bertflow.errors import InputError, ModelError
+from bertflow.process_state import pinned
 from bertflow.strict_json import parse_json
 
 Progress = Callable[[int, int], None]
@@ -208,6 +209,7 @@ class VectorCache:
         self._count += len(digests)
 
 
+@pinned()
 def fill(
     caches: Sequence[VectorCache],
     sentences: Sequence[str],
@@ -216,7 +218,7 @@ def fill(
     batch_size: int = 32,
     progress: Progress | None = None,
 ) -> None:
-    """Encode what any of the caches lacks; what is encoded is there after some seconds.
+    """Encode what any of the caches lacks, and keep it every few seconds.
 
     Args:
         caches: One for each pooling of the encoder.
@@ -230,12 +232,12 @@ def fill(
         InputError: A sentence is no text, or its vector is not finite.
         ModelError: A cache cannot be written.
     """
+    check_text(sentences)
     missing = {sentence for cache in caches for sentence in cache.missing(sentences)}
     if not missing:
         return
     # In the order of the sentences, whatever some of the caches have: batches are then the same.
     distinct = longest_first(dict.fromkeys(sentences))
-    check_text(distinct)
 
     def groups() -> Iterator[Group]:
         for start in range(0, len(distinct), CHUNK_SENTENCES):

@@ -125,14 +125,14 @@ def embed(
 def halves(
     encoder: SentenceTransformer,
 ) -> tuple[SentenceTransformer, Callable[[Array], Array] | None]:
-    """A calibrated model as its encoder and what calibrates the encoder's vectors.
+    """A calibrated model's encoder, and the function that calibrates its vectors.
 
     The vectors of a sentence before and after calibration then cost one pass through the encoder,
     where there is a cache. A model that is not calibrated is all encoder.
 
     Returns:
         The encoder, whose modules are the model's own, and a function of its vectors, shape (N, D),
-        that gives the model's; None where they are the same.
+        that gives the model's; None where the first is the whole model.
     """
     bare = encoder_of(encoder)
     if bare is encoder or encoder.dtype != torch.float32 or not is_usual(encoder):

@@ -26,6 +26,7 @@ from bertflow.encoders.pickling import copied
 from bertflow.encoders.probe import check_own_encoding, name_of
 from bertflow.encoders.products import pack_products
 from bertflow.errors import InputError
+from bertflow.process_state import pinned
 
 Batch = tuple[Tensor, dict[str, Any]]
 # Numbers of sentences in their group, and their vectors.
@@ -84,6 +85,17 @@ class _Pool(Group):
 G = TypeVar("G", bound=Group)
 
 
+class _CallerError(Exception):
+    """Whoever gives the groups has failed, not the encoder."""
+
+
+def _of_caller(groups: Iterable[G]) -> Iterator[G]:
+    try:
+        yield from groups
+    except Exception as error:
+        raise _CallerError from error
+
+
 def encode_distinct(
     encoder: SentenceTransformer,
     sentences: Sequence[str],
@@ -138,6 +150,7 @@ class Encoding:
         self._model: SentenceTransformer | None = encoder if self.kind == "float32" else None
         self._tried = False
 
+    @pinned()
     def __call__(self, sentences: Sequence[str]) -> Array:
         """Encode sentences, shape (N, D)."""
         starts = range(0, len(sentences), POOL)
@@ -161,16 +174,15 @@ class Encoding:
             it was given before a stop. It comes after `PART_SECONDS`, or where the group ends.
 
         Raises:
-            ModelError: The encoder is none that can be trusted, see `check_own_encoding`; or a
-                library fails on a sentence.
+            ModelError: `check_own_encoding` refuses the encoder, or a library fails on a sentence.
         """
         if not self._tried:
             self._tried = True
             check_own_encoding(*self._bare(), exact=self.kind == "float32")
         try:
-            yield from self._each(groups)
-        except OSError:  # Of a file, not of the encoder.
-            raise
+            yield from self._each(_of_caller(groups))
+        except _CallerError as error:
+            raise cast("Exception", error.__cause__) from None
         except Exception as error:
             with readable(lambda said: f"{name_of(self.encoder)} cannot encode a corpus: {said}"):
                 raise error
@@ -437,9 +449,7 @@ def own_part(model: SentenceTransformer) -> str | None:
     modules. None of it is in a saved model, nor told by its settings.
     """
     for name in METHODS:
-        usual = unwrap(getattr(SentenceTransformer, name, None) or len)
-        replaced = name in vars(model) or any(name in vars(module) for module in model)
-        if replaced or unwrap(getattr(type(model), name, None) or len) is not usual:
+        if _is_own(model, name) or any(name in vars(module) for module in model):
             return name
     for module in model.modules():
         for hook in [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]:
@@ -448,16 +458,17 @@ def own_part(model: SentenceTransformer) -> str | None:
     return None
 
 
-def has_usual_encode(model: SentenceTransformer) -> bool:
-    """Whether a model's `encode` is the library's, be it wrapped."""
-    usual = unwrap(type(model).encode) is unwrap(SentenceTransformer.encode)
-    return usual and "encode" not in vars(model)
+def _is_own(model: SentenceTransformer, name: str) -> bool:
+    """Whether a method is not the library's, be it wrapped."""
+    usual = unwrap(getattr(SentenceTransformer, name, None) or len)
+    return name in vars(model) or unwrap(getattr(type(model), name, None) or len) is not usual
 
 
 def is_usual(model: SentenceTransformer) -> bool:
-    """Whether what `encode` does is known: a model may have an `encode` of its own."""
+    """Whether what `encode` does is known: a model may have its own `encode` or `forward`."""
     return (
-        has_usual_encode(model)
+        not _is_own(model, "encode")
+        and not _is_own(model, "forward")
         and isinstance(model[0], Transformer)
         and hasattr(model, "preprocess")
     )

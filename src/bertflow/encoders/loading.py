@@ -25,7 +25,7 @@ from sentence_transformers.sentence_transformer.modules import (
 from sentence_transformers.util import is_sentence_transformer_model, load_file_path
 from torch import nn
 
-from bertflow.calibrators.base import Array, check_device
+from bertflow.calibrators.base import Array, check_device, check_number
 from bertflow.encoders.checkpoints import (
     check_files,
     check_weights,
@@ -47,7 +47,7 @@ from bertflow.encoders.probe import (
     tolerance,
 )
 from bertflow.encoders.sizes import check_gguf, check_sizes, check_transformer
-from bertflow.errors import InputError, MissingDependencyError, ModelError, did_you_mean
+from bertflow.errors import InputError, MissingDependencyError, ModelError, did_you_mean, shown
 from bertflow.network import hub_answers
 from bertflow.process_state import pinned
 
@@ -118,8 +118,8 @@ def load_encoder(
         _parse(pooling)
     if dtype not in DTYPES:
         raise InputError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    if max_length is not None and max_length < 1:
-        raise InputError(f"max_length must be at least 1, got {max_length}")
+    if max_length is not None:
+        check_number("max_length", max_length, 1, integer=True)
     if device is not None:
         check_device(device)
     try:
@@ -134,55 +134,66 @@ def load_encoder(
         keywords["revision"] = revision
     if source.local and source.gguf is None:
         check_files(Path(source.name))
+    called = str(name)
     with readable(lambda said: _explanation(name, said, source)):
         if source.modules:
-            model = _load_modules(source.name, device, DTYPES[dtype], keywords)
-            if pooling is None:
-                _limit(model[0], max_length, default=None)
-                keep_picklable(model)
-                check_encoder(model.eval(), str(name))
-                _told(source, model, began)
-                if not source.local:
-                    note_hub(model, source.name, revision)
-                return model
-            transformer = model[0]
+            # Another pooling is tried out on the processor.
+            where = device if pooling is None else "cpu"
+            model = _load_modules(source.name, where, DTYPES[dtype], keywords)
+            transformer: Any = model[0]
+        else:
+            transformer, licence = _load_transformer(source, dtype, cache, keywords)
+        if source.modules and pooling is None:
+            _limit(transformer, max_length, default=None)
+            keep_picklable(model.eval())
+        else:
+            pooling = pooling or DEFAULT_POOLING
             if not isinstance(transformer, Transformer):
                 raise InputError(
                     f"pooling={pooling!r} needs a transformer, but {name} begins with "
                     f"{type(transformer).__name__}; leave pooling out"
                 )
-        else:
-            if source.gguf is not None:
-                licence = check_gguf(Path(source.name) / source.gguf)
-                keywords["gguf_file"] = source.gguf
-                quick: Any = quick_gguf(Path(source.name) / source.gguf, dtype, cache)
-            else:
-                quick = nullcontext()
-                home = Path(source.name) if source.local else _fetched(source.name, "", keywords)
-                check_transformer(home, trust_remote_code=trust_remote_code)
-            with quick, shapes_named(source.name, [""], **keywords):
-                transformer = Transformer(
-                    source.name,
-                    model_kwargs={"dtype": DTYPES[dtype], **keywords},
-                    processor_kwargs=dict(keywords),
-                    config_kwargs=dict(keywords),
-                    modality_config=TEXT_ONLY,
-                    module_output_name="token_embeddings",
-                )
-            check_weights([transformer], source.name, [""], **keywords)
-        if source.gguf is not None:
-            forget_gguf(transformer.model, source.gguf)
-        _pad_right(transformer, name)
-        _limit(transformer, max_length, default=None if source.modules else DEFAULT_MAX_LENGTH)
-        pooling = pooling or DEFAULT_POOLING
-        model = _pooled(transformer, pooling, str(name), device)
-        check_encoder(model, f"{name} with {pooling}")
-    # Nothing of a .gguf is left in the model by which its licence could be found later.
-    model.model_card_data.license = licence
+            _pad_right(transformer, name)
+            _limit(transformer, max_length, None if source.modules else DEFAULT_MAX_LENGTH)
+            model = _pooled(transformer, pooling, called, device)
+            called = f"{called} with {pooling}"
+        check_encoder(model, called)
+    if licence is not None:
+        # Nothing of a .gguf is left in the model by which it could be found later.
+        model.model_card_data.license = licence
     if not source.local:
         note_hub(model, source.name, revision)
     _told(source, model, began)
     return model
+
+
+def _load_transformer(
+    source: _Source, dtype: str, cache: SentenceCache | None, keywords: Mapping[str, Any]
+) -> tuple[Transformer, str | None]:
+    """Load a plain transformer, and the licence that its .gguf names."""
+    licence = None
+    quick: Any = nullcontext()
+    if source.gguf is not None:
+        file = Path(source.name) / source.gguf
+        licence = check_gguf(file)
+        keywords = {**keywords, "gguf_file": source.gguf}
+        quick = quick_gguf(file, dtype, cache)
+    else:
+        home = Path(source.name) if source.local else _fetched(source.name, "", keywords)
+        check_transformer(home, trust_remote_code=keywords["trust_remote_code"])
+    with quick, shapes_named(source.name, [""], **keywords):
+        transformer = Transformer(
+            source.name,
+            model_kwargs={"dtype": DTYPES[dtype], **keywords},
+            processor_kwargs=dict(keywords),
+            config_kwargs=dict(keywords),
+            modality_config=TEXT_ONLY,
+            module_output_name="token_embeddings",
+        )
+    check_weights([transformer], source.name, [""], **keywords)
+    if source.gguf is not None:
+        forget_gguf(transformer.model, source.gguf)
+    return transformer, licence
 
 
 def _told(source: _Source, model: SentenceTransformer, began: float) -> None:
@@ -344,6 +355,8 @@ def _limit(module: nn.Module, max_length: int | None, default: int | None) -> No
 
 def _parse(pooling: str) -> tuple[int, ...] | None:
     """The layers that are spelled out, or None for a recipe by name."""
+    if not isinstance(pooling, str):
+        raise InputError(f"pooling must be one of {', '.join(RECIPES)}, got {shown(pooling)}")
     if pooling in RECIPES[:-1]:
         return None
     kind, _, numbers = pooling.partition(":")

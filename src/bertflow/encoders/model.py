@@ -95,8 +95,8 @@ OWN_MODULE = f"{CalibratorModule.__module__}.{CalibratorModule.__name__}"
 class CalibratedSentenceTransformer(Encoder):
     """A SentenceTransformer whose last modules calibrate, and that knows its calibrator.
 
-    Everything a SentenceTransformer does, it does. `save_pretrained` writes a model that plain
-    sentence-transformers loads, and beside it the calibrator itself, in `bertflow/`.
+    It does everything that a SentenceTransformer of texts does. `save_pretrained` writes a model
+    that plain sentence-transformers loads, and beside it the calibrator itself, in `bertflow/`.
 
     In half precision (`half()`, `bfloat16()`, an encoder loaded so) the encoder alone is: what
     calibrates keeps its weights in float32, and gives float32. Plain sentence-transformers casts
@@ -147,7 +147,7 @@ class CalibratedSentenceTransformer(Encoder):
             raise ModelError(f"cannot write {target}: {error.strerror or error}") from None
         with merged_folder(target) if shared else replaced_folder(target) as staging:
             self._fill(staging, model_name, create_model_card, safe_serialization)
-        if shared:  # Files of others may change what is loaded.
+        if shared and can_be_loaded(self):  # Files of others may change what is loaded.
             check_saved(target, self)
 
     def _fill(
@@ -185,7 +185,7 @@ class CalibratedSentenceTransformer(Encoder):
             check_saved(folder, self)
 
     def _has_its_calibrator(self, *, weights: bool = False) -> bool:
-        """Whether encoder and modules still are what the calibrator was fitted on, and does.
+        """Whether encoder and calibrating modules still are those of the calibrator.
 
         Args:
             weights: Compare all weights of the encoder as well, which takes a while.
@@ -435,12 +435,7 @@ def calibrate(
         encoder = load_encoder(encoder)
     alone = _tried(encoder)
     description = describe_encoder(encoder)
-    drawn: dict[str, Any] = {}
-    if sample is not None:
-        given = getattr(calibrator, "random_state", None)
-        seed = int(given) if isinstance(given, Integral) else 0
-        found = sample_corpus(sentences, sample, seed=seed)
-        sentences, drawn = found.sentences, {} if found.whole else {"drawn_from": found.rows}
+    sentences, drawn = _drawn(sentences, sample, calibrator)
     with watched(progress) as report, Rows() as store:
         encoded = encode_rows(
             encoder,
@@ -488,6 +483,18 @@ def calibrate(
         log.info("%r fitted in %.1f s", calibrator, time.perf_counter() - began)
         looked_at = np.array(rows[encoded.first])
     return _appended(encoder, calibrator, portable, looked_at)
+
+
+def _drawn(
+    sentences: Iterable[str], sample: int | None, calibrator: Calibrator
+) -> tuple[Iterable[str], dict[str, int]]:
+    """Enough sentences, drawn by the calibrator's seed, and of how many they were drawn."""
+    if sample is None:
+        return sentences, {}
+    given = getattr(calibrator, "random_state", None)
+    seed = int(given) if isinstance(given, Integral) else 0
+    found = sample_corpus(sentences, sample, seed=seed)
+    return found.sentences, {} if found.whole else {"drawn_from": found.rows}
 
 
 def _tried(encoder: SentenceTransformer) -> Array:

@@ -8,6 +8,7 @@ by name.
 
 from __future__ import annotations
 
+import errno
 import logging
 import tempfile
 from collections.abc import Callable, Sequence
@@ -148,7 +149,7 @@ def is_fingerprint_of(told: Any, alone: Array, encoder: SentenceTransformer) -> 
     if told is None:
         return True
     found = fingerprint(alone)
-    if not isinstance(told, list) or len(told) != len(found):
+    if not isinstance(told, list) or len(told) != len(found) or {*map(type, told)} != {int}:
         return False
     most = STEPS * (EXACT * 100 if tolerance(encoder) == EXACT else 2 * ROUGH)
     return bool(np.abs(np.subtract(told, found)).max() <= most)
@@ -165,7 +166,7 @@ def check_own_encoding(
         exact: Whether it computes in the encoder's own type; otherwise roundings are allowed for.
 
     Raises:
-        ModelError: It is, or its vectors depend on the batch.
+        ModelError: The vectors differ, or depend on the batch.
     """
     alone = check_encoder(encoder)
     name, texts = name_of(encoder), probe_texts(encoder)
@@ -202,8 +203,9 @@ def rehearse(encoder: SentenceTransformer) -> None:
                 SentenceTransformer.save(encoder, str(folder), create_model_card=False)
             check_saved(folder, encoder)
     except (ModelError, OSError) as error:
-        # What is written in Rust has no OSError, but its words.
-        if isinstance(error, OSError) or "(os error " in str(error):
+        # `readable` has made a ModelError of it. What is written in Rust has only its words.
+        full = getattr(error.__cause__, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        if full or isinstance(error, OSError) or "(os error " in str(error):
             log.warning("%s is not tried out before the work: %s", name, error)
             return
         raise ModelError(

@@ -6,6 +6,7 @@ import copy
 import multiprocessing
 import signal
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -153,7 +154,11 @@ class _Worker:
     connection: Connection
     owes: dict[int, int] = field(default_factory=dict)
 
-    def has_died(self) -> ModelError:
+    def has_died(self) -> Exception:
+        with suppress(EOFError, OSError):  # It may have said why.
+            while self.connection.poll():
+                if isinstance(said := self.connection.recv(), Exception):
+                    return said
         self.process.join(PATIENCE)
         code = self.process.exitcode
         why = "did not say why" if code is None else f"ended with status {code}"

@@ -192,15 +192,20 @@ def encode_rows(
             groups = _grouped(new, local, digests, rows + first, size, spread)
             # The rows before the cache: what is stopped in between goes on with these bits.
             encode_groups(encode, lacking(groups), kept, when_whole(calibrated, put), told)
-            for start in range(0, len(old := np.flatnonzero(~fresh)), WRITTEN_ROWS):
-                members = old[start : start + WRITTEN_ROWS]
-                where, which = spread.of(members)
-                sink.put(where, sink.get(seen[members])[which])
+            _repeat(sink, spread, np.flatnonzero(~fresh), seen)
             log.info("%d sentences, %d of them new", len(chunk), len(new))
             cut += count_cut_of(encoder, new)
             rows += len(chunk)
     log.info("%d sentences encoded in %s", rows, kind)
     return Encoded(rows=rows, distinct=len(known), cut=cut, width=width, first=known.first(FIRST))
+
+
+def _repeat(sink: Sink, spread: _Places, members: Array, seen: Array) -> None:
+    """Copy the rows of sentences that came in an earlier chunk."""
+    for start in range(0, len(members), WRITTEN_ROWS):
+        some = members[start : start + WRITTEN_ROWS]
+        where, which = spread.of(some)
+        sink.put(where, sink.get(seen[some])[which])
 
 
 @dataclass(eq=False)
@@ -574,7 +579,7 @@ class _PartialFile:
 def _described(
     encoder: SentenceTransformer, precision: str, description: Mapping[str, Any]
 ) -> dict[str, Any]:
-    if own_part(halves(encoder)[0]) is None:
+    if own_part(encoder) is None:
         with suppress(InputError):
             return describe_vectors(encoder, precision, description)
     return {"unlike any other": uuid.uuid4().hex}  # What is stopped starts again.

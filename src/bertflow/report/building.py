@@ -125,6 +125,20 @@ class _Corpus:
         """The sentences."""
         return read_corpus([self.source], column=self.column, format=self.format, **how)
 
+    def beside(self, vectors: Array, file: str | Path) -> list[str]:
+        """The sentences of vectors, row by row.
+
+        Raises:
+            InputError: There are more or fewer of them than rows.
+        """
+        texts = self.read(blank="refuse")
+        if len(texts) != len(vectors):
+            raise InputError(
+                f"{self} holds {len(texts):,} sentences, but {file} {len(vectors):,} rows; "
+                "row i must be the vector of sentence i"
+            )
+        return texts
+
 
 @dataclass(eq=False)
 class _Draft:
@@ -239,12 +253,7 @@ def _of_vectors(
     vectors = read_matrix(path)
     texts = None
     if corpus is not None:
-        texts = corpus.read(blank="refuse")
-        if len(texts) != len(vectors):
-            raise InputError(
-                f"{corpus} holds {len(texts):,} sentences, but {path} {len(vectors):,} rows; "
-                "row i must be the vector of sentence i"
-            )
+        texts = corpus.beside(vectors, path)
     chosen = choose(len(vectors), texts)
     before = side_of_file(BEFORE, path, vectors, chosen, texts)
     draft = _Draft(title=path.name, sides=[before], texts=chosen.texts)
@@ -391,12 +400,7 @@ def _of_fitted_rows(
     vectors = read_matrix(file)[: limit if isinstance(limit, int) else None]
     texts = None
     if corpus is not None:
-        texts = corpus.read(blank="refuse")
-        if len(texts) != len(vectors):
-            raise InputError(
-                f"{corpus} holds {len(texts):,} sentences, but {file} {len(vectors):,} rows; "
-                "row i must be the vector of sentence i"
-            )
+        texts = corpus.beside(vectors, file)
         draft.provenance.append(("corpus", str(corpus)))
     chosen = choose(len(vectors), texts)
     draft.texts = chosen.texts

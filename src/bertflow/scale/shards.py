@@ -104,9 +104,8 @@ def plan(place: Place, choose: Choose, *, shard_rows: int = SHARD_ROWS) -> Plan:
         InputError: There is no .parquet file, or two shards would be written to one name.
     """
     found = place.files()
-    files = [one for one in found if one.path.lower().endswith((".parquet", ".npy"))]
-    if not place.is_file:
-        files = [one for one in files if one.path.lower().endswith(".parquet")]
+    endings = (".parquet", ".npy") if place.is_file else (".parquet",)
+    files = [one for one in found if one.path.lower().endswith(endings)]
     if not files:
         kinds = ".parquet or .npy file" if place.is_file else "folder with .parquet files in it"
         raise InputError(f"{place.where} is no {kinds}; give one")
@@ -116,7 +115,7 @@ def plan(place: Place, choose: Choose, *, shard_rows: int = SHARD_ROWS) -> Plan:
     bad = [
         Bad(one.path, f"{place.named(one.path)} is no .parquet file, and would not be read")
         for one in found
-        if one not in files
+        if not one.path.lower().endswith(endings)
     ]
     whole: Any = None
     home = ""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bertflow.errors import BertflowError, InputError, ModelError
+from bertflow.process_state import pinned
 from bertflow.scale.places import Place
 from bertflow.scale.shards import Shard, read, write
 from bertflow.scale.workers import Worker, digest_of
@@ -128,6 +129,7 @@ class Working:
         target.unlink(missing_ok=True)
         return found
 
+    @pinned()
     def _done(self, job: Job, target: Path) -> Receipt:
         if self._recipe is None:
             self._recipe = digest_of(self.worker.describe())

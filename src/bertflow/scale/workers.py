@@ -194,9 +194,11 @@ class Encode(Worker):
         from bertflow.encoders.sentence_cache import describe_vectors
 
         encoding = self._opened()
+        found = describe_vectors(encoding.encoder, encoding.kind)
         return {
             "task": "encode",
-            **describe_vectors(encoding.encoder, encoding.kind),
+            # Without the probe's vectors, which another machine may round otherwise.
+            **{name: one for name, one in found.items() if name != "probe"},
             "column": self.column,
             "keep": self.keep,
             "vector": self.vector,
