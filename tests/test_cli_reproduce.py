@@ -329,7 +329,7 @@ def test_a_table_that_an_error_made_absent_is_an_exit_code_and_one_without_data_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["table9"], f"unknown table 'table9'; expected some of {', '.join(NAMES)}, all"),
+        (["table9"], f"unknown table 'table9'; expected one of {', '.join(NAMES)}, all"),
         (["table5", "Table2"], "unknown table 'Table2'"),
         (["table5", "--label", "a", "--encoder", "x"], "--label goes with one --encoder, got 2"),
         (["table5", "--encoder", "tiny"], "two encoders are called tiny"),

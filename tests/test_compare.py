@@ -636,7 +636,7 @@ def test_an_absent_task_is_absent_with_the_paths_that_were_tried(encoder, folder
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"methods": ("none", "Flow")}, "unknown method 'Flow'; expected some of none, standard"),
+        ({"methods": ("none", "Flow")}, "unknown method 'Flow'; expected one of none, standard"),
         ({"fit": "test"}, "unknown fit 'test'; expected 'target', 'nli' or sentences"),
         ({"tasks": ("stsb", "sts17")}, "unknown task 'sts17'; expected one of sts12, .*qnli"),
         ({"seeds": 0}, "seeds.*1.*0"),

@@ -349,7 +349,7 @@ def test_without_any_data_nothing_is_written(base, tmp_path):
 @pytest.mark.parametrize(
     ("names", "change", "message"),
     [
-        (["table9"], lambda one: [one], "unknown table 'table9'; expected some of table1,"),
+        (["table9"], lambda one: [one], "unknown table 'table9'; expected one of table1,"),
         (["table5"], lambda one: [], "no encoder is given"),
         (["table5"], lambda one: [one, one], "two encoders are called tiny"),
         (

@@ -81,6 +81,20 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     return f"; did you mean {likely[0]}?" if likely else ""
 
 
+def unknown(what: str, given: str, known: Iterable[str]) -> InputError:
+    """The error for a name that is none of those known.
+
+    Example:
+        >>> print(unknown("pooling", "meen", ["cls", "mean"]))
+        unknown pooling 'meen'; expected one of cls, mean; did you mean mean?
+    """
+    names = list(known)
+    return InputError(
+        f"unknown {what} {shown(given)}; expected one of {', '.join(names)}"
+        f"{did_you_mean(given, names)}"
+    )
+
+
 def _shortened(text: str, most: int) -> str:
     if len(text) <= most:
         return text

@@ -41,7 +41,7 @@ from bertflow.calibrators.staging import (
     take_place,
     try_out,
 )
-from bertflow.errors import BertflowError, InputError, ModelError, did_you_mean, shown
+from bertflow.errors import BertflowError, InputError, ModelError, did_you_mean, shown, unknown
 from bertflow.process_state import pinned
 from bertflow.strict_json import LARGEST as LARGEST_JSON
 from bertflow.strict_json import parse_json, read_json
@@ -95,10 +95,7 @@ def named_calibrator(name: str, **arguments: Any) -> Calibrator:
         Whitening(dim=2)
     """
     if name not in NAMED:
-        raise InputError(
-            f"unknown calibrator {shown(name)}; expected one of {', '.join(NAMED)}"
-            f"{did_you_mean(name, NAMED)}"
-        )
+        raise unknown("calibrator", name, NAMED)
     calibrator = NAMED[name]()
     known = sorted(calibrator.get_params(deep=False))
     for key in arguments:

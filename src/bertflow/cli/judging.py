@@ -33,7 +33,7 @@ from bertflow.cli.options import (
 )
 from bertflow.cli.places import check_files, check_results, vectors_named
 from bertflow.data import STS_TASKS, TASKS
-from bertflow.errors import InputError, MissingDataError, did_you_mean
+from bertflow.errors import InputError, MissingDataError, unknown
 
 if TYPE_CHECKING:
     from bertflow.data import Pairs
@@ -246,11 +246,9 @@ def compare(
     from bertflow.evaluation import compare as compare_calibrators
 
     methods = method or list(METHODS)
-    if unknown := [name for name in methods if name not in METHODS]:
-        raise InputError(
-            f"unknown method {unknown[0]!r}; expected some of {', '.join(METHODS)}"
-            f"{did_you_mean(unknown[0], METHODS)}"
-        )
+    for name in methods:
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
     found, absent = _read(names, own, task, data, None)
     cache, kind = users_cache(no_cache), as_precision(precision)
     loaded = open_any(encoder, pooling, max_length, device, trust_remote_code, cache)
@@ -381,10 +379,7 @@ def _named(
     for name in tasks or []:
         for part in map(str.strip, name.split(",")):
             if part not in (*TASKS, "all"):
-                raise InputError(
-                    f"unknown task {part!r}; expected one of {', '.join(TASKS)}, all"
-                    f"{did_you_mean(part, TASKS)}"
-                )
+                raise unknown("task", part, (*TASKS, "all"))
             names += of_all if part == "all" else [part]
     return names
 

@@ -47,13 +47,10 @@ def known_pooling(name: str | None) -> str | None:
     Raises:
         InputError: There is none.
     """
-    from bertflow.errors import InputError, did_you_mean
+    from bertflow.errors import unknown
 
     if name is not None and name not in POOLINGS and not name.startswith("layers:"):
-        raise InputError(
-            f"unknown pooling {name!r}; expected one of {', '.join(POOLINGS)}"
-            f"{did_you_mean(name, POOLINGS)}"
-        )
+        raise unknown("pooling", name, POOLINGS)
     return name
 
 

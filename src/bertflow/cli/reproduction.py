@@ -25,7 +25,7 @@ from bertflow.cli.options import (
     device_or_none,
     known_pooling,
 )
-from bertflow.errors import BertflowError, InputError, MissingDataError, did_you_mean, one_line
+from bertflow.errors import BertflowError, InputError, MissingDataError, one_line, unknown
 
 if TYPE_CHECKING:
     from bertflow.paper import Subject, TableResult
@@ -120,11 +120,9 @@ def reproduce(
     """Reproduce tables of the paper: ours, published, difference. Stopped, it goes on."""
     from bertflow.paper.names import NAMES
 
-    if unknown := [name for name in table if name not in (*NAMES, "all")]:
-        raise InputError(
-            f"unknown table {unknown[0]!r}; expected some of {', '.join(NAMES)}, all"
-            f"{did_you_mean(unknown[0], NAMES)}"
-        )
+    for name in table:
+        if name not in (*NAMES, "all"):
+            raise unknown("table", name, (*NAMES, "all"))
     names = encoder or list(DEFAULT_ENCODERS)
     if label is not None and len(names) != 1:
         raise InputError(f"--label goes with one --encoder, got {len(names)}")

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from bertflow.data.declarations import DataSet, Kind
 from bertflow.data.inference import INFERENCE
 from bertflow.data.semeval import SEMEVAL
-from bertflow.errors import InputError
+from bertflow.errors import unknown
 
 CATALOG: Mapping[str, DataSet] = MappingProxyType({one.name: one for one in (*SEMEVAL, *INFERENCE)})
 STS_TASKS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick-r")
@@ -33,7 +33,6 @@ def find_data_set(name: str, kinds: Sequence[Kind] = KINDS) -> DataSet:
     """
     data_set = CATALOG.get(name)
     if data_set is None or data_set.kind not in kinds:
-        known = ", ".join(key for key, one in CATALOG.items() if one.kind in kinds)
         what = "NLI data set" if tuple(kinds) == ("nli",) else "task"
-        raise InputError(f"unknown {what} {name!r}; expected one of {known}")
+        raise unknown(what, name, (key for key, one in CATALOG.items() if one.kind in kinds))
     return data_set

@@ -47,7 +47,7 @@ from bertflow.encoders.probe import (
     tolerance,
 )
 from bertflow.encoders.sizes import check_gguf, check_sizes, check_transformer
-from bertflow.errors import InputError, MissingDependencyError, ModelError, did_you_mean, shown
+from bertflow.errors import InputError, MissingDependencyError, ModelError, shown, unknown
 from bertflow.network import hub_answers
 from bertflow.process_state import pinned
 
@@ -365,10 +365,7 @@ def _parse(pooling: str) -> tuple[int, ...] | None:
             raise ValueError
         layers = tuple(int(number) for number in numbers.split(","))
     except ValueError:
-        raise InputError(
-            f"unknown pooling {pooling!r}; expected one of {', '.join(RECIPES)}"
-            f"{did_you_mean(pooling, RECIPES)}"
-        ) from None
+        raise unknown("pooling", pooling, RECIPES) from None
     if len(set(layers)) < len(layers) or min(layers) < 0:
         raise InputError(f"pooling {pooling!r} must name different hidden states from 0 up")
     return layers

@@ -22,7 +22,7 @@ from bertflow.encoders import (
     describe_encoder,
     embed,
 )
-from bertflow.errors import InputError, MissingDataError, ModelError
+from bertflow.errors import InputError, MissingDataError, ModelError, unknown
 from bertflow.evaluation.comparison import Comparison, Entry
 from bertflow.evaluation.kept import (
     figures_key,
@@ -133,8 +133,9 @@ def compare(
     check_number("seeds", seeds, 1, integer=True)
     if not methods or not tasks:
         raise InputError(f"nothing to compare: give at least one {'method' if tasks else 'task'}")
-    if unknown := [name for name in methods if name not in METHODS]:
-        raise InputError(f"unknown method {unknown[0]!r}; expected some of {', '.join(METHODS)}")
+    for name in methods:
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
     if isinstance(encoder, CalibratedSentenceTransformer):
         raise InputError("the model is calibrated already; give the encoder that it was fitted on")
     report = progress or (lambda stage, done, total: None)

@@ -27,7 +27,7 @@ from bertflow.encoders import (
     resolved_precision,
 )
 from bertflow.encoders.corpus import count_cut_of
-from bertflow.errors import InputError, MissingDataError
+from bertflow.errors import MissingDataError, unknown
 from bertflow.evaluation.correlation import paired_cosine
 from bertflow.evaluation.scores import (
     AVERAGES,
@@ -275,7 +275,7 @@ def read_tasks(
     """
     for task in tasks:
         if task not in TASKS:
-            raise InputError(f"unknown task {task!r}; expected one of {', '.join(TASKS)}")
+            raise unknown("task", task, TASKS)
     found: list[Pairs] = []
     absent: dict[str, str] = {}
     for task in dict.fromkeys(tasks):

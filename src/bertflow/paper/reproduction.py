@@ -8,7 +8,13 @@ from importlib.util import find_spec
 from typing import Any
 
 from bertflow.encoders import library_versions
-from bertflow.errors import BertflowError, InputError, MissingDataError, MissingDependencyError
+from bertflow.errors import (
+    BertflowError,
+    InputError,
+    MissingDataError,
+    MissingDependencyError,
+    unknown,
+)
 from bertflow.paper.analyses import Scatter, lexical_table, scatter, sweep_table, words_table
 from bertflow.paper.jobs import Job
 from bertflow.paper.names import NAMES
@@ -84,8 +90,9 @@ def reproduce(
         Options()), Workplace(folder=Path("runs")))``
     """
     report = finished or (lambda one: None)
-    if unknown := [name for name in names if name not in (*NAMES, "all")]:
-        raise InputError(f"unknown table {unknown[0]!r}; expected some of {', '.join(NAMES)}, all")
+    for name in names:
+        if name not in (*NAMES, "all"):
+            raise unknown("table", name, (*NAMES, "all"))
     if not subjects:
         raise InputError("no encoder is given")
     labels = [subject.label for subject in subjects]
