@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bertflow.analysis import diagnose
     from bertflow.calibrators import (
+        AdaptiveWhitening,
         AllButTheTop,
         Calibrator,
         Flow,
@@ -52,6 +53,7 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 _HOMES = {
     "bertflow.analysis": ["diagnose"],
     "bertflow.calibrators": [
+        "AdaptiveWhitening",
         "AllButTheTop",
         "Calibrator",
         "Flow",
@@ -81,6 +83,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AdaptiveWhitening",
     "AllButTheTop",
     "BertflowError",
     "CalibratedSentenceTransformer",

@@ -1,5 +1,6 @@
 """Calibrators: matrices in, matrices out; scikit-learn estimators that know no text."""
 
+from bertflow.calibrators.adaptive import AdaptiveWhitening
 from bertflow.calibrators.base import Calibrator
 from bertflow.calibrators.flow import Flow
 from bertflow.calibrators.linear import (
@@ -12,6 +13,7 @@ from bertflow.calibrators.moments import Moments
 from bertflow.calibrators.storage import load_calibrator, named_calibrator, save_calibrator
 
 __all__ = [
+    "AdaptiveWhitening",
     "AllButTheTop",
     "Calibrator",
     "Flow",

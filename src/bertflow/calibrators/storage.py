@@ -27,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from bertflow.calibrators.adaptive import AdaptiveWhitening
 from bertflow.calibrators.base import Calibrator
 from bertflow.calibrators.card import CARD, calibrator_card
 from bertflow.calibrators.flow import Flow
@@ -67,6 +68,7 @@ TYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64, "BOOL":
 ADDED = {"flow": {"normalize", "axes", "noise", "leading", "leading_gain", "centring"}}
 
 CALIBRATORS: dict[str, type[Calibrator]] = {
+    "adaptive-whitening": AdaptiveWhitening,
     "flow": Flow,
     "whitening": Whitening,
     "standardization": Standardization,
@@ -108,17 +110,17 @@ def named_calibrator(name: str, **arguments: Any) -> Calibrator:
 
 
 def as_calibrator(given: Any) -> Calibrator:
-    """A calibrator of what stands for one: itself, its name, or None for `Flow()`.
+    """A calibrator of what stands for one: itself, its name, or None for `AdaptiveWhitening()`.
 
     Raises:
         InputError: It is none of these; or an unknown name.
 
     Example:
         >>> as_calibrator("whitening"), as_calibrator(None)
-        (Whitening(), Flow())
+        (Whitening(), AdaptiveWhitening())
     """
     if given is None:
-        return Flow()
+        return AdaptiveWhitening()
     if isinstance(given, str):
         return named_calibrator(given)
     if isinstance(given, Calibrator):

@@ -27,7 +27,9 @@ def demo(
     output: Annotated[Path, typer.Option(metavar="DIR", help="Folder to save to.")] = Path(
         "demo-model"
     ),
-    calibrator: Annotated[str, typer.Option(metavar="NAME", help=CALIBRATOR_HELP)] = "flow",
+    calibrator: Annotated[
+        str, typer.Option(metavar="NAME", help=CALIBRATOR_HELP)
+    ] = "adaptive-whitening",
     pooling: Pooling = None,
     max_length: MaxLength = None,
     device: Device = "auto",

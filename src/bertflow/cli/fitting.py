@@ -65,7 +65,9 @@ def fit(
     encoder: Annotated[str | None, ENCODER_OPTION] = None,
     corpus: Corpus = None,
     output: Output,
-    calibrator: Annotated[str, typer.Option(metavar="NAME", help=CALIBRATOR_HELP)] = "flow",
+    calibrator: Annotated[
+        str, typer.Option(metavar="NAME", help=CALIBRATOR_HELP)
+    ] = "adaptive-whitening",
     vectors: Annotated[
         str | None,
         typer.Option(

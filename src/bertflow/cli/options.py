@@ -32,7 +32,8 @@ class Command(TyperCommand):
 
 
 CALIBRATOR_HELP = (
-    "flow, tempered-flow, released-flow, whitening, standardization or all-but-the-top."
+    "adaptive-whitening, flow, tempered-flow, released-flow, whitening, standardization or "
+    "all-but-the-top."
 )
 POOLINGS = ("cls", "mean", "last2avg", "first-last-avg", "embed-last-avg", "layers:1,12")
 POOLING_HELP = f"{', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}."

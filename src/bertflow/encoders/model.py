@@ -392,7 +392,7 @@ def calibrate(
         sentences: Unlabelled text, at least two distinct sentences: a list, or anything that gives
             them one by one.
         calibrator: Not fitted, or fitted before (it is fitted anew), or its name on the command
-            line, such as "whitening"; None takes `Flow()`.
+            line, such as "whitening"; None takes `AdaptiveWhitening()`.
         portable: Write the calibrator as built-in modules, so that the saved model loads without
             bertflow. False uses bertflow's own module.
         sample: How many sentences are enough; drawn by the calibrator's seed, if it has a number

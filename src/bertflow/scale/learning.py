@@ -20,6 +20,7 @@ def folder_moments(
     *,
     vector: str = VECTOR,
     covariance: bool = True,
+    normalize: bool = False,
     engine: Engine | None = None,
     skip_unreadable: bool = False,
     shard_rows: int = SHARD_ROWS,
@@ -35,6 +36,7 @@ def folder_moments(
         folder: For the moments of shards; it may be removed afterwards.
         vector: The column of vectors.
         covariance: As in `BlockMoments`.
+        normalize: As in `BlockMoments`.
         engine: As in `run`.
         skip_unreadable: As in `run`.
         shard_rows: As in `run`.
@@ -49,7 +51,7 @@ def folder_moments(
     """
     import pyarrow.parquet
 
-    worker = BlockMoments(vector=vector, covariance=covariance)
+    worker = BlockMoments(vector=vector, covariance=covariance, normalize=normalize)
     outcome = run(
         worker,
         source,
@@ -77,7 +79,7 @@ def fit_folder(
     """Fit a calibrator that learns from moments on all vectors of a folder.
 
     Args:
-        calibrator: `Whitening`, `Standardization` or `AllButTheTop`.
+        calibrator: Any but `Flow`.
         source: As in `folder_moments`.
         folder: As in `folder_moments`.
         vector: As in `folder_moments`.
@@ -103,6 +105,7 @@ def fit_folder(
         folder,
         vector=vector,
         covariance=calibrator.needs_covariance,
+        normalize=calibrator.normalizes,
         engine=engine,
         skip_unreadable=skip_unreadable,
         shard_rows=shard_rows,

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from bertflow.calibrators import Calibrator, Moments, load_calibrator
-from bertflow.calibrators.base import Array, as_tensor, finite
+from bertflow.calibrators.base import Array, as_tensor, finite, unit_length
 from bertflow.calibrators.storage import calibrator_name
 from bertflow.data.tables import LONGEST_LINE, is_text, listed, too_long
 from bertflow.errors import BertflowError, InputError
@@ -467,6 +467,7 @@ class BlockMoments(Worker):
         vector: The column of vectors.
         covariance: Take sums of products (D, D), as whitening and all-but-the-top need them;
             otherwise of squares alone (D,), which is enough for standardization.
+        normalize: Scale rows to unit length first, as `AdaptiveWhitening` does.
 
     Example:
         >>> import numpy as np
@@ -478,13 +479,16 @@ class BlockMoments(Worker):
         (100, True)
     """
 
-    def __init__(self, *, vector: str = VECTOR, covariance: bool = True) -> None:
-        self.vector, self.covariance = vector, covariance
+    def __init__(
+        self, *, vector: str = VECTOR, covariance: bool = True, normalize: bool = False
+    ) -> None:
+        self.vector, self.covariance, self.normalize = vector, covariance, normalize
         self.source = vector
 
     def describe(self) -> dict[str, Any]:
         """Which column, and which moments."""
-        return {"task": "moments", "vector": self.vector, "covariance": self.covariance}
+        found = {"task": "moments", "vector": self.vector, "covariance": self.covariance}
+        return {**found, "normalize": True} if self.normalize else found
 
     def columns(self, schema: Any, place: str) -> list[str]:
         """The vectors alone."""
@@ -521,7 +525,8 @@ class BlockMoments(Worker):
             except InputError as error:
                 start = f", with row {first} counted as 0" if first else ""
                 raise InputError(f"{place}{start}: {error}") from None
-            moments.update(as_tensor(rows))
+            wide = as_tensor(rows)
+            moments.update(unit_length(wide.double()) if self.normalize else wide)
             first += len(rows)
         if moments is not None:
             row = [[value] for value in _packed(moments).values()]
