@@ -18,7 +18,6 @@ from bertflow.calibrators.base import (
     empty,
     learned_tensor,
     like,
-    unit_length,
 )
 from bertflow.calibrators.moments import (
     ROUNDING,
@@ -40,13 +39,13 @@ HALF_SHRUNK_ROWS = 25
 
 
 class LinearCalibrator(Calibrator):
-    r"""A calibrator of the form :math:`z = A (x - \mu)`, or :math:`z = A (x / |x| - \mu)`."""
+    r"""A calibrator of the form :math:`z = A (x - \mu)`."""
 
     mean_: Array
     scale_: Array
 
-    # Whether rows are scaled to unit length first.
-    normalizes = False
+    # Whether it is learned from rows scaled to unit length.
+    from_unit_rows = False
 
     # Whether the full covariance is learned from, or the variances alone.
     needs_covariance = True
@@ -58,8 +57,8 @@ class LinearCalibrator(Calibrator):
 
         Args:
             moments: Count, mean and centred second moments of at least 2 rows; with the full
-                covariance where `needs_covariance` says so, of rows of unit length where
-                `normalizes` does.
+                covariance where `needs_covariance` says so, of rows at unit length where
+                `from_unit_rows` does.
 
         Returns:
             The calibrator itself.
@@ -99,7 +98,7 @@ class LinearCalibrator(Calibrator):
     def _fit(self, rows: Array | Tensor) -> None:
         self._check_arguments()
         self._fit_moments(
-            moments_of(rows, covariance=self.needs_covariance, normalize=self.normalizes)
+            moments_of(rows, covariance=self.needs_covariance, normalize=self.from_unit_rows)
         )
 
     def _check_arguments(self) -> None:
@@ -110,16 +109,12 @@ class LinearCalibrator(Calibrator):
         """Learn from checked moments: set the attributes that end in an underscore."""
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        r"""The centre :math:`\mu`, shape (D,), and the matrix A, shape (K, D), in float64.
-
-        They act on rows of unit length where `normalizes` says so.
-        """
+        r"""The centre :math:`\mu`, shape (D,), and the matrix A, shape (K, D), in float64."""
         matrix = torch.empty(self.n_features_in_, self._n_features_out, dtype=torch.float64)
         self._linear_into(torch.eye(self.n_features_in_, dtype=torch.float64), matrix)
         return learned_tensor(self.mean_), matrix.T
 
     def _transform_into(self, x: Tensor, out: Tensor) -> None:
-        x = unit_length(x) if self.normalizes else x
         self._linear_into(x - self._as("mean", x), out)
 
     def _inverse_transform_into(self, z: Tensor, out: Tensor) -> None:

@@ -44,7 +44,7 @@ def to_modules(calibrator: Calibrator, in_features: int) -> list[Dense | Normali
             the first are taken, which is what an encoder's `truncate_dim` does.
 
     Returns:
-        Modules to append to a SentenceTransformer: `Dense`, and `Normalize` where the calibrator does.
+        Modules to append to a SentenceTransformer: `Dense`, and `Normalize` where a flow does.
 
     Raises:
         ModelError: The calibrator has no such form; the message says why.
@@ -57,8 +57,10 @@ def to_modules(calibrator: Calibrator, in_features: int) -> list[Dense | Normali
         )
     if isinstance(calibrator, LinearCalibrator):
         centre, matrix = calibrator.affine()
-        first, in_features = _entry(calibrator.normalizes, len(centre), in_features)
-        return [*first, _centring(centre, in_features), _dense(matrix, torch.zeros(len(matrix)))]
+        if not bool(centre.any()):
+            unread = torch.zeros(len(matrix), in_features - matrix.shape[1])
+            return [_dense(torch.cat([matrix, unread], dim=1), torch.zeros(len(matrix)))]
+        return [_centring(centre, in_features), _dense(matrix, torch.zeros(len(matrix)))]
     if isinstance(calibrator, Flow):
         return _flow_modules(calibrator, in_features)
     raise ModelError(f"{type(calibrator).__name__} has no form in built-in modules")
@@ -84,7 +86,12 @@ def _flow_modules(flow: Flow, in_features: int) -> list[Dense | Normalize]:
     bias = frame.temper(bias)
     if frame.gain is not None:
         close = torch.from_numpy(frame.gain)[:, None] * close
-    modules, in_features = _entry(frame.normalize, width, in_features)
+    modules: list[Dense | Normalize] = []
+    if frame.normalize:
+        if in_features > width:  # The length is that of the part that is taken.
+            modules.append(_centring(torch.zeros(width), in_features))
+            in_features = width
+        modules.append(Normalize())
     modules.append(_centring(torch.from_numpy(frame.mean), in_features))
     entry = torch.diag(1 / torch.from_numpy(frame.scale))
     if frame.components is not None:
@@ -101,16 +108,6 @@ def _flow_modules(flow: Flow, in_features: int) -> list[Dense | Normalize]:
         start = embed.T @ coupling.shift
     modules.append(_dense(close @ entry, close @ start + bias))
     return modules
-
-
-def _entry(normalize: bool, width: int, in_features: int) -> tuple[list[Dense | Normalize], int]:
-    """What makes rows of unit length, if that is asked for, and the width that comes out of it."""
-    if not normalize:
-        return [], in_features
-    if in_features == width:
-        return [Normalize()], width
-    # The length is that of the part that is taken.
-    return [_centring(torch.zeros(width), in_features), Normalize()], width
 
 
 def _coupling_modules(

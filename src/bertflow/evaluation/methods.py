@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from bertflow.calibrators import AllButTheTop, Calibrator, Flow, Standardization, Whitening
+from bertflow.calibrators import (
+    AdaptiveWhitening,
+    AllButTheTop,
+    Calibrator,
+    Flow,
+    Standardization,
+    Whitening,
+)
 
 # The published width of whitening; narrower vectors are halved instead.
 DIM = 256
@@ -40,6 +47,11 @@ def published_dim(width: int) -> int:
 
 _DECLARED = (
     Method(name="none", label="none", build=None),
+    Method(
+        name="adaptive-whitening",
+        label="adaptive whitening",
+        build=lambda width, seed: AdaptiveWhitening(),
+    ),
     Method(
         name="standardization", label="standardization", build=lambda width, seed: Standardization()
     ),

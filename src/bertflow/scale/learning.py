@@ -105,7 +105,7 @@ def fit_folder(
         folder,
         vector=vector,
         covariance=calibrator.needs_covariance,
-        normalize=calibrator.normalizes,
+        normalize=calibrator.from_unit_rows,
         engine=engine,
         skip_unreadable=skip_unreadable,
         shard_rows=shard_rows,
