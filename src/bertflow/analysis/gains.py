@@ -110,20 +110,21 @@ def measure_gains(pairs: Pairs, texts: Sequence[str], before: Array, after: Arra
     cosines = np.stack([paired_cosine(side[first], side[second]) for side in sides])
     places = np.stack([_places(side, first[searched], second[searched]) for side in sides])
     ordered = figures(pairs, cosines)
+    spearman = [one.main("all") for one in ordered]
     hits = (places == 1).astype(np.float64)
     resampled = Resamples([np.arange(len(searched))]).mean(hits)
-    estimates = [one.main("all") for one in ordered], [
+    shares = [
         Estimate.of(float(hit.mean()), drawn) for hit, drawn in zip(hits, resampled, strict=True)
     ]
     changes = holm(
         {
-            "spearman": _change(*estimates[0], *(one.replicates["all"] for one in ordered)),
-            "first_hit": _change(*estimates[1], *resampled),
+            "spearman": _change(spearman, [one.replicates["all"] for one in ordered]),
+            "first hit": _change(shares, resampled),
         }
     )
     return PairGains(
-        spearman=Gain(*estimates[0], changes["spearman"]),
-        first_hit=Gain(*estimates[1], changes["first_hit"]),
+        spearman=Gain(spearman[0], spearman[1], changes["spearman"]),
+        first_hit=Gain(shares[0], shares[1], changes["first hit"]),
         mean_cosine=(mean_cosine(before), mean_cosine(after)),
         pairs=sum(ordered[0].scored.values()),
         among=len(texts),
@@ -142,7 +143,7 @@ def _places(vectors: Array, queries: Array, others: Array) -> Array:
     return places
 
 
-def _change(before: Estimate, after: Estimate, one: Array, other: Array) -> Difference:
-    known = before.value is not None and after.value is not None
-    rise = after.value - before.value if known else None  # type: ignore[operator]
-    return paired_difference(rise, one, other)
+def _change(estimates: Sequence[Estimate], resampled: Sequence[Array]) -> Difference:
+    before, after = (one.value for one in estimates)
+    rise = None if before is None or after is None else after - before
+    return paired_difference(rise, *resampled)

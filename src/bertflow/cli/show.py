@@ -79,7 +79,7 @@ def _figures(gains: PairGains) -> Table:
     )
     table.add_row(
         "How alike do two random sentences look?\n  (mean cosine: 1 the same, 0 unrelated)",
-        *[f"{abs(mean):.2f}" if abs(mean) < 0.005 else f"{mean:.2f}" for mean in gains.mean_cosine],
+        *[f"{mean:.2f}".replace("-0.00", "0.00") for mean in gains.mean_cosine],
     )
     return table
 
