@@ -119,7 +119,7 @@ def measure_gains(pairs: Pairs, texts: Sequence[str], before: Array, after: Arra
     changes = holm(
         {
             "spearman": _change(spearman, [one.replicates["all"] for one in ordered]),
-            "first hit": _change(shares, resampled),
+            "first hit": _change(shares, [*resampled]),
         }
     )
     return PairGains(

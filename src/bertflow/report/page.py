@@ -332,11 +332,7 @@ def _gains(report: Report) -> str:
             *(_figure_of(one, " %", 0) for one in (hits.before, hits.after)),
             _range(hits.difference.low, hits.difference.high, signed=True),
         ],
-        [
-            similar,
-            *(f"{mean + 0.0:.2f}".replace("-0.00", "0.00") for mean in found.mean_cosine),
-            "",
-        ],
+        [similar, *means, ""],
     ]
     return table(
         ["", "before", "after", "difference, 95 %"],
