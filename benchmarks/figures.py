@@ -3,9 +3,9 @@
     python -m benchmarks.figures [NAME ...]
 
 They lie in docs/figures as SVG, with text as text. What is drawn in INK takes the colour of the
-page they stand on. `demo`, of the README, passes some 3,000 sentences through SmolLM2; `report` takes a picture
-of a page by Chromium, for which some 3,000 and those of STS-B (BERTFLOW_DATA) pass through it; the
-others are synthetic.
+page they stand on. `demo`, of the README, passes some 3,000 sentences through SmolLM2; `report`
+takes a picture of a page by Chromium, for which some 3,000 and those of STS-B (BERTFLOW_DATA) pass
+through it; the others are synthetic.
 """
 
 from __future__ import annotations
