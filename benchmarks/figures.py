@@ -289,7 +289,7 @@ def report(path: Path) -> None:
     program = find_browser()
     if program is None:
         raise SystemExit("the picture of a report takes Chromium, which is not on PATH")
-    name, pooling = default_encoder(None)
+    name, pooling = default_encoder("layers:1")
     cache = SentenceCache()
     with (
         tempfile.TemporaryDirectory() as place,
