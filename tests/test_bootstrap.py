@@ -98,6 +98,15 @@ def test_the_size_of_a_block_changes_nothing(monkeypatch, measure, block):
     assert_allclose(getattr(draws, measure)(similarity, gold), expected, rtol=0, atol=1e-14)
 
 
+@every_strata
+def test_a_mean_is_that_of_the_resample_written_out(strata):
+    values, _ = scores("spearman", "ties")
+    draws = Resamples(strata, resamples=20)
+    expected = [[row[drawn].mean() for drawn in written_out(draws)] for row in values]
+    assert_allclose(draws.mean(values), expected, rtol=0, atol=1e-12)
+    assert_allclose(draws.mean(values[0]), expected[0], rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("measure", ["spearman", "pearson", "auc"])
 def test_a_model_alone_has_the_numbers_that_it_has_among_others(measure):
     similarity, gold = scores(measure, "ties")

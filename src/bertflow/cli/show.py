@@ -1,71 +1,56 @@
-"""What results look like on a terminal."""
+"""What the demonstration looks like on a terminal."""
 
 from __future__ import annotations
 
-import numpy as np
+from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 
-from bertflow.calibrators.base import Array
+from bertflow.analysis.gains import PARAPHRASE, PairGains
+from bertflow.calibrators.card import last_part
 from bertflow.cli.terminal import console
-from bertflow.demo import QUERIES, Demonstration
+from bertflow.demo import Demonstration, Example
 from bertflow.errors import one_line, quoted
-
-BARS = "▁▂▃▄▅▆▇█"
-SPARK_WIDTH = 32
+from bertflow.evaluation import Difference, Estimate
 
 
-def sparkline(spectrum: Array) -> str:
-    """Singular values on a logarithmic scale, four decades high, averaged into columns."""
-    logs = np.log10(np.maximum(spectrum, 1e-4)) / 4 + 1
-    columns = [part.mean() for part in np.array_split(logs, min(SPARK_WIDTH, len(logs)))]
-    return "".join(BARS[round(float(column) * (len(BARS) - 1))] for column in columns)
+def show_demo(result: Demonstration, why: str = "") -> None:
+    """Print what changed, searches before and after, and how to load the model.
 
-
-def show_demo(result: Demonstration) -> None:
-    """Print both sides, and how to load the model."""
+    Args:
+        result: As `run_demo` gives it.
+        why: Of the encoder, why this hidden state.
+    """
     out = console()
-    before, after = result.before, result.after
+    gains = result.gains
     out.print(
-        f"\n{result.calibrator} fitted on {result.sentences:,} unlabelled sentences\n", style="bold"
+        f"\n{one_line(last_part(result.encoder))}, {_states(result)}: before and after "
+        "calibration\n",
+        style="bold",
+        soft_wrap=False,
     )
-    if result.cut:
-        out.print(f"{result.cut:,} distinct sentences are longer than the encoder takes\n")
-    table = Table(box=None, pad_edge=False)
-    for name in ["", "before", "after"]:
-        table.add_column(name, justify="left" if not name else "right")
-    table.add_row(
-        "mean cosine of random pairs (0 is best)",
-        f"{before.mean_cosine:.3f}",
-        f"{after.mean_cosine:.3f}",
+    cut = f" {result.cut:,} of them are longer than the encoder takes." if result.cut else ""
+    out.print(
+        "A raw language model gives all sentences nearly the same vector, so that a cosine says "
+        f"little about meaning. {result.calibrator} learned from {result.sentences:,} sentences, "
+        f"without labels, a map that takes out what all have in common.{cut} The model itself "
+        "stays as it is.",
+        soft_wrap=False,
     )
-    table.add_row(
-        f"Spearman × 100 on {sum(before.score.scored.values())} graded pairs",
-        *[_hundred(side.score.all.value) for side in (before, after)],
+    if why:
+        out.print(f"\n{why}", soft_wrap=False)
+    out.print()
+    out.print(_figures(gains), soft_wrap=False)
+    out.print(
+        "Below each figure its 95 % interval, by bootstrap over pairs. Spearman × 100 changed by "
+        f"{_verdict(gains.spearman.difference)}, first hits by "
+        f"{_verdict(gains.first_hit.difference)}.",
+        soft_wrap=False,
     )
-    table.add_row(
-        "second singular value / first (1 is flat)",
-        *[f"{side.spectrum[1]:.3f}" for side in (before, after)],
-    )
-    out.print(table)
-    for label, side in (("before", before), ("after", after)):
-        if left := [f"{count:,} {why}" for why, count in side.score.skipped.items() if count]:
+    for label, score in (("before", result.before), ("after", result.after)):
+        if left := [f"{count:,} {reason}" for reason, count in score.skipped.items() if count]:
             out.print(f"{label}, not scored: {', '.join(left)}")
-    one = result.difference
-    if one.low is not None and one.high is not None:
-        verdict = "more than chance" if one.real else "these few pairs cannot tell them apart"
-        out.print(
-            f"\ndifference in Spearman × 100: {100 * one.low:+.1f} to {100 * one.high:+.1f} "
-            f"(95 %): {verdict}"
-        )
-    out.print(
-        f"\nsingular spectrum   before {sparkline(before.spectrum)}   "
-        f"after {sparkline(after.spectrum)}"
-    )
-    for query, *sides in zip(QUERIES, before.neighbours, after.neighbours, strict=True):
-        out.print(f"\nnearest to: {query}", style="bold")
-        for label, neighbours in zip(["before", "after"], sides, strict=True):
-            for position, (sentence, cosine) in enumerate(neighbours):
-                out.print(f"  {label if position == 0 else '':<7}{cosine:6.3f}  {sentence}")
+    _show_examples(out, gains, result.examples)
     out.print(f"\nsaved to {one_line(result.output)}; anywhere, with sentence-transformers alone:")
     out.print("  from sentence_transformers import SentenceTransformer")
     out.print(f"  model = SentenceTransformer({str(result.output)!r})")
@@ -76,5 +61,71 @@ def show_demo(result: Demonstration) -> None:
         out.print(f"  bertflow report {quoted(result.output)} --output {page}")
 
 
-def _hundred(value: float | None) -> str:
-    return "undefined" if value is None else f"{100 * value:.1f}"
+def _figures(gains: PairGains) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for name in ("before", "after"):
+        table.add_column(name, justify="right", no_wrap=True)
+    spearman, hits = gains.spearman, gains.first_hit
+    table.add_row(
+        f"Do cosines follow the grades of {gains.pairs:,} pairs?\n"
+        "  (Spearman × 100: 0 is chance, 100 the same order)",
+        *[f"{_hundred(one.value)}\n{_span(one)}" for one in (spearman.before, spearman.after)],
+    )
+    table.add_row(
+        f"Is the other half of a paraphrase found first?\n"
+        f"  ({len(gains.searched):,} searches among {gains.among:,} sentences)",
+        *[f"{_hundred(one.value, 0)} %\n{_span(one)}" for one in (hits.before, hits.after)],
+    )
+    table.add_row(
+        "How alike do two random sentences look?\n  (mean cosine: 1 the same, 0 unrelated)",
+        *[f"{mean:.2f}".replace("-0.00", "0.00") for mean in gains.mean_cosine],
+    )
+    return table
+
+
+def _show_examples(out: Console, gains: PairGains, examples: list[Example]) -> None:
+    won, lost = (
+        int(((gains.places[one] > 1) & (gains.places[other] == 1)).sum())
+        for one, other in ((0, 1), (1, 0))
+    )
+    out.print(
+        f"\nOf {len(gains.searched):,} paraphrases (graded {PARAPHRASE:.0f} or more) {won:,} are "
+        f"found first only after, {lost:,} only before."
+        + (f" The first {len(examples)} of the {won:,}, * the other half:" if examples else ""),
+        soft_wrap=False,
+    )
+    for one in examples:
+        out.print(f"\nnearest to: {one.query}", style="bold", soft_wrap=False)
+        table = Table.grid(padding=(0, 1))
+        for label, found in (("before", one.before), ("after", one.after)):
+            for place, (sentence, cosine) in enumerate(found):
+                mark = "*" if sentence == one.other else ""
+                table.add_row("" if place else label, mark, f"{cosine:.3f}", sentence)
+            if label == "before" and one.place > len(found):
+                table.add_row("", "*", "", f"(the other half comes at place {one.place:,})")
+        out.print(Padding(table, (0, 0, 0, 2)), soft_wrap=False)
+
+
+def _states(result: Demonstration) -> str:
+    """Where the vectors come from, in words for one state, else by the pooling's name."""
+    if result.pooling == "mean" and len(result.layers) == 1:
+        return f"hidden state {result.layers[0]}"
+    return f"pooling {result.pooling}"
+
+
+def _verdict(one: Difference) -> str:
+    if one.low is None or one.high is None:
+        return "what cannot be told"
+    told = "more than chance" if one.real else "which may be chance"
+    return f"{100 * one.low:+.0f} to {100 * one.high:+.0f} ({told})"
+
+
+def _hundred(value: float | None, digits: int = 1) -> str:
+    return "undefined" if value is None else f"{100 * value:.{digits}f}"
+
+
+def _span(one: Estimate) -> str:
+    if one.low is None or one.high is None:
+        return ""
+    return f"{100 * one.low:.0f} to {100 * one.high:.0f}"

@@ -11,6 +11,7 @@ from bertflow.data.pairs import (
     read_pairs,
     sample_pairs,
     sample_sentences,
+    sample_texts,
 )
 from bertflow.data.readers import (
     Texts,
@@ -45,5 +46,6 @@ __all__ = [
     "read_texts",
     "sample_pairs",
     "sample_sentences",
+    "sample_texts",
     "stream_corpus",
 ]

@@ -221,6 +221,17 @@ def sample_sentences() -> list[str]:
     return resource.read_text(encoding="utf-8").splitlines()
 
 
+def sample_texts() -> list[str]:
+    """All distinct text that comes with bertflow: the sentences, then both halves of the pairs.
+
+    Example:
+        >>> len(sample_texts())
+        1560
+    """
+    pairs = sample_pairs()
+    return list(dict.fromkeys([*sample_sentences(), *pairs.first, *pairs.second]))
+
+
 def sentence(value: Any, place: str) -> str:
     """A sentence as it stands, space around it included: stored vectors go by the exact text.
 

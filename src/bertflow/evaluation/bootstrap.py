@@ -81,6 +81,22 @@ class Resamples:
         """The same for the area under the ROC curve, gold being 1 and 0."""
         return self._statistic(_ranks, _auc, similarity, gold)
 
+    def mean(self, values: Array) -> Array:
+        """The mean in each resample, of one number a pair.
+
+        Args:
+            values: Shape (N,), or (M, N) for M models on the same pairs.
+
+        Returns:
+            Shape (resamples,) or (M, resamples).
+        """
+        return self._statistic(
+            lambda counts, x: x[None, :],
+            lambda counts, x, _: _dot(counts, x) / counts.sum(axis=1),
+            values,
+            np.zeros(values.shape[-1]),
+        )
+
     def _statistic(
         self,
         prepare: Callable[[Array, Array], Array],

@@ -13,12 +13,13 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bertflow.analysis import Diagnosis, diagnose, frequent_words, word_embeddings
+from bertflow.analysis.gains import PairGains, measure_gains
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.card import last_part
 from bertflow.calibrators.presets import preset_name
 from bertflow.calibrators.storage import SUBFOLDER
-from bertflow.data import STS_TASKS, read_corpus, sample_sentences
+from bertflow.data import STS_TASKS, read_corpus, sample_pairs, sample_texts
 from bertflow.encoders import library_versions, load
 from bertflow.errors import BertflowError, InputError, ModelError, quoted
 from bertflow.paper.published import published
@@ -39,7 +40,7 @@ from bertflow.report.figures import (
     summarize_training,
 )
 from bertflow.report.runs import SAME, Run, is_run, take_from
-from bertflow.report.scores import LACKING, Headline, edits_of_sides, score_sides
+from bertflow.report.scores import LACKING, Headline, edits_of_sides, headline_of, score_sides
 from bertflow.report.sides import (
     Chosen,
     Side,
@@ -64,6 +65,7 @@ class Report:
         title: What it is about.
         verdict: The conclusion, a sentence.
         evidence: What it rests on, a sentence or two.
+        gains: Of the demonstration's model, what it is worth on the pairs that come along.
         sides: By name, what each side is.
         diagnoses: By side, the measures of its cloud.
         cosines: Cosines of random pairs.
@@ -84,6 +86,7 @@ class Report:
     verdict: str
     evidence: str
     sides: Mapping[str, str]
+    gains: PairGains | None = None
     diagnoses: Mapping[str, Diagnosis] = field(default_factory=dict)
     cosines: CosineHistogram | None = None
     spectra: Spectra | None = None
@@ -152,6 +155,7 @@ class _Draft:
     edits: EditScatter | None = None
     scores: ScoreTable | None = None
     headline: Headline | None = None
+    gains: PairGains | None = None
     provenance: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
@@ -314,6 +318,8 @@ def _of_model(
     draft.sides = [base, after]
     if against is not None:
         draft.sides, kinds = _two_models(draft, path, base, after, against), ["", ""]
+    elif corpus is None and saved.get("corpus") == DEMO and draft.texts is not None:
+        draft.gains = measure_gains(sample_pairs(), draft.texts, base.rows, after.rows)
     _score(
         draft,
         kinds,
@@ -334,7 +340,7 @@ def _of_cache(
 ) -> Side | None:
     """The encoder's vectors of the corpus, or a note of what puts them there."""
     if corpus is None and saved.get("corpus") == DEMO:
-        texts: Sequence[str] = sample_sentences()
+        texts: Sequence[str] = sample_texts()
         named = f"the {len(texts):,} everyday sentences that come with bertflow"
         shown = "bertflow demo, as it was called but without --no-cache,"
         draft.notes.append(f"shown are {named}; bertflow demo fitted it on these and others")
@@ -647,7 +653,7 @@ def _finished(draft: _Draft) -> Report:
     verdict, evidence = conclude(
         [side.name for side in draft.sides] or [BEFORE, AFTER],
         diagnoses,
-        draft.headline,
+        draft.headline or headline_of(draft.gains),
         scored=draft.scores is not None,
         lacking=draft.absent.get("cosines", ""),
         rows=VECTORS if draft.texts is None else SENTENCES,
@@ -657,6 +663,7 @@ def _finished(draft: _Draft) -> Report:
         verdict=verdict,
         evidence=evidence,
         sides={side.name: last_part(side.label) for side in draft.sides},
+        gains=draft.gains,
         diagnoses=diagnoses,
         texts=draft.texts,
         scores=draft.scores,

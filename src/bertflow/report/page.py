@@ -21,6 +21,7 @@ import bertflow
 from bertflow.calibrators.outputs import check_writable
 from bertflow.calibrators.storage import write_text
 from bertflow.errors import InputError
+from bertflow.evaluation import Estimate
 from bertflow.report.building import NEIGHBOURS, Report
 from bertflow.report.charts import (
     MINUS,
@@ -303,12 +304,61 @@ def _verdict(report: Report) -> str:
         [
             '<section id="verdict" aria-label="Verdict">',
             f'<p class="verdict">{escape(report.verdict)}</p>',
+            _gains(report),
             f"<p>{escape(report.evidence)}</p>" if report.evidence else "",
             _legend(report.sides) if report.sides else "",
             f'<ul class="notes">{notes}</ul>' if notes else "",
             "</section>",
         ]
     )
+
+
+def _gains(report: Report) -> str:
+    """The figures of the demonstration, as it shows them on a terminal."""
+    found = report.gains
+    if found is None:
+        return ""
+    spearman, hits = found.spearman, found.first_hit
+    similar = "mean cosine of any two sentences"
+    means = [f"{mean:.2f}".replace("-0.00", "0.00") for mean in found.mean_cosine]
+    rows = [
+        [
+            "cosines follow the pairs' grades",
+            *(_figure_of(one) for one in (spearman.before, spearman.after)),
+            _range(spearman.difference.low, spearman.difference.high, signed=True),
+        ],
+        [
+            "other half of a paraphrase found first",
+            *(_figure_of(one, " %", 0) for one in (hits.before, hits.after)),
+            _range(hits.difference.low, hits.difference.high, signed=True),
+        ],
+        [similar, *means, ""],
+    ]
+    return table(
+        ["", "before", "after", "difference, 95 %"],
+        [[row[0], *(cell.replace("-", MINUS) for cell in row[1:])] for row in rows],
+        "What changed; in brackets 95 % intervals, by bootstrap over pairs",
+        kind="measures",
+        about={
+            rows[0][0]: f"Spearman × 100 over {found.pairs:,} pairs; 100 is the same order",
+            rows[1][0]: f"{len(found.searched):,} searches among {found.among:,} sentences",
+            similar: "1 is the same, 0 unrelated",
+        },
+    )
+
+
+def _figure_of(one: Estimate, unit: str = "", digits: int = 1) -> str:
+    if one.value is None:
+        return "undefined"
+    span = _range(one.low, one.high)
+    return f"{100 * one.value:.{digits}f}{unit}" + (f" ({span})" if span else "")
+
+
+def _range(low: float | None, high: float | None, *, signed: bool = False) -> str:
+    if low is None or high is None:
+        return ""
+    plus = "+" if signed else ""
+    return f"{100 * low:{plus}.0f} to {100 * high:{plus}.0f}"
 
 
 def _legend(sides: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from bertflow.analysis.gains import PairGains
 from bertflow.analysis.lexical import edit_distances
 from bertflow.calibrators.base import Array
 from bertflow.data import CATALOG, DATA_VARIABLE, STS_TASKS, Pairs, read_task
@@ -41,12 +42,14 @@ class Headline:
         before: The first side's score, times 100.
         after: The last side's.
         difference: After less before, times 100.
+        grades: Whose grades they are.
     """
 
     what: str
     before: float
     after: float
     difference: Difference
+    grades: str = "people's grades"
 
 
 def local_pairs(task: str, data: str | Path | None, split: str | None = None) -> Pairs | None:
@@ -204,6 +207,22 @@ def _headline(
             difference=_scaled(one),
         )
     return None
+
+
+def headline_of(gains: PairGains | None) -> Headline | None:
+    """What the pairs that come with bertflow tell; no person has graded those."""
+    if gains is None:
+        return None
+    one = gains.spearman
+    if one.before.value is None or one.after.value is None:
+        return None
+    return Headline(
+        what=f"the {gains.pairs:,} graded pairs that come with bertflow",
+        before=100 * one.before.value,
+        after=100 * one.after.value,
+        difference=_scaled(one.difference),
+        grades="their grades",
+    )
 
 
 def _scaled(one: Difference) -> Difference:

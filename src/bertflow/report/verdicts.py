@@ -148,18 +148,18 @@ def _of_headline(found: Headline, names: Sequence[str]) -> str:
         whom = "calibration" if usual else f"{names[-1]} beside {names[0]}"
         return (
             f"What {whom} changes on {found.what} may be chance: how well cosines agree with "
-            f"people's grades hardly differs {figures}."
+            f"{found.grades} hardly differs {figures}."
         )
     if usual:
         what, how = ("helped", "better") if better else ("made it worse", "less")
         return (
-            f"Calibration {what}: on {found.what}, cosines agree {how} with people's grades than "
+            f"Calibration {what}: on {found.what}, cosines agree {how} with {found.grades} than "
             f"before {figures}."
         )
     order, how = ("ahead of", "better") if better else ("behind", "less")
     return (
         f"{names[-1]} is {order} {names[0]}: on {found.what}, its cosines agree {how} with "
-        f"people's grades {figures}."
+        f"{found.grades} {figures}."
     )
 
 

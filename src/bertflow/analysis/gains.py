@@ -1,0 +1,149 @@
+"""What calibration is worth on graded pairs: their order, and what a search finds first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bertflow.analysis.isotropy import mean_cosine
+from bertflow.analysis.rows import unit_rows
+from bertflow.calibrators.base import Array
+from bertflow.data import Pairs
+from bertflow.errors import InputError
+from bertflow.evaluation import (
+    Difference,
+    Estimate,
+    Resamples,
+    figures,
+    holm,
+    paired_cosine,
+    paired_difference,
+)
+
+# Pairs with this grade or a higher one say the same, but for unimportant details.
+PARAPHRASE = 4.0
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A figure before and after, and the difference on the same pairs."""
+
+    before: Estimate
+    after: Estimate
+    difference: Difference
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PairGains:
+    """What `measure_gains` finds.
+
+    Attributes:
+        spearman: Rank correlation of cosines with grades.
+        first_hit: Share of the searches that find the other half of the pair first.
+        mean_cosine: Of all texts with each other, before and after.
+        pairs: How many pairs have a cosine on both sides.
+        among: How many texts there are, the one that is searched with included.
+        searched: Numbers of the pairs whose first half is searched with, shape (P,).
+        places: At which place the other half comes, from 1, before and after, shape (2, P).
+    """
+
+    spearman: Gain
+    first_hit: Gain
+    mean_cosine: tuple[float, float]
+    pairs: int
+    among: int
+    searched: Array
+    places: Array
+
+
+def measure_gains(pairs: Pairs, texts: Sequence[str], before: Array, after: Array) -> PairGains:
+    r"""Compare two sets of vectors of the same texts by how they order and find graded pairs.
+
+    A pair graded 4 or more is a paraphrase. Its first half is searched with; its second half comes
+    at place
+
+    .. math:: 1 + \#\{t \neq q, o : \cos(q, t) \geq \cos(q, o)\}
+
+    so that a tie counts against it. Intervals are of a paired bootstrap over pairs; the p-values of
+    both differences are corrected for there being two.
+
+    Args:
+        pairs: Graded from 0 to 5.
+        texts: Distinct, both halves of every pair among them.
+        before: Their vectors, shape (N, D).
+        after: Other vectors of the same texts, shape (N, D').
+
+    Returns:
+        Spearman's correlation, first hits and mean cosines.
+
+    Raises:
+        InputError: Fewer or more rows than texts, a half of a pair is not among the texts, or no
+            pair is graded 4 or more.
+
+    Example:
+        >>> from bertflow.data import Pairs
+        >>> halves = list("abc"), list("def")
+        >>> graded = Pairs("mine", "all", *halves, gold=[5.0, 4.5, 1.0], source="here")
+        >>> good = np.array([[2, 0, 1], [0, 2, 1], [1, 1, 9], [2, 1, 0], [0, 2, 2], [9, 9, 1.0]])
+        >>> poor = np.ones((6, 3))
+        >>> found = measure_gains(graded, list("abcdef"), poor, good)
+        >>> found.places.tolist(), found.first_hit.after.value
+        ([[5, 5], [1, 1]], 1.0)
+    """
+    sides = [before, after]
+    if {len(side) for side in sides} != {len(texts)}:
+        raise InputError(
+            f"{len(texts):,} texts need as many rows, got {len(before):,} and {len(after):,}"
+        )
+    place = {text: row for row, text in enumerate(texts)}
+    if lacking := [text for text in (*pairs.first, *pairs.second) if text not in place]:
+        raise InputError(f"{lacking[0]!r} of a pair is not among the texts")
+    first, second = (
+        np.array([place[text] for text in half], dtype=np.int64)
+        for half in (pairs.first, pairs.second)
+    )
+    searched = np.flatnonzero([grade is not None and grade >= PARAPHRASE for grade in pairs.gold])
+    if not len(searched):
+        raise InputError(f"no pair is graded {PARAPHRASE:.0f} or more: there is nothing to search")
+    cosines = np.stack([paired_cosine(side[first], side[second]) for side in sides])
+    places = np.stack([_places(side, first[searched], second[searched]) for side in sides])
+    ordered = figures(pairs, cosines)
+    spearman = [one.main("all") for one in ordered]
+    hits = (places == 1).astype(np.float64)
+    resampled = Resamples([np.arange(len(searched))]).mean(hits)
+    shares = [
+        Estimate.of(float(hit.mean()), drawn) for hit, drawn in zip(hits, resampled, strict=True)
+    ]
+    changes = holm(
+        {
+            "spearman": _change(spearman, [one.replicates["all"] for one in ordered]),
+            "first hit": _change(shares, [*resampled]),
+        }
+    )
+    return PairGains(
+        spearman=Gain(spearman[0], spearman[1], changes["spearman"]),
+        first_hit=Gain(shares[0], shares[1], changes["first hit"]),
+        mean_cosine=(mean_cosine(before), mean_cosine(after)),
+        pairs=sum(ordered[0].scored.values()),
+        among=len(texts),
+        searched=searched,
+        places=places,
+    )
+
+
+def _places(vectors: Array, queries: Array, others: Array) -> Array:
+    """At which place row `others[i]` comes among all but `queries[i]`, from 1, shape (P,)."""
+    rows = unit_rows(vectors)
+    cosines = rows[queries] @ rows.T
+    each = np.arange(len(queries))
+    cosines[each, queries] = -np.inf
+    places: Array = (cosines >= cosines[each, others][:, None]).sum(axis=1)
+    return places
+
+
+def _change(estimates: Sequence[Estimate], resampled: Sequence[Array]) -> Difference:
+    before, after = (one.value for one in estimates)
+    rise = None if before is None or after is None else after - before
+    return paired_difference(rise, *resampled)
