@@ -14,12 +14,19 @@ import torch
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 
 from bertflow import calibrate, load_encoder
-from bertflow.calibrators import AllButTheTop, Flow, Standardization, Whitening
+from bertflow.calibrators import (
+    AdaptiveWhitening,
+    AllButTheTop,
+    Flow,
+    Standardization,
+    Whitening,
+)
 from bertflow.calibrators.storage import CALIBRATORS as REGISTERED
 from bertflow.encoders import to_modules
 from bertflow.errors import ModelError
 
 CALIBRATORS = {
+    "adaptive whitening": AdaptiveWhitening(),
     "standardization": Standardization(),
     "all-but-the-top": AllButTheTop(3),
     "standardized all-but-the-top": AllButTheTop(3, standardize=True),

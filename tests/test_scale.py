@@ -25,7 +25,7 @@ from bertflow import (
     load_encoder,
     save_calibrator,
 )
-from bertflow.calibrators import Moments
+from bertflow.calibrators import AdaptiveWhitening, Moments
 from bertflow.encoders import encode_distinct
 from bertflow.scale import (
     BlockMoments,
@@ -711,6 +711,7 @@ def test_merged_moments_are_those_of_one_pass(tmp_path, shards, vectors, covaria
 
 
 CALIBRATORS = [
+    AdaptiveWhitening(),
     Whitening(),
     Whitening(dim=2, power=0.75, shrinkage=0.1),
     Standardization(),

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from sklearn.exceptions import NotFittedError
 
 from bertflow.calibrators import (
+    AdaptiveWhitening,
     AllButTheTop,
     Calibrator,
     Flow,
@@ -36,6 +37,7 @@ from bertflow.calibrators.storage import (
 from bertflow.errors import InputError, ModelError
 
 CALIBRATORS = {
+    "adaptive-whitening": AdaptiveWhitening,
     "standardization": Standardization,
     "all-but-the-top": AllButTheTop,
     "all-but-the-top-none": lambda: AllButTheTop(0),

@@ -58,8 +58,8 @@ LOADED = f"""from bertflow import load_calibrator
 calibrator = load_calibrator("{HERE}")
 calibrated = calibrator.transform(vectors)"""
 LIMITS = (
-    "It helps vectors of raw language models, which crowd around a common direction. On encoders "
-    "that were trained contrastively, such as most embedding models of today, it rather costs.",
+    "It helps vectors of raw language models, which crowd around a common direction. Encoders that "
+    "were trained contrastively, such as most embedding models of today, do not need it.",
     "It is fitted to the sentences it was given. For others, of another field or language, fit "
     "anew; that needs no labels.",
     "What the encoder does not know, or has learned wrongly, it does not mend.",

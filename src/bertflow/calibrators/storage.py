@@ -102,11 +102,17 @@ def named_calibrator(name: str, **arguments: Any) -> Calibrator:
     known = sorted(calibrator.get_params(deep=False))
     for key in arguments:
         if key not in known:
-            raise InputError(
-                f"{name} has no {shown(key)}; it has {', '.join(known)}{did_you_mean(key, known)}"
-            )
+            raise _no_argument(name, key, known)
     calibrator.set_params(**arguments)
     return calibrator
+
+
+def _no_argument(name: str, key: str, known: Sequence[str]) -> InputError:
+    has = f"it has {', '.join(known)}" if known else "it has no arguments"
+    others = [other for other, kind in CALIBRATORS.items() if key in kind().get_params(deep=False)]
+    elsewhere = f"; {' and '.join(others)} {'has' if len(others) == 1 else 'have'} it"
+    near = elsewhere if others else did_you_mean(key, known)
+    return InputError(f"{name} has no {shown(key)}; {has}{near}")
 
 
 def as_calibrator(given: Any) -> Calibrator:

@@ -25,9 +25,11 @@ MEASURED = (
     "to 40 points on STS-B, and those at 0.02 lost 1 to 3"
 )
 NEXT = {
-    "yes": "fit one: bertflow fit; and see what it gains on your own pairs: bertflow compare",
-    "no": "use the vectors as they are; bertflow compare shows on your pairs what it would cost",
-    "unclear": "bertflow compare tells, on a task or on pairs of your own",
+    "yes": "bertflow fit takes adaptive-whitening, the default; bertflow compare shows on pairs of "
+    "your own what it gains",
+    "no": "leave them as they are; bertflow compare shows on pairs of your own what it would change",
+    "unclear": "bertflow fit changes little where little is wrong; bertflow compare tells, on a task "
+    "or on pairs of your own",
     "uninformative": "fit on more rows than dimensions, better ten times as many, and diagnose "
     "vectors of other sentences than were fitted on",
 }

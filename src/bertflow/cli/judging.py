@@ -192,9 +192,9 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Only these; default: all. none, standardization, all-but-the-top, "
-            "standardization+all-but-the-top, whitening, whitening-dim, soft-whitening, flow, "
-            "released-flow, tempered-flow. May be repeated.",
+            help="Only these; default: all. none, adaptive-whitening, standardization, "
+            "all-but-the-top, standardization+all-but-the-top, whitening, whitening-dim, "
+            "soft-whitening, flow, released-flow, tempered-flow. May be repeated.",
         ),
     ] = None,
     seeds: Annotated[

@@ -203,7 +203,7 @@ def _likely(line: str | bytes) -> str:
     if 0 < max(high[::2].count("\0"), high[1::2].count("\0")) >= 0.8 * zeros > len(high) / 5:
         kind = "UTF-16 text"
     elif re.search(r"[\0-\x08\x0e-\x1f]", high):
-        return "it has control characters, as text has not; remove them, or export the file as text"
+        return "remove control characters, or export the file as text"
     elif sum(letter > "\x7f" for letter in high) < len(high) / 2:
         kind = "Windows-1252 (Latin-1) text"
     else:
