@@ -29,6 +29,7 @@ from sentence_transformers import SentenceTransformer
 
 import bertflow
 from bertflow.calibrators import (
+    AdaptiveWhitening,
     AllButTheTop,
     Flow,
     Standardization,
@@ -48,6 +49,7 @@ from conftest import QUIET, tree
 
 WIDTH = 16
 CALIBRATORS = {
+    "adaptive-whitening": AdaptiveWhitening,
     "flow": Flow,
     "whitening": Whitening,
     "standardization": Standardization,
@@ -127,7 +129,7 @@ def test_settings_seed_and_limit_reach_the_calibrator(work, done):
     done(
         *["fit", "--vectors", "vectors.npy", "--output", "c", "--random-state", 7, "--limit", 50],
         *["--set", "epochs=2", "--set", "max_grad_norm=null", "--set", "residual=false"],
-        *["--set", "permutation=reverse", "--device", "cpu"],
+        *["--set", "permutation=reverse", "--device", "cpu", "--calibrator", "flow"],
     )
     x = np.load("vectors.npy")
     same = Flow(
@@ -234,7 +236,7 @@ def test_several_files_a_column_and_a_limit(work, done, tiny_bert):
 def test_affine_couplings_work_with_bertflows_own_module(work, done, tiny_bert):
     done(
         *["fit", "--encoder", tiny_bert, "--corpus", "corpus.txt", "--output", "m"],
-        *["--set", "coupling=affine", "--no-portable"],
+        *["--calibrator", "flow", "--set", "coupling=affine", "--no-portable"],
     )
     assert bertflow.load("m").calibrator.coupling == "affine"
     done("evaluate", "m", "--task", "stsb", "--data", "data", "--json", "score.json")
@@ -563,6 +565,7 @@ def test_an_unknown_calibrator_is_refused_and_the_known_are_listed(
         (["--calibrator", "tempered"], "tempered-flow"),
         (["--calibrator", "Whiten"], "whitening"),
         (["--set", "epoch=2"], "epochs"),
+        (["--calibrator", "flow", "--set", "epoch=2"], "epochs"),
         (["--pooling", "last2-avg"], "last2avg"),
         (["--precision", "float-32"], "float32"),
     ],
@@ -610,7 +613,7 @@ def test_neither_vectors_nor_an_encoder_with_a_corpus_is_refused(refused, tiny_b
 def test_affine_couplings_are_not_portable_and_say_what_to_do(refused, tiny_bert):
     said = refused(
         *["fit", "--encoder", tiny_bert, "--corpus", "corpus.txt", "--output", "out"],
-        *["--set", "coupling=affine"],
+        *["--calibrator", "flow", "--set", "coupling=affine"],
     )
     assert "--no-portable" in said
 
@@ -1156,12 +1159,12 @@ def stop(monkeypatch):
 
 @pytest.fixture(params=["vectors", "text"])
 def fit(request, work, tiny_bert):
-    """A fit of 100 steps and more, on vectors or on text."""
+    """The command of a flow of 100 steps and more, on vectors or on text, but for its output."""
     source = {
         "vectors": ["--vectors", "vectors.npy", "--set", "batch_size=1"],
         "text": ["--encoder", tiny_bert, "--corpus", "corpus.txt", "--set", "batch_size=3"],
     }
-    return ["fit", *source[request.param], "--set", "width=8", "--output"]
+    return ["fit", *source[request.param], "--calibrator", "flow", "--set", "width=8", "--output"]
 
 
 def learned(name: str) -> dict[str, np.ndarray]:

@@ -70,7 +70,7 @@ def test_it_says_what_was_trained_on_how_well_it_went_and_what_is_next(done, wor
     )
     assert said[7] == "saved to out: SentenceTransformer('out') loads it anywhere"
     assert said[8] == (
-        "next: bertflow fit --encoder out --pooling last2avg --corpus FILE --output out-flow"
+        "next: bertflow fit --encoder out --pooling last2avg --corpus FILE --output out-calibrated"
     )
     assert len(said) == 9
     assert {path.name for path in work.iterdir()} == {"tiny", "data", "out"}
@@ -81,7 +81,7 @@ def test_what_it_says_is_next_works(done, work):
     said = done(*SNLI, "--epochs", 0.2)
     Path("mine.txt").write_text("".join(f"{a}\n{b}\n" for a, b, _ in graded_rows(60, 9)))
     command = said.splitlines()[-1].removeprefix("next: bertflow ").replace("FILE", "mine.txt")
-    assert "saved to out-flow" in done(*command.split(), "--set", "epochs=1")
+    assert "saved to out-calibrated" in done(*command.split())
 
 
 def test_every_option_reaches_the_recipe(done, work):

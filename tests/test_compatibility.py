@@ -271,7 +271,7 @@ LATER = {
     "format": (lambda config: config.update(format=2), "format 2 is not 1"),
     "calibrator": (
         lambda config: config.update(calibrator="spline-flow"),
-        "'spline-flow' is none of flow, whitening",
+        "'spline-flow' is none of adaptive-whitening, flow, whitening",
     ),
     "argument": (
         lambda config: config["arguments"].update(temperature=2, curvature=1),

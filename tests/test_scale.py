@@ -914,7 +914,7 @@ def test_skipped_shards_are_counted_and_listed(here, done, refused, vectors):
         ("encode m --corpus a --corpus b --output out --engine local", "takes one --corpus"),
         ("transform m --vectors x.npy --output o --workers 2", "--workers goes with a folder"),
         ("fit --vectors in --output o --limit 3 --calibrator whitening", "--limit does not go"),
-        ("fit --vectors in --output o", "Flow is trained on rows"),
+        ("fit --vectors in --output o --calibrator flow", "Flow is trained on rows"),
         ("fit --encoder e --corpus c --output o --engine ray", "--engine goes with --vectors"),
     ],
 )

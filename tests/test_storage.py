@@ -217,7 +217,7 @@ def test_config_holds_every_argument_and_nothing_else(name, tmp_path):
     names = inspect.signature(type(fitted(name))).parameters
     assert list(config["arguments"]) == sorted(names)
     assert config["n_features_in"] == 8
-    assert config["calibrator"] in ("standardization", "all-but-the-top", "whitening", "flow")
+    assert config["calibrator"] in storage.CALIBRATORS
     assert visible(tmp_path / "saved") == ["README.md", CONFIG, WEIGHTS]
 
 
@@ -260,7 +260,7 @@ def test_a_calibrator_of_others_is_known_before_it_is_fitted():
     class Mine(Whitening):
         pass
 
-    with pytest.raises(InputError, match="^Mine is none of flow, whitening"):
+    with pytest.raises(InputError, match="^Mine is none of adaptive-whitening, flow, whitening"):
         check_savable(Mine())
 
 
@@ -281,7 +281,7 @@ def test_a_name_is_a_calibrator_with_arguments():
 def test_what_stands_for_a_calibrator_is_one():
     whitening = Whitening(dim=3)
     assert as_calibrator(whitening) is whitening
-    assert type(as_calibrator(None)) is Flow
+    assert type(as_calibrator(None)) is AdaptiveWhitening
     assert type(as_calibrator("all-but-the-top")) is AllButTheTop
 
 
@@ -289,7 +289,10 @@ def test_what_stands_for_a_calibrator_is_one():
     ("given", "said"),
     [
         (Whitening, r"^Whitening is a class; give an instance, Whitening\(\)$"),
-        (3, r"^expected a calibrator, such as Flow\(\), or its name, got int; the names are flow,"),
+        (
+            3,
+            r"^expected a calibrator, such as Flow\(\), or its name, got int; the names are ad",
+        ),
         (np.ones((3, 3)), "got ndarray;"),
         ("Flow", r"^unknown calibrator 'Flow'; .* did you mean flow\?$"),
     ],

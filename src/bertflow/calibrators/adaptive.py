@@ -118,10 +118,10 @@ class AdaptiveWhitening(LinearCalibrator):
 
     def _linear_into(self, centred: Tensor, out: Tensor) -> None:
         matrix = self._once("forward", centred, lambda: like(self._matrix(1), centred))
-        torch.mm(centred, matrix.T, out=out)
+        _product_into(centred, matrix.T, out)
 
     def _inverse_linear_into(self, z: Tensor, out: Tensor) -> None:
-        torch.mm(z, self._once("backward", z, lambda: like(self._matrix(-1), z)), out=out)
+        _product_into(z, self._once("backward", z, lambda: like(self._matrix(-1), z)), out)
 
     def _matrix(self, power: int) -> Array:
         product: Array = self.components_ * self.gain_[:, None] ** power
@@ -149,3 +149,10 @@ class AdaptiveWhitening(LinearCalibrator):
         for name, tensor in learned.items():
             value = tensor.numpy() if tensor.ndim else float(tensor)
             setattr(self, f"{name}_", value)
+
+
+def _product_into(rows: Tensor, matrix: Tensor, out: Tensor) -> None:
+    """Rows times a matrix; no sum on the way leaves the range of the type, however long a row."""
+    largest = rows.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
+    torch.mm(rows / largest, matrix, out=out)
+    out.mul_(largest)

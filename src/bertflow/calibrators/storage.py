@@ -108,10 +108,11 @@ def named_calibrator(name: str, **arguments: Any) -> Calibrator:
 
 
 def _no_argument(name: str, key: str, known: Sequence[str]) -> InputError:
+    arguments = {other: kind().get_params(deep=False) for other, kind in CALIBRATORS.items()}
     has = f"it has {', '.join(known)}" if known else "it has no arguments"
-    others = [other for other, kind in CALIBRATORS.items() if key in kind().get_params(deep=False)]
-    elsewhere = f"; {' and '.join(others)} {'has' if len(others) == 1 else 'have'} it"
-    near = elsewhere if others else did_you_mean(key, known)
+    if others := [other for other, has_it in arguments.items() if key in has_it]:
+        return InputError(f"{name} has no {shown(key)}; {has}, but {' and '.join(others)} can")
+    near = did_you_mean(key, known or arguments["flow"])
     return InputError(f"{name} has no {shown(key)}; {has}{near}")
 
 

@@ -27,9 +27,10 @@ MEASURED = (
 NEXT = {
     "yes": "bertflow fit takes adaptive-whitening, the default; bertflow compare shows on pairs of "
     "your own what it gains",
-    "no": "leave them as they are; bertflow compare shows on pairs of your own what it would change",
-    "unclear": "bertflow fit changes little where little is wrong; bertflow compare tells, on a task "
-    "or on pairs of your own",
+    "no": "leave them as they are; bertflow compare shows on pairs of your own what it would "
+    "change",
+    "unclear": "bertflow fit changes little where little is wrong; bertflow compare tells, on a "
+    "task or on pairs of your own",
     "uninformative": "fit on more rows than dimensions, better ten times as many, and diagnose "
     "vectors of other sentences than were fitted on",
 }

@@ -177,5 +177,5 @@ def _show_result(result: FineTuned, output: Path, pooling: str) -> None:
     pooled = "last2avg" if pooling == "mean" else pooling
     show(
         f"next: bertflow fit --encoder {quoted(output)} --pooling {quoted(pooled)} --corpus FILE "
-        f"--output {quoted(f'{output}-flow')}"
+        f"--output {quoted(f'{output}-calibrated')}"
     )
