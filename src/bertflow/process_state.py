@@ -10,6 +10,8 @@ import numpy as np
 import sklearn
 import torch
 
+from bertflow.threads import usual_threads
+
 # The default type belongs to the whole process: who comes first of several threads sets it, and who
 # leaves last puts back what was there.
 _lock = threading.Lock()
@@ -38,6 +40,7 @@ def pinned(*, seed: bool = False) -> Iterator[None]:
         torch.float64
         >>> torch.set_default_dtype(torch.float32)
     """
+    usual_threads()  # A new thread gets its number of threads now, not while another sets its own.
     with ExitStack() as settings:
         _enter_default_type()
         settings.callback(_leave_default_type)

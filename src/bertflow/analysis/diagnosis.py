@@ -17,12 +17,12 @@ from bertflow.analysis.hubness import Hubness, hubness
 from bertflow.analysis.isotropy import isoscore, mean_cosine, partition_isotropy
 from bertflow.analysis.rows import checked, directed, sampled, unit_rows
 from bertflow.calibrators.base import Array
-from bertflow.calibrators.threads import one_thread
 from bertflow.data import sample_sentences
 from bertflow.display import Grid, block, facts_table
 from bertflow.encoders import Precision, SentenceCache, embed, open_model
 from bertflow.encoders.encoder import CALIBRATOR
 from bertflow.errors import InputError
+from bertflow.threads import one_thread
 
 Verdict = Literal["yes", "no", "unclear", "uninformative"]
 

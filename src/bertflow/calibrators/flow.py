@@ -31,13 +31,13 @@ from bertflow.calibrators.checkpoint import Checkpoint, State
 from bertflow.calibrators.folding import FoldedFlow
 from bertflow.calibrators.frame import AxesName, Frame, Framing
 from bertflow.calibrators.presets import RELEASED, TEMPERED
-from bertflow.calibrators.threads import usual_threads
 from bertflow.calibrators.training import Progress, Schedule, put_back, train, training_device
 from bertflow.display import Bars, of_stage, watched
 from bertflow.errors import InputError, TrainingError, warn_of_few_rows
 from bertflow.flows import Glow, Permutation, ResidualForm
 from bertflow.flows.glow import CouplingName, PermutationName
 from bertflow.flows.layers import WeightInit
+from bertflow.threads import usual_threads
 
 EVALUATION_ROWS = 65536
 # On stored STS-B vectors the paper's flow gains next to nothing over its standardization with 10

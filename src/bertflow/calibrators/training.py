@@ -16,9 +16,9 @@ from torch import Tensor
 from bertflow.calibrators.base import Array, check_device, check_number
 from bertflow.calibrators.checkpoint import KEPT_STEPS, Checkpoint, State
 from bertflow.calibrators.recorded import on_a_stream, recorded
-from bertflow.calibrators.threads import one_thread, set_own_threads
 from bertflow.errors import InputError, TrainingError
 from bertflow.flows import ActNorm, FlatParameters, Glow, InvertibleLinear, LikelihoodGradient
+from bertflow.threads import one_thread, set_own_threads
 
 log = logging.getLogger(__name__)
 

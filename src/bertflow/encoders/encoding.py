@@ -17,7 +17,6 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import Tensor, nn
 
 from bertflow.calibrators.base import Array
-from bertflow.calibrators.threads import set_own_threads, usual_threads
 from bertflow.encoders.attention import pack_attention
 from bertflow.encoders.checkpoints import readable
 from bertflow.encoders.encoder import encoder_of
@@ -27,6 +26,7 @@ from bertflow.encoders.probe import check_own_encoding, name_of
 from bertflow.encoders.products import pack_products
 from bertflow.errors import InputError
 from bertflow.process_state import pinned
+from bertflow.threads import set_own_threads, usual_threads
 
 Batch = tuple[Tensor, dict[str, Any]]
 # Numbers of sentences in their group, and their vectors.

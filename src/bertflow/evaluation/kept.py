@@ -20,13 +20,13 @@ import numpy as np
 
 import bertflow
 from bertflow.calibrators.base import Array
-from bertflow.calibrators.threads import usual_threads
 from bertflow.data import Pairs
 from bertflow.encoders.result_cache import ResultCache
 from bertflow.errors import BertflowError
 from bertflow.evaluation.methods import METHODS
 from bertflow.evaluation.scores import Estimate, Figures, figures, gold_of
 from bertflow.evaluation.trials import Judge, Outcome, Trial, run_trial
+from bertflow.threads import usual_threads
 
 FORMAT = 1
 LENGTH = 16

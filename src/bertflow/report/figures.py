@@ -16,9 +16,9 @@ from bertflow.analysis.neighbours import nearest
 from bertflow.analysis.rows import checked, sampled, unit_rows, within_range
 from bertflow.calibrators.base import Array, check_number
 from bertflow.calibrators.moments import moments_of
-from bertflow.calibrators.threads import one_thread
 from bertflow.errors import InputError
 from bertflow.evaluation.correlation import correlate, paired_cosine
+from bertflow.threads import one_thread
 
 Sides = Mapping[str, Array]
 
