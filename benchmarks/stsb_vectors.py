@@ -22,7 +22,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bertflow.calibrators import AllButTheTop, Calibrator, Flow, Standardization, Whitening
+from bertflow.calibrators import (
+    AdaptiveWhitening,
+    AllButTheTop,
+    Calibrator,
+    Flow,
+    Standardization,
+    Whitening,
+)
 from bertflow.data import Pairs, read_task
 from bertflow.encoders import library_versions
 from bertflow.errors import FewRowsWarning
@@ -54,6 +61,7 @@ def main() -> None:
 
     methods: dict[str, list[Calibrator | None]] = {
         "none": [None],
+        "AdaptiveWhitening()": [AdaptiveWhitening()],
         "Standardization()": [Standardization()],
         "AllButTheTop()": [AllButTheTop()],
         "AllButTheTop(standardize=True)": [AllButTheTop(standardize=True)],
@@ -92,6 +100,7 @@ def few_rows(
     """Print Spearman x 100 by the number of rows, the mean over draws of rows."""
     warnings.simplefilter("ignore", FewRowsWarning)
     kinds: dict[str, Calibrator] = {
+        "AdaptiveWhitening()": AdaptiveWhitening(),
         "standardization": Standardization(),
         "Whitening(shrinkage=0.0)": Whitening(shrinkage=0.0),
         "Whitening()": Whitening(),
