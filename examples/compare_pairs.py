@@ -13,7 +13,7 @@ result = compare(
     load_encoder(ENCODER),
     [pairs],
     fit=[*pairs.first, *pairs.second, *sample_sentences()],  # Unlabelled: the more the better.
-    methods=["none", "whitening", "soft-whitening", "flow", "tempered-flow"],
+    methods=["none", "adaptive-whitening", "whitening", "soft-whitening", "flow"],
     seeds=2,
     cache=SentenceCache(),  # A second run encodes nothing.
 )
@@ -22,7 +22,7 @@ against = result.against("none", "all")
 print(f"Spearman x 100 on {len(pairs)} pairs")
 for name, entry in result.entries.items():
     score = entry.overall("all")
-    line = f"{name:16} {100 * score.value:6.2f}"
+    line = f"{name:20} {100 * score.value:6.2f}"
     if name in against:
         gain = against[name]
         line += f"  {100 * gain.value:+6.2f} ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"

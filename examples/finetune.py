@@ -5,7 +5,7 @@ Needs pip install 'bertflow[train]', and SNLI in the folder DATA, or bertflow[hu
 
 import sys
 
-from bertflow import Flow, calibrate, load_encoder
+from bertflow import calibrate, load_encoder
 from bertflow.data import sample_pairs
 from bertflow.evaluation import difference, score_pairs
 from bertflow.finetuning import Recipe, finetune, nli_corpus
@@ -19,7 +19,7 @@ encoder = load_encoder(ENCODER, pooling="mean")
 tuned = finetune(encoder, corpus, Recipe(epochs=1.0))
 print(f"accuracy on pairs held out: {tuned.accuracy.value:.2f}")
 
-model = calibrate(tuned.model, corpus.texts(), Flow())
+model = calibrate(tuned.model, corpus.texts())
 model.save_pretrained("tuned-and-calibrated")
 
 pairs = sample_pairs()  # Take pairs of your own: bertflow.data.read_pairs(FILE).

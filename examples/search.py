@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from bertflow import Flow, calibrate, load_encoder
+from bertflow import calibrate, load_encoder
 from bertflow.analysis import nearest
 from bertflow.data import sample_sentences
 
@@ -13,7 +13,7 @@ QUESTIONS = ["How do I get a stain out of a carpet?", "Is the train late?"]
 
 documents = Path(FILE).read_text("utf-8").splitlines() if FILE else sample_sentences()
 encoder = load_encoder(ENCODER)
-model = calibrate(encoder, documents, Flow())
+model = calibrate(encoder, documents)
 
 for name, side in [("before", encoder), ("after", model)]:
     rows, cosines = nearest(side.encode(QUESTIONS), side.encode(documents), k=3)

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from bertflow import Flow, diagnose, load_calibrator, save_calibrator
+from bertflow import AdaptiveWhitening, diagnose, load_calibrator, save_calibrator
 from bertflow.analysis import mean_cosine
 
 if len(sys.argv) > 1:
@@ -16,7 +16,7 @@ else:  # Some that crowd together, as those of many models do.
 verdict = diagnose(vectors)
 print(f"will it help? {verdict.verdict}: {verdict.reason}")
 
-calibrator = Flow().fit(vectors)
+calibrator = AdaptiveWhitening().fit(vectors)
 save_calibrator(calibrator, "my-calibrator")
 
 # Later, and elsewhere: new rows, one by one or many at once.

@@ -55,10 +55,11 @@ def test_neither_lengths_of_rows_nor_their_unit_change_what_is_learned(rng):
     np.testing.assert_allclose(one.gain_, other.gain_, rtol=1e-9)
 
 
-def test_without_a_common_direction_nothing_changes(rng):
-    x = rng.normal(size=(2000, 32))
-    x = np.concatenate([x, -x])
-    assert AdaptiveWhitening().fit(x).gain_.min() > 0.99
+@pytest.mark.parametrize("strong", [0, 5])
+def test_without_a_common_direction_nothing_changes(rng, strong):
+    x = rng.normal(size=(2000, 256))
+    x[:, :strong] *= 10
+    assert AdaptiveWhitening().fit(np.concatenate([x, -x])).gain_.min() > 0.98
 
 
 def test_what_it_followed_from_is_kept_and_shown(rng, tmp_path):
@@ -70,10 +71,25 @@ def test_what_it_followed_from_is_kept_and_shown(rng, tmp_path):
 
 
 def test_moments_must_be_of_rows_at_unit_length(rng):
-    moments = Moments(4)
-    moments.update(torch.from_numpy(rng.normal(size=(50, 4)) * 3))
-    with pytest.raises(InputError, match="rows at unit length"):
-        AdaptiveWhitening().fit_moments(moments)
+    for scale in (3.0, 0.3):
+        moments = Moments(4)
+        moments.update(scale * torch.from_numpy(unit(rng.normal(size=(50, 4)))))
+        with pytest.raises(InputError, match="rows at unit length"):
+            AdaptiveWhitening().fit_moments(moments)
+
+
+def test_rows_that_all_point_the_same_way_are_refused(rng):
+    x = (rng.uniform(1, 9, size=(50, 1)) * rng.normal(size=(1, 8))).astype(np.float32)
+    with pytest.raises(InputError, match="all 50 rows point the same way"):
+        AdaptiveWhitening().fit(x)
+
+
+def test_zero_rows_are_rows_without_a_direction(rng):
+    x = rng.normal(size=(500, 16)) + 1.0
+    found = AdaptiveWhitening().fit(np.concatenate([x, np.zeros((50, 16))]))
+    cosines = unit(x) @ unit(x).T
+    mean = (cosines.sum() - 500) / (550 * 549)
+    assert found.mean_cosine_ == pytest.approx(mean)
 
 
 def test_as_built_in_modules_it_is_a_single_product(rng):

@@ -564,7 +564,7 @@ def test_an_unknown_calibrator_is_refused_and_the_known_are_listed(
     [
         (["--calibrator", "tempered"], "tempered-flow"),
         (["--calibrator", "Whiten"], "whitening"),
-        (["--set", "epoch=2"], "epochs"),
+        (["--set", "epoch=2"], "epochs of flow"),
         (["--calibrator", "flow", "--set", "epoch=2"], "epochs"),
         (["--pooling", "last2-avg"], "last2avg"),
         (["--precision", "float-32"], "float32"),

@@ -111,7 +111,7 @@ def test_what_is_shown_are_the_numbers_three_lines_that_run_and_the_page(
     assert "pooling mean: before" in shown
     assert "Why this state." in shown
     for change in (result.gains.spearman, result.gains.first_hit):
-        assert f"{100 * change.difference.low:+.0f} to {100 * change.difference.high:+.0f}" in shown
+        assert f"{100 * change.difference.low:+.1f} to {100 * change.difference.high:+.1f}" in shown
         for one in (change.before, change.after):
             assert f"{100 * one.low:.0f} to {100 * one.high:.0f}" in shown
     for one in (result.gains.spearman.before, result.gains.spearman.after):

@@ -206,7 +206,7 @@ def test_an_embedding_model_is_left_alone_whatever_the_text(
     assert before.verdict != "no"
     found = diagnose(made(encoder), tiny_sentences)
     assert found.verdict == "no"
-    assert found.reason.startswith("leave it, an embedding model: ")
+    assert found.reason.startswith("this is an embedding model: ")
     assert evidence in found.reason
     assert f"{found.mean_cosine:.2f}" in found.reason
 

@@ -291,7 +291,7 @@ def test_what_stands_for_a_calibrator_is_one():
         (Whitening, r"^Whitening is a class; give an instance, Whitening\(\)$"),
         (
             3,
-            r"^expected a calibrator, such as Flow\(\), or its name, got int; the names are ad",
+            r"^expected a calibrator, such as Whitening\(\), or its name, got int; the names are",
         ),
         (np.ones((3, 3)), "got ndarray;"),
         ("Flow", r"^unknown calibrator 'Flow'; .* did you mean flow\?$"),

@@ -32,7 +32,7 @@ SPREAD = 0.1
 FEW_ROWS = 200
 VERDICTS: dict[Verdict, str] = {
     "yes": "Calibration is likely to help",
-    "no": "Calibration is not likely to help, and may cost",
+    "no": "Leave the vectors as they are",
     "unclear": "Cannot tell without trying",
     "uninformative": "These cosines tell nothing apart",
 }
@@ -220,7 +220,7 @@ def diagnose(
     if not trained:
         return found
     reason = (
-        f"leave it, an embedding model: {trained}; random pairs of these sentences have a mean "
+        f"this is an embedding model: {trained}; random pairs of these sentences have a mean "
         f"cosine of {found.mean_cosine:.2f}, as text of one field may"
     )
     return replace(found, verdict="no", reason=reason)

@@ -61,8 +61,8 @@ class PairGains:
 def measure_gains(pairs: Pairs, texts: Sequence[str], before: Array, after: Array) -> PairGains:
     r"""Compare two sets of vectors of the same texts by how they order and find graded pairs.
 
-    A pair graded 4 or more is a paraphrase. Its first half is searched with; its second half comes
-    at place
+    A pair graded 4 or more whose halves differ is a paraphrase. Its first half is searched with;
+    its second half comes at place
 
     .. math:: 1 + \#\{t \neq q, o : \cos(q, t) \geq \cos(q, o)\}
 
@@ -104,7 +104,8 @@ def measure_gains(pairs: Pairs, texts: Sequence[str], before: Array, after: Arra
         np.array([place[text] for text in half], dtype=np.int64)
         for half in (pairs.first, pairs.second)
     )
-    searched = np.flatnonzero([grade is not None and grade >= PARAPHRASE for grade in pairs.gold])
+    alike = [grade is not None and grade >= PARAPHRASE for grade in pairs.gold]
+    searched = np.flatnonzero(np.array(alike) & (first != second))
     if not len(searched):
         raise InputError(f"no pair is graded {PARAPHRASE:.0f} or more: there is nothing to search")
     cosines = np.stack([paired_cosine(side[first], side[second]) for side in sides])

@@ -13,14 +13,15 @@ from bertflow.calibrators.linear import LinearCalibrator
 from bertflow.calibrators.moments import Moments, principal_axes
 from bertflow.errors import InputError
 
-# The three constants of the formula. STS-B dev and SICK trial, on eleven clouds of two encoders,
-# allow 0.7 to 1, 3 to 8 and 30 to 50 for power, NOISE and FEW_AXES (docs/results.md).
+# The constants of the equation, with which `python -m benchmarks.adaptive` has others compared.
 NOISE = 5.0
 FEW_AXES = 40.0
-# What a covariance of N rows adds: with less, few rows make themselves all equally far apart.
+# With less of this, few rows make themselves all equally far apart.
 OF_ROWS = 0.5
-# A cloud may have no common direction at all. At this mean cosine the map changes nothing.
-LEAST_COSINE = 1e-3
+# Stands for a mean cosine that is lower, as of a cloud without a common direction.
+LEAST_COSINE = 1e-4
+# Rows of unit length that vary by less than this squared differ by the rounding of float32 alone.
+ROUNDING = 5e-7
 
 
 class AdaptiveWhitening(LinearCalibrator):
@@ -28,22 +29,23 @@ class AdaptiveWhitening(LinearCalibrator):
 
     .. math::
         z = \left(I + \tfrac1n S\right)^{-1} x, \qquad
-        n = \frac{\operatorname{tr} \Sigma}{D\,\bar c}
+        n = \frac{\operatorname{tr} \Sigma}{D \max(\bar c, 10^{-4})}
         \left( \frac{5\, r^3}{r^3 + 40^3} + \frac{D}{2N} \right)
 
     S is the second moment of the rows at unit length, about the origin, and :math:`\Sigma` their
     covariance; :math:`\bar c` is the mean cosine of two rows, r the effective rank (the
-    exponential of the entropy of the shares that the principal axes have in the variance). z is
-    given along the eigenvectors of S, the leading one first: about the mean of the rows.
+    exponential of the entropy of the shares that the principal axes have in the variance). z, of
+    shape (N, D), is given along the eigenvectors of S; the first of them lies near the mean.
 
     A direction in which rows have much in common is made small, beginning with the mean. What lies
-    below the noise level n stays as it is. So raw language models, whose vectors share one
-    direction (:math:`\bar c` of 0.5 to 1), are whitened and more; embedding models, whose vectors
-    are spread out already (:math:`\bar c` near 0), are hardly changed. Where few axes carry the
-    variance (small r), the noise is low, and where rows are few (small N), it is high.
+    below the noise level n stays as it is. So vectors of raw language models, which share one
+    direction (:math:`\bar c` of 0.3 to 1), are whitened, and their strongest axes are made smaller
+    than that. Vectors of embedding models, which are spread out already (:math:`\bar c` near 0),
+    are hardly changed. Where few axes carry the variance (small r), the noise is low, and where
+    rows are few (small N), it is high.
 
-    It has no arguments, takes no labels, no seed and one pass over the rows. Nothing is subtracted
-    from a row, and its length stays that of a row: z is linear in x.
+    It has no arguments, takes no labels, no seed and one pass over the rows. Nothing is subtracted:
+    a row twice as long has an image twice as long. Zero rows count as rows without a direction.
 
     Attributes:
         components_: The axes, shape (D, D), orthonormal, each with its largest entry positive.
@@ -51,6 +53,9 @@ class AdaptiveWhitening(LinearCalibrator):
         noise_: The level n, as a share of a row's squared length.
         mean_cosine_: Of two rows.
         effective_rank_: The above.
+
+    Raises:
+        InputError: By fit, for bad rows, or rows that all point the same way.
 
     Source:
         Chosen on dev splits, see docs/results.md. The form is that of whitening (Su et al., 2021)
@@ -80,7 +85,7 @@ class AdaptiveWhitening(LinearCalibrator):
 
     @property
     def mean_(self) -> Array:  # type: ignore[override]
-        """Nothing is subtracted: zeros of shape (D,)."""
+        """What is subtracted: zeros of shape (D,)."""
         return np.zeros(self.n_features_in_)
 
     @property
@@ -92,11 +97,16 @@ class AdaptiveWhitening(LinearCalibrator):
         covariance, mean, rows = moments.covariance(), moments.mean, moments.count
         width, common = len(mean), float(mean.square().sum())
         total = float(covariance.trace())
-        if total + common > 1 + 1e-6:
+        squared = total + common  # The mean squared length: 1, or less where there are zero rows.
+        if not 0.5 <= squared <= 1 + 1e-6:
             raise InputError("AdaptiveWhitening is learned from moments of rows at unit length")
-        variances = torch.linalg.eigvalsh(covariance).clamp(min=0)
-        self.effective_rank_ = float(torch.special.entr(variances / total).sum().exp())
-        self.mean_cosine_ = (rows * common - 1) / (rows - 1)
+        if total < ROUNDING**2:
+            raise InputError(
+                f"all {rows} rows point the same way, up to rounding: there is nothing to learn"
+            )
+        shares = principal_axes(covariance)[0].square() / total
+        self.effective_rank_ = float(torch.special.entr(shares).sum().exp())
+        self.mean_cosine_ = (rows * common - squared) / (rows - 1)
         cubed = self.effective_rank_**3
         level = NOISE * cubed / (cubed + FEW_AXES**3) + OF_ROWS * width / rows
         self.noise_ = total / width * level / max(self.mean_cosine_, LEAST_COSINE)
@@ -115,6 +125,13 @@ class AdaptiveWhitening(LinearCalibrator):
 
     def _needs_float64(self) -> bool:
         return False
+
+    # Nothing is subtracted from a row.
+    def _transform_into(self, x: Tensor, out: Tensor) -> None:
+        self._linear_into(x, out)
+
+    def _inverse_transform_into(self, z: Tensor, out: Tensor) -> None:
+        self._inverse_linear_into(z, out)
 
     def _linear_into(self, centred: Tensor, out: Tensor) -> None:
         matrix = self._once("forward", centred, lambda: like(self._matrix(1), centred))

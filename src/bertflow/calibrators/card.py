@@ -28,10 +28,11 @@ PAPER = (
 # By class: what it does, and where it comes from.
 WHAT = {
     "AdaptiveWhitening": (
-        "adaptive whitening: the principal axes of the cloud of vectors, scaled towards equal "
-        "variance as strongly as the cloud asks for",
-        "bertflow, docs/mathematics.md; after Jianlin Su, Jiarun Cao, Weijie Liu, Yangyiwen Ou: "
-        "*Whitening Sentence Representations for Better Semantics and Faster Retrieval*, 2021.",
+        "adaptive whitening: each principal axis of the cloud of vectors is made smaller, the more "
+        "so the more the vectors have in common along it",
+        "The documentation of bertflow, under mathematics; after Jianlin Su, Jiarun Cao, Weijie "
+        "Liu, Yangyiwen Ou: *Whitening Sentence Representations for Better Semantics and Faster "
+        "Retrieval*, 2021.",
     ),
     "Flow": (
         "an invertible normalizing flow (BERT-flow) that maps the cloud of vectors to a standard "

@@ -86,7 +86,8 @@ def named_calibrator(name: str, **arguments: Any) -> Calibrator:
     """Construct a calibrator by its name.
 
     Args:
-        name: flow, tempered-flow, released-flow, whitening, standardization or all-but-the-top.
+        name: adaptive-whitening, flow, tempered-flow, released-flow, whitening, standardization or
+            all-but-the-top.
         arguments: Of the constructor.
 
     Raises:
@@ -108,12 +109,17 @@ def named_calibrator(name: str, **arguments: Any) -> Calibrator:
 
 
 def _no_argument(name: str, key: str, known: Sequence[str]) -> InputError:
-    arguments = {other: kind().get_params(deep=False) for other, kind in CALIBRATORS.items()}
-    has = f"it has {', '.join(known)}" if known else "it has no arguments"
-    if others := [other for other, has_it in arguments.items() if key in has_it]:
-        return InputError(f"{name} has no {shown(key)}; {has}, but {' and '.join(others)} can")
-    near = did_you_mean(key, known or arguments["flow"])
-    return InputError(f"{name} has no {shown(key)}; {has}{near}")
+    """The error for an argument that a calibrator has not, but another one may have."""
+    has = f"{name} has no {shown(key)}; it has {', '.join(known) or 'no arguments'}"
+    if near := did_you_mean(key, known):
+        return InputError(f"{has}{near}")
+    for other, kind in CALIBRATORS.items():
+        arguments = kind().get_params(deep=False)
+        if key in arguments:
+            return InputError(f"{has}; {key} is one of {other}")
+        if near := did_you_mean(key, arguments).removesuffix("?"):
+            return InputError(f"{has}{near} of {other}?")
+    return InputError(has)
 
 
 def as_calibrator(given: Any) -> Calibrator:
@@ -135,7 +141,7 @@ def as_calibrator(given: Any) -> Calibrator:
     if isinstance(given, type) and issubclass(given, Calibrator):
         raise InputError(f"{given.__name__} is a class; give an instance, {given.__name__}()")
     raise InputError(
-        f"expected a calibrator, such as Flow(), or its name, got {type(given).__name__}; "
+        f"expected a calibrator, such as Whitening(), or its name, got {type(given).__name__}; "
         f"the names are {', '.join(NAMED)}"
     )
 

@@ -97,7 +97,8 @@ def fit(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Argument of the calibrator, such as epochs=2 or dim=256. May be repeated.",
+            help="Argument of the calibrator, such as epochs=2 of flow or dim=256 of whitening. "
+            "May be repeated.",
             rich_help_panel=CALIBRATOR,
         ),
     ] = None,

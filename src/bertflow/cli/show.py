@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
+from bertflow.analysis.diagnosis import CROWDED
 from bertflow.analysis.gains import PARAPHRASE, PairGains
 from bertflow.calibrators.card import last_part
 from bertflow.cli.terminal import console
@@ -30,9 +31,14 @@ def show_demo(result: Demonstration, why: str = "") -> None:
         soft_wrap=False,
     )
     cut = f" {result.cut:,} of them are longer than the encoder takes." if result.cut else ""
+    wrong = ""
+    if gains.mean_cosine[0] >= CROWDED:
+        wrong = (
+            "A raw language model gives all sentences nearly the same vector, so that a cosine "
+            "says little about meaning. "
+        )
     out.print(
-        "A raw language model gives all sentences nearly the same vector, so that a cosine says "
-        f"little about meaning. {result.calibrator} learned from {result.sentences:,} sentences, "
+        f"{wrong}{result.calibrator} learned from {result.sentences:,} sentences, "
         f"without labels, a map that takes out what all have in common.{cut} The model itself "
         "stays as it is.",
         soft_wrap=False,
@@ -42,7 +48,7 @@ def show_demo(result: Demonstration, why: str = "") -> None:
     out.print()
     out.print(_figures(gains), soft_wrap=False)
     out.print(
-        "Below each figure its 95 % interval, by bootstrap over pairs. Spearman × 100 changed by "
+        "Below the first two: 95 % intervals, by bootstrap over pairs. Spearman × 100 changed by "
         f"{_verdict(gains.spearman.difference)}, first hits by "
         f"{_verdict(gains.first_hit.difference)}.",
         soft_wrap=False,
@@ -118,7 +124,8 @@ def _verdict(one: Difference) -> str:
     if one.low is None or one.high is None:
         return "what cannot be told"
     told = "more than chance" if one.real else "which may be chance"
-    return f"{100 * one.low:+.0f} to {100 * one.high:+.0f} ({told})"
+    low, high = (round(100 * end, 1) + 0.0 for end in (one.low, one.high))  # No -0.0.
+    return f"{low:+.1f} to {high:+.1f} ({told})"
 
 
 def _hundred(value: float | None, digits: int = 1) -> str:

@@ -423,7 +423,7 @@ def calibrate(
             `attach` appends.
 
     Example:
-        ``save_model(calibrate(load_encoder("bert-base-uncased"), sentences, Flow()), "m")``
+        ``save_model(calibrate(load_encoder("bert-base-uncased"), sentences), "m")``
     """
     calibrator = cast("Calibrator", clone(as_calibrator(calibrator)))
     check_savable(calibrator)

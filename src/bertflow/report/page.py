@@ -357,8 +357,9 @@ def _figure_of(one: Estimate, unit: str = "", digits: int = 1) -> str:
 def _range(low: float | None, high: float | None, *, signed: bool = False) -> str:
     if low is None or high is None:
         return ""
-    plus = "+" if signed else ""
-    return f"{100 * low:{plus}.0f} to {100 * high:{plus}.0f}"
+    if signed:
+        return " to ".join(f"{round(100 * end, 1) + 0.0:+.1f}" for end in (low, high))
+    return f"{100 * low:.0f} to {100 * high:.0f}"
 
 
 def _legend(sides: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from bertflow.report.scores import Headline
 BEFORE, AFTER = "before", "after"
 LIKELY = {
     "yes": "Calibration is likely to help",
-    "no": "Calibration is not likely to help, and may make it worse",
+    "no": "These vectors can be left as they are",
     "unclear": "Whether calibration helps cannot be told without trying",
     "uninformative": "These vectors tell nothing apart",
 }
