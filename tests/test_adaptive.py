@@ -36,7 +36,7 @@ def test_the_map_is_the_one_of_its_equation(rng):
     shares = np.linalg.eigvalsh(covariance) / np.trace(covariance)
     rank = np.exp(-(shares * np.log(shares)).sum())
     cosines = (u @ u.T)[~np.eye(300, dtype=bool)]
-    level = 5 * rank**3 / (rank**3 + 40**3) + 12 / (2 * 300)
+    level = 5 * rank**3 / (rank**3 + 40**3) + 3 * 12 / (4 * 300)
     noise = np.trace(covariance) / 12 * level / cosines.mean()
     assert found.effective_rank_ == pytest.approx(rank)
     assert found.mean_cosine_ == pytest.approx(cosines.mean())

@@ -17,7 +17,7 @@ from bertflow.errors import InputError
 NOISE = 5.0
 FEW_AXES = 40.0
 # With less of this, few rows make themselves all equally far apart.
-OF_ROWS = 0.5
+OF_ROWS = 0.75
 # Stands for a mean cosine that is lower, as of a cloud without a common direction.
 LEAST_COSINE = 1e-4
 # Rows of unit length that vary by less than this squared differ by the rounding of float32 alone.
@@ -30,7 +30,7 @@ class AdaptiveWhitening(LinearCalibrator):
     .. math::
         z = \left(I + \tfrac1n S\right)^{-1} x, \qquad
         n = \frac{\operatorname{tr} \Sigma}{D \max(\bar c, 10^{-4})}
-        \left( \frac{5\, r^3}{r^3 + 40^3} + \frac{D}{2N} \right)
+        \left( \frac{5\, r^3}{r^3 + 40^3} + \frac{3D}{4N} \right)
 
     S is the second moment of the rows at unit length, about the origin, and :math:`\Sigma` their
     covariance; :math:`\bar c` is the mean cosine of two rows, r the effective rank (the
