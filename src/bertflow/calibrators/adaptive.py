@@ -33,8 +33,8 @@ class AdaptiveWhitening(LinearCalibrator):
         \left( \frac{5\, r^3}{r^3 + 40^3} + \frac{3D}{4N} \right)
 
     S is the second moment of the rows at unit length, about the origin, and :math:`\Sigma` their
-    covariance; :math:`\bar c` is the mean cosine of two rows, r the effective rank (the
-    exponential of the entropy of the shares that the principal axes have in the variance). z, of
+    covariance; :math:`\bar c` is the mean cosine of two rows, r the count of
+    effective axes (the exponential of the entropy of the principal axes' shares in the variance). z, of
     shape (N, D), is given along the eigenvectors of S; the first of them lies near the mean.
 
     A direction in which rows have much in common is made small, beginning with the mean. What lies
@@ -52,7 +52,7 @@ class AdaptiveWhitening(LinearCalibrator):
         gain_: What each axis is multiplied by, shape (D,), above 0 and at most 1.
         noise_: The level n, as a share of a row's squared length.
         mean_cosine_: Of two rows.
-        effective_rank_: The above.
+        effective_axes_: The above.
 
     Raises:
         InputError: By fit, for bad rows, or rows that all point the same way.
@@ -81,7 +81,7 @@ class AdaptiveWhitening(LinearCalibrator):
     gain_: Array
     noise_: float
     mean_cosine_: float
-    effective_rank_: float
+    effective_axes_: float
 
     @property
     def mean_(self) -> Array:  # type: ignore[override]
@@ -105,9 +105,9 @@ class AdaptiveWhitening(LinearCalibrator):
                 f"all {rows} rows point the same way, up to rounding: there is nothing to learn"
             )
         shares = principal_axes(covariance)[0].square() / total
-        self.effective_rank_ = float(torch.special.entr(shares).sum().exp())
+        self.effective_axes_ = float(torch.special.entr(shares).sum().exp())
         self.mean_cosine_ = (rows * common - squared) / (rows - 1)
-        cubed = self.effective_rank_**3
+        cubed = self.effective_axes_**3
         level = NOISE * cubed / (cubed + FEW_AXES**3) + OF_ROWS * width / rows
         self.noise_ = total / width * level / max(self.mean_cosine_, LEAST_COSINE)
         deviation, axes, _ = principal_axes(covariance + torch.outer(mean, mean))
@@ -119,7 +119,7 @@ class AdaptiveWhitening(LinearCalibrator):
         found = super().facts()
         if found:
             found["mean cosine"] = f"{self.mean_cosine_:.3f}"
-            found["effective rank"] = f"{self.effective_rank_:.1f}"
+            found["effective axes"] = f"{self.effective_axes_:.1f}"
             found["strongest gain"] = f"{self.gain_.min():.2g}"
         return found
 
@@ -150,12 +150,12 @@ class AdaptiveWhitening(LinearCalibrator):
             "gain": learned_tensor(self.gain_),
             "noise": torch.tensor(self.noise_, dtype=torch.float64),
             "mean_cosine": torch.tensor(self.mean_cosine_, dtype=torch.float64),
-            "effective_rank": torch.tensor(self.effective_rank_, dtype=torch.float64),
+            "effective_axes": torch.tensor(self.effective_axes_, dtype=torch.float64),
         }
 
     def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
         width = self.n_features_in_
-        scalars = ("noise", "mean_cosine", "effective_rank")
+        scalars = ("noise", "mean_cosine", "effective_axes")
         return {
             "components": empty(width, width),
             "gain": empty(width),
