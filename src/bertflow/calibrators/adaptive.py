@@ -33,9 +33,9 @@ class AdaptiveWhitening(LinearCalibrator):
         \left( \frac{5\, r^3}{r^3 + 40^3} + \frac{3D}{4N} \right)
 
     S is the second moment of the rows at unit length, about the origin, and :math:`\Sigma` their
-    covariance; :math:`\bar c` is the mean cosine of two rows, r the count of
-    effective axes (the exponential of the entropy of the principal axes' shares in the variance). z, of
-    shape (N, D), is given along the eigenvectors of S; the first of them lies near the mean.
+    covariance; :math:`\bar c` is the mean cosine of two rows, r the count of effective axes (the
+    exponential of the entropy of the principal axes' shares in the variance). z, of shape (N, D),
+    is given along the eigenvectors of S; the first of them lies near the mean.
 
     A direction in which rows have much in common is made small, beginning with the mean. What lies
     below the noise level n stays as it is. So vectors of raw language models, which share one
