@@ -67,12 +67,16 @@ def attempts() -> Iterator[tuple[str, Fit]]:
     """What is set side by side on dev splits."""
     yield "none", lambda rows: lambda x: x
     yield "AdaptiveWhitening()", adapted()
-    for noise in (2.0, 3.5, 7.0, 10.0):
-        yield f"noise {noise} for 5", adapted(NOISE=noise)
+    for noise in (1.5, 2.0, 4.0, 6.0, 10.0):
+        yield f"noise {noise} for 3", adapted(NOISE=noise)
     for axes in (20.0, 30.0, 60.0, 80.0):
         yield f"few axes {axes:.0f} for 40", adapted(FEW_AXES=axes)
+    for alike in (0.05, 0.07, 0.15, 0.2):
+        yield f"many alike {alike} for 0.1", adapted(MANY_ALIKE=alike)
+    yield "without near duplicates", adapted(MANY_ALIKE=1e9)
+    yield "without near duplicates, noise 5", adapted(MANY_ALIKE=1e9, NOISE=5.0)
     for power in (0.5, 0.75, 1.5):
-        for noise in (2.0, 5.0, 10.0):
+        for noise in (1.5, 3.0, 6.0):
             yield f"power {power}, noise {noise}", adapted(power, NOISE=noise)
     yield "with a flow before the weights", with_flow
 

@@ -36,8 +36,14 @@ def test_the_map_is_the_one_of_its_equation(rng):
     shares = np.linalg.eigvalsh(covariance) / np.trace(covariance)
     rank = np.exp(-(shares * np.log(shares)).sum())
     cosines = (u @ u.T)[~np.eye(300, dtype=bool)]
-    level = 5 * rank**3 / (rank**3 + 40**3) + 3 * 12 / (4 * 300)
-    noise = np.trace(covariance) / 12 * level / cosines.mean()
+    second_term = 3 * 12 / (4 * 300)
+    unit_noise, level = np.trace(covariance) / 12 / cosines.mean(), 3 * rank**3 / (rank**3 + 40**3)
+    first = unit(u @ np.linalg.inv(np.eye(12) + second / (unit_noise * (level + second_term))))
+    near = first @ first.T
+    alike = ((near > 0.8) & (near < 0.9999)).any(axis=1).mean()
+    noise = unit_noise * (level * (1 + (10 * alike) ** 2) + second_term)
+    assert found.near_duplicates_ == pytest.approx(alike)
+    assert 0 < alike < 1
     assert found.effective_axes_ == pytest.approx(rank)
     assert found.mean_cosine_ == pytest.approx(cosines.mean())
     assert found.noise_ == pytest.approx(noise)
@@ -66,8 +72,16 @@ def test_what_it_followed_from_is_kept_and_shown(rng, tmp_path):
     fitted = AdaptiveWhitening().fit(rng.normal(size=(100, 6)) + 3.0)
     save_calibrator(fitted, tmp_path / "c")
     loaded = load_calibrator(tmp_path / "c")
-    assert list(loaded.facts().items())[-3:] == list(fitted.facts().items())[-3:]
-    assert list(fitted.facts())[-3:] == ["mean cosine", "effective axes", "strongest gain"]
+    names = ["mean cosine", "effective axes", "near duplicates", "strongest gain"]
+    assert list(loaded.facts().items())[-4:] == list(fitted.facts().items())[-4:]
+    assert list(fitted.facts())[-4:] == names
+
+
+def test_rows_that_come_twice_are_no_near_duplicates(rng):
+    x = rng.normal(size=(300, 64)) + 1.0
+    near = np.concatenate([x, x + 0.1 * rng.normal(size=x.shape)])
+    assert AdaptiveWhitening().fit(np.concatenate([x, x])).near_duplicates_ == 0
+    assert AdaptiveWhitening().fit(near).near_duplicates_ == 1
 
 
 def test_moments_must_be_of_rows_at_unit_length(rng):

@@ -735,6 +735,14 @@ def test_a_calibrator_from_merged_moments_is_the_one_from_rows(
         torch.testing.assert_close(calibrator._learned()[name], learned, rtol=1e-8, atol=1e-8)
 
 
+def test_near_duplicates_are_found_in_a_folder_too(tmp_path, vectors):
+    near = vectors + 0.01 * np.random.default_rng(0).normal(size=vectors.shape)
+    np.save(tmp_path / "x.npy", np.stack([vectors, near], axis=1).reshape(-1, vectors.shape[1]))
+    found = AdaptiveWhitening()
+    fit_folder(found, tmp_path / "x.npy", tmp_path / "moments", shard_rows=300)
+    assert found.near_duplicates_ > 0.9
+
+
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.int32])
 def test_moments_of_a_npy_are_taken_in_ranges_of_rows(tmp_path, vectors, kind, order):

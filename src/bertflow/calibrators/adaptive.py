@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bertflow.calibrators.base import Array, empty, learned_tensor, like
+from bertflow.calibrators.base import Array, empty, learned_tensor, like, taken, unit_length
 from bertflow.calibrators.linear import LinearCalibrator
 from bertflow.calibrators.moments import Moments, principal_axes
 from bertflow.errors import InputError
 
 # The constants of the equation, with which `python -m benchmarks.adaptive` has others compared.
-NOISE = 5.0
+NOISE = 3.0
 FEW_AXES = 40.0
+MANY_ALIKE = 0.1
 # With less of this, few rows make themselves all equally far apart.
 OF_ROWS = 0.75
 # Stands for a mean cosine that is lower, as of a cloud without a common direction.
 LEAST_COSINE = 1e-4
 # Rows of unit length that vary by less than this squared differ by the rounding of float32 alone.
 ROUNDING = 5e-7
+# Near duplicates are looked for among so many rows, drawn at random.
+SAMPLE = 2000
+# A row has one where another has a cosine of more than the first; above the second it is the same.
+ALIKE, SAME = 0.8, 0.9999
 
 
 class AdaptiveWhitening(LinearCalibrator):
@@ -30,19 +36,21 @@ class AdaptiveWhitening(LinearCalibrator):
     .. math::
         z = \left(I + \tfrac1n S\right)^{-1} x, \qquad
         n = \frac{\operatorname{tr} \Sigma}{D \max(\bar c, 10^{-4})}
-        \left( \frac{5\, r^3}{r^3 + 40^3} + \frac{3D}{4N} \right)
+        \left( \frac{3\, r^3}{r^3 + 40^3} \left(1 + (10\, a)^2\right) + \frac{3D}{4N} \right)
 
     S is the second moment of the rows at unit length, about the origin, and :math:`\Sigma` their
     covariance; :math:`\bar c` is the mean cosine of two rows, r the count of effective axes (the
-    exponential of the entropy of the principal axes' shares in the variance). z, of shape (N, D),
-    is given along the eigenvectors of S; the first of them lies near the mean.
+    exponential of the entropy of the principal axes' shares in the variance), and a the share of
+    rows with a near duplicate: among 2,000 rows, another one that is not the same has a cosine
+    above 0.8 in the map with a = 0. z, of shape (N, D), is given along the eigenvectors of S; the
+    first of them lies near the mean.
 
     A direction in which rows have much in common is made small, beginning with the mean. What lies
     below the noise level n stays as it is. So vectors of raw language models, which share one
     direction (:math:`\bar c` of 0.3 to 1), are whitened, and their strongest axes are made smaller
     than that. Vectors of embedding models, which are spread out already (:math:`\bar c` near 0),
-    are hardly changed. Where few axes carry the variance (small r), the noise is low, and where
-    rows are few (small N), it is high.
+    are hardly changed. Where few axes carry the variance (small r), the noise is low. It is high
+    where texts are alike but for a word (large a), and where rows are few (small N).
 
     It has no arguments, takes no labels, no seed and one pass over the rows. Nothing is subtracted:
     a row twice as long has an image twice as long. Zero rows count as rows without a direction.
@@ -53,6 +61,7 @@ class AdaptiveWhitening(LinearCalibrator):
         noise_: The level n, as a share of a row's squared length.
         mean_cosine_: Of two rows.
         effective_axes_: The above.
+        near_duplicates_: The above, 0 to 1.
 
     Raises:
         InputError: By fit, for bad rows, or rows that all point the same way.
@@ -82,6 +91,8 @@ class AdaptiveWhitening(LinearCalibrator):
     noise_: float
     mean_cosine_: float
     effective_axes_: float
+    near_duplicates_: float
+    _sample: Tensor | None = None
 
     @property
     def mean_(self) -> Array:  # type: ignore[override]
@@ -92,6 +103,40 @@ class AdaptiveWhitening(LinearCalibrator):
     def scale_(self) -> Array:  # type: ignore[override]
         """What each axis is divided by, shape (D,)."""
         return 1 / self.gain_
+
+    def fit_moments(self, moments: Moments, sample: Any = None) -> Self:
+        """Learn the map from moments of rows at unit length, as the others do from theirs.
+
+        Args:
+            moments: As of the others.
+            sample: Some 2,000 of the rows, shape (n, D), among which near duplicates are looked
+                for; None takes it that there are none.
+
+        Raises:
+            InputError: As of the others, or the moments are of rows of another length.
+
+        Example:
+            >>> import torch
+            >>> rows = torch.nn.functional.normalize(torch.eye(4) + 1)
+            >>> moments = Moments(4)
+            >>> moments.update(rows)
+            >>> AdaptiveWhitening().fit_moments(moments, rows).near_duplicates_
+            0.0
+        """
+        self._sample = None if sample is None else unit_length(torch.as_tensor(sample).double())
+        try:
+            return super().fit_moments(moments)
+        finally:
+            del self._sample
+
+    def _fit(self, rows: Array | Tensor) -> None:
+        drawn = np.random.default_rng(0).permutation(len(rows))[:SAMPLE]
+        sample = taken(rows, torch.from_numpy(np.sort(drawn)))
+        self._sample = unit_length(sample.double().cpu())
+        try:
+            super()._fit(rows)
+        finally:
+            del self._sample
 
     def _fit_moments(self, moments: Moments) -> None:
         covariance, mean, rows = moments.covariance(), moments.mean, moments.count
@@ -107,10 +152,16 @@ class AdaptiveWhitening(LinearCalibrator):
         shares = principal_axes(covariance)[0].square() / total
         self.effective_axes_ = float(torch.special.entr(shares).sum().exp())
         self.mean_cosine_ = (rows * common - squared) / (rows - 1)
-        cubed = self.effective_axes_**3
-        level = NOISE * cubed / (cubed + FEW_AXES**3) + OF_ROWS * width / rows
-        self.noise_ = total / width * level / max(self.mean_cosine_, LEAST_COSINE)
         deviation, axes, _ = principal_axes(covariance + torch.outer(mean, mean))
+        cubed = self.effective_axes_**3
+        unit = total / width / max(self.mean_cosine_, LEAST_COSINE)
+        level, of_rows = NOISE * cubed / (cubed + FEW_AXES**3), OF_ROWS * width / rows
+        self.near_duplicates_ = 0.0
+        if self._sample is not None:
+            gain = 1 / (1 + deviation.square() / (unit * (level + of_rows)))
+            self.near_duplicates_ = _share_alike(self._sample @ axes.T * gain)
+        level *= 1 + (self.near_duplicates_ / MANY_ALIKE) ** 2
+        self.noise_ = unit * (level + of_rows)
         self.components_ = axes.contiguous().numpy()
         self.gain_ = (1 / (1 + deviation.square() / self.noise_)).numpy()
 
@@ -120,6 +171,7 @@ class AdaptiveWhitening(LinearCalibrator):
         if found:
             found["mean cosine"] = f"{self.mean_cosine_:.3f}"
             found["effective axes"] = f"{self.effective_axes_:.1f}"
+            found["near duplicates"] = f"{self.near_duplicates_:.1%}"
             found["strongest gain"] = f"{self.gain_.min():.2g}"
         return found
 
@@ -151,11 +203,12 @@ class AdaptiveWhitening(LinearCalibrator):
             "noise": torch.tensor(self.noise_, dtype=torch.float64),
             "mean_cosine": torch.tensor(self.mean_cosine_, dtype=torch.float64),
             "effective_axes": torch.tensor(self.effective_axes_, dtype=torch.float64),
+            "near_duplicates": torch.tensor(self.near_duplicates_, dtype=torch.float64),
         }
 
     def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
         width = self.n_features_in_
-        scalars = ("noise", "mean_cosine", "effective_axes")
+        scalars = ("noise", "mean_cosine", "effective_axes", "near_duplicates")
         return {
             "components": empty(width, width),
             "gain": empty(width),
@@ -166,6 +219,14 @@ class AdaptiveWhitening(LinearCalibrator):
         for name, tensor in learned.items():
             value = tensor.numpy() if tensor.ndim else float(tensor)
             setattr(self, f"{name}_", value)
+
+
+def _share_alike(rows: Tensor) -> float:
+    """The share of rows that have another, not the same, at a cosine above `ALIKE`."""
+    directions = unit_length(rows)
+    cosines = directions @ directions.T
+    near = (cosines > ALIKE) & (cosines < SAME)
+    return float(near.any(dim=1).double().mean())
 
 
 def _product_into(rows: Tensor, matrix: Tensor, out: Tensor) -> None:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from bertflow.calibrators import Calibrator, LinearCalibrator, Moments
+from bertflow.calibrators import AdaptiveWhitening, Calibrator, LinearCalibrator, Moments
+from bertflow.calibrators.adaptive import SAMPLE
+from bertflow.calibrators.base import Array
 from bertflow.errors import InputError
 from bertflow.scale.engines import Engine
+from bertflow.scale.places import Place
 from bertflow.scale.running import Outcome, Progress, files_of, run
-from bertflow.scale.shards import SHARD_ROWS, VECTOR
+from bertflow.scale.shards import SHARD_ROWS, VECTOR, plan, read, vectors_of
 from bertflow.scale.workers import BlockMoments, merged_moments
+
+# Of a larger folder, near duplicates are looked for in the beginnings of so many shards.
+SHARDS_SAMPLED = 20
 
 
 def folder_moments(
@@ -113,6 +122,23 @@ def fit_folder(
     )
     if not bool(torch.isfinite(moments.second).all()):
         raise InputError("the vectors hold values too large to square in float64; scale them down")
-    calibrator.fit_moments(moments)
+    if isinstance(calibrator, AdaptiveWhitening):
+        calibrator.fit_moments(moments, _some_rows(source, vector, shard_rows))
+    else:
+        calibrator.fit_moments(moments)
     calibrator.provenance_ = {"vectors": str(source), "rows": moments.count, "limit": None}
     return outcome
+
+
+def _some_rows(source: str | Path, vector: str, shard_rows: int) -> Array | None:
+    """As many rows as a sample takes, from the beginnings of shards all over a folder."""
+    place, columns = Place(source), BlockMoments(vector=vector).columns
+    planned = plan(place, columns, shard_rows=shard_rows)
+    chosen = planned.shards[:: max(1, len(planned.shards) // SHARDS_SAMPLED)]
+    count = -(-SAMPLE // max(1, len(chosen)))
+    found = []
+    for shard in chosen:
+        with suppress(InputError):  # It was skipped before.
+            for batch in islice(read(place, shard, planned.schema, columns, batch_rows=count), 1):
+                found.append(vectors_of(batch.column(vector), place.named(shard.path)))
+    return np.concatenate(found)[:SAMPLE] if found else None
