@@ -46,7 +46,7 @@ def adapted(power: float = 1.0, **constants: float) -> Fit:
     """AdaptiveWhitening with other constants of its module, or its gains to a power."""
 
     def fit(rows: Array) -> Map:
-        with patch.multiple(adaptive, **constants):
+        with patch.multiple(adaptive, **{"NOISE": adaptive.NOISE, **constants}):
             fitted = AdaptiveWhitening().fit(rows)
         fitted.gain_ = fitted.gain_**power
         return fitted.transform
