@@ -294,7 +294,7 @@ class Torture:
     def cases(self) -> list[Case]:
         """All that are there."""
         root = self.root
-        flow = ["--set", "width=8", "--set", "batch_size=16"]
+        flow = ["--calibrator", "flow", "--set", "width=8", "--set", "batch_size=16"]
         text = ["--encoder", f"{root}/encoder", "--corpus", f"{root}/corpus.txt"]
         finetune = ["--nli", "snli", "--data", f"{root}/data", "--batch-size", "8"]
         return [
