@@ -92,6 +92,13 @@ def test_moments_must_be_of_rows_at_unit_length(rng):
             AdaptiveWhitening().fit_moments(moments)
 
 
+def test_a_sample_of_another_width_is_refused(rng):
+    moments = Moments(4)
+    moments.update(torch.from_numpy(unit(rng.normal(size=(50, 4)))))
+    with pytest.raises(InputError, match="sample has 3 columns"):
+        AdaptiveWhitening().fit_moments(moments, np.ones((5, 3)))
+
+
 def test_rows_that_all_point_the_same_way_are_refused(rng):
     x = (rng.uniform(1, 9, size=(50, 1)) * rng.normal(size=(1, 8))).astype(np.float32)
     with pytest.raises(InputError, match="all 50 rows point the same way"):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bertflow.calibrators.base import Array, empty, learned_tensor, like, taken, unit_length
+from bertflow.calibrators.containers import matrix
 from bertflow.calibrators.linear import LinearCalibrator
 from bertflow.calibrators.moments import Moments, principal_axes
 from bertflow.errors import InputError
@@ -22,11 +23,11 @@ MANY_ALIKE = 0.1
 OF_ROWS = 0.75
 # Stands for a mean cosine that is lower, as of a cloud without a common direction.
 LEAST_COSINE = 1e-4
-# Rows of unit length that vary by less than this squared differ by the rounding of float32 alone.
+# Rows at unit length whose deviation is below this differ by the rounding of float32 alone.
 ROUNDING = 5e-7
 # Near duplicates are looked for among so many rows, drawn at random.
 SAMPLE = 2000
-# A row has one where another has a cosine of more than the first; above the second it is the same.
+# Two rows are near duplicates if their cosine lies between these; above, they are the same row.
 ALIKE, SAME = 0.8, 0.9999
 
 
@@ -52,8 +53,8 @@ class AdaptiveWhitening(LinearCalibrator):
     are hardly changed. Where few axes carry the variance (small r), the noise is low. It is high
     where texts are alike but for a word (large a), and where rows are few (small N).
 
-    It has no arguments, takes no labels, no seed and one pass over the rows. Nothing is subtracted:
-    a row twice as long has an image twice as long. Zero rows count as rows without a direction.
+    It has no arguments, no labels and no seed, and takes one pass over the rows. Nothing is
+    subtracted: a row twice as long has an image twice as long. Zero rows count as rows without a direction.
 
     Attributes:
         components_: The axes, shape (D, D), orthonormal, each with its largest entry positive.
@@ -123,16 +124,23 @@ class AdaptiveWhitening(LinearCalibrator):
             >>> AdaptiveWhitening().fit_moments(moments, rows).near_duplicates_
             0.0
         """
-        self._sample = None if sample is None else unit_length(torch.as_tensor(sample).double())
+        if sample is not None:
+            rows = matrix(sample, len(moments.mean))
+            if rows.shape[1] != len(moments.mean):
+                raise InputError(
+                    f"sample has {rows.shape[1]} columns, but the moments are of "
+                    f"{len(moments.mean)} dimensions"
+                )
+            self._sample = unit_length(torch.as_tensor(rows).cpu().double())
         try:
             return super().fit_moments(moments)
         finally:
-            del self._sample
+            self.__dict__.pop("_sample", None)
 
     def _fit(self, rows: Array | Tensor) -> None:
         drawn = np.random.default_rng(0).permutation(len(rows))[:SAMPLE]
         sample = taken(rows, torch.from_numpy(np.sort(drawn)))
-        self._sample = unit_length(sample.double().cpu())
+        self._sample = unit_length(sample.cpu().double())
         try:
             super()._fit(rows)
         finally:
