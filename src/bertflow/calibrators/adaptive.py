@@ -54,7 +54,8 @@ class AdaptiveWhitening(LinearCalibrator):
     where texts are alike but for a word (large a), and where rows are few (small N).
 
     It has no arguments, no labels and no seed, and takes one pass over the rows. Nothing is
-    subtracted: a row twice as long has an image twice as long. Zero rows count as rows without a direction.
+    subtracted: a row twice as long has an image twice as long. Zero rows count as rows without a
+    direction.
 
     Attributes:
         components_: The axes, shape (D, D), orthonormal, each with its largest entry positive.
