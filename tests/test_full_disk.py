@@ -85,8 +85,9 @@ def timeless(files: dict[str, bytes]) -> dict[str, object]:
 def commands(tmp_path: Path, tiny_bert: Path) -> dict[str, list[object]]:
     text = ["--corpus", tmp_path / "corpus.txt"]
     data = ["--data", tmp_path / "data"]
+    flow = ["--calibrator", "flow", "--set", "width=8"]
     return {
-        "fit": ["fit", "--encoder", tiny_bert, *text, "--set", "width=8", "--output", "out"],
+        "fit": ["fit", "--encoder", tiny_bert, *text, *flow, "--output", "out"],
         "encode": ["encode", tiny_bert, *text, "--output", "out/z.npy"],
         "finetune": ["finetune", "--encoder", tiny_bert, "--nli", "snli", *data, "--output", "out"],
     }
