@@ -1,8 +1,15 @@
 """Files and the hub to sentences and pairs."""
 
-from bertflow.data.catalog import CATALOG, STS_TASKS, TASKS, find_data_set
+from bertflow.data.catalog import (
+    CATALOG,
+    STS_TASKS,
+    TASKS,
+    DataSet,
+    HubSource,
+    Layout,
+    find_data_set,
+)
 from bertflow.data.corpus import check_corpus, checked_corpus, read_corpus, stream_corpus
-from bertflow.data.declarations import DataSet, HubSource, Layout
 from bertflow.data.pairs import (
     DATA_VARIABLE,
     NLI_LABELS,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from bertflow.data.declarations import DataSet, HubSource
+from bertflow.data.catalog import DataSet, HubSource
 from bertflow.data.layouts import Row
 from bertflow.errors import InputError
 from bertflow.network import hub_answers

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bertflow.data.declarations import DataSet, Layout
+from bertflow.data.catalog import DataSet, Layout
 from bertflow.data.pairs import sentence
 from bertflow.data.tables import bounded_lines, listed, open_bytes, read_lines, read_rows, reading
 from bertflow.errors import InputError, shown

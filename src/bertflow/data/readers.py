@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from bertflow.data.catalog import find_data_set
-from bertflow.data.declarations import DataSet
+from bertflow.data.catalog import DataSet, find_data_set
 from bertflow.data.hub import NotOnHubError, available_hub, read_hub
 from bertflow.data.layouts import Row, find_files, read_found
 from bertflow.data.pairs import (
