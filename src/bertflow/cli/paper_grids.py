@@ -6,6 +6,7 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 
 from bertflow.display import Grid
+from bertflow.display.numbers import fixed, p_value, span
 from bertflow.paper.results import CellResult, RowResult, TableResult
 
 # Rows of values whose median is worth a line: the seeds are what that table is about.
@@ -35,15 +36,15 @@ def _lines(
     digits = 2 if one.unit == 100 else 3
     foreign = f"published, {row.published_for}" if row.published_for else "published"
     wanted: list[tuple[str, Callable[[CellResult], str]]] = [
-        ("ours", lambda cell: _number(cell.value, digits) + _arrow(cell)),
-        ("95 %", lambda cell: _span(cell.low, cell.high, digits - 1)),
-        ("± over seeds", lambda cell: _number(cell.deviation, 2)),
+        ("ours", lambda cell: fixed(cell.value, digits, minus="-") + _arrow(cell)),
+        ("95 %", lambda cell: span(cell.low, cell.high, digits - 1, minus="-")),
+        ("± over seeds", lambda cell: fixed(cell.deviation, 2, minus="-")),
     ]
     if one.name in ABOUT_SEEDS:
-        wanted.append(("median", lambda cell: _number(cell.median, digits)))
+        wanted.append(("median", lambda cell: fixed(cell.median, digits, minus="-")))
     wanted += [
         (foreign, lambda cell: _published(cell, marks)),
-        ("difference", lambda cell: _number(cell.difference, 2, signed=True)),
+        ("difference", lambda cell: fixed(cell.difference, 2, signed=True, minus="-")),
     ]
     lines = [(name, [form(cell) for cell in cells]) for name, form in wanted]
     return [(name, shown) for name, shown in lines if any(shown)] or [("ours", ["" for _ in cells])]
@@ -59,7 +60,7 @@ def _labels(one: TableResult) -> list[str]:
 
 
 def _published(cell: CellResult, marks: Mapping[str, str]) -> str:
-    shown = _number(cell.published, 2)
+    shown = fixed(cell.published, 2, minus="-")
     if cell.published_deviation is not None:
         shown += f" ± {cell.published_deviation:.2f}"
     if cell.published_median is not None:
@@ -90,7 +91,7 @@ def claims_grid(one: TableResult) -> Grid:
     rows = []
     for claim in one.claims:
         found, foreign = claim.difference, whom[claim.encoder]
-        printed = _number(claim.published, 2, signed=True)
+        printed = fixed(claim.published, 2, signed=True, minus="-")
         if printed and foreign and not together:
             printed += f" ({foreign})"
         rows.append(
@@ -98,9 +99,9 @@ def claims_grid(one: TableResult) -> Grid:
                 claim.text,
                 *([claim.encoder] if len(encoders) > 1 else []),
                 printed,
-                _number(found.value, 2, signed=True),
-                _span(found.low, found.high, 1 if one.unit == 100 else 2, signed=True),
-                _p(found.adjusted),
+                fixed(found.value, 2, signed=True, minus="-"),
+                span(found.low, found.high, 1 if one.unit == 100 else 2, signed=True, minus="-"),
+                p_value(found.adjusted),
                 claim.verdict,
             ]
         )
@@ -128,19 +129,6 @@ def _published_for(one: TableResult, encoder: str) -> str | None:
     return None if None in found else next(iter(found), None)
 
 
-def _number(value: float | None, digits: int, *, signed: bool = False) -> str:
-    if value is None:
-        return ""
-    return f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
-
-
-def _span(low: float | None, high: float | None, digits: int, *, signed: bool = False) -> str:
-    if low is None or high is None:
-        return ""
-    form = f"{'+' if signed else ''}.{digits}f"
-    return f"{low:{form}} to {high:{form}}"
-
-
 def _arrow(cell: CellResult) -> str:
     """Above or below the row's baseline beyond chance, as the paper's arrows; · where not."""
     if cell.baseline is None or cell.value is None:
@@ -148,10 +136,6 @@ def _arrow(cell: CellResult) -> str:
     if not cell.baseline.real:
         return " ·"
     return " ↑" if (cell.baseline.value or 0) > 0 else " ↓"
-
-
-def _p(value: float | None) -> str:
-    return "" if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def notes_of(one: TableResult) -> list[str]:

@@ -9,7 +9,7 @@ from bertflow.analysis.frequency import Mean
 from bertflow.cli.results import Page
 from bertflow.data import Pairs
 from bertflow.display import Grid
-from bertflow.evaluation import Estimate
+from bertflow.display.numbers import fixed, with_interval
 
 
 def words_page(encoder: str, language: str, found: WordStatistics) -> Page:
@@ -48,10 +48,10 @@ def lexical_page(
     rows = [
         [
             name,
-            _estimate(found.edit[name]),
-            _estimate(found.gold[name]),
-            _estimate(found.short_edit[name]),
-            _estimate(found.short_gold[name]),
+            with_interval(found.edit[name]),
+            with_interval(found.gold[name]),
+            with_interval(found.short_edit[name]),
+            with_interval(found.short_gold[name]),
         ]
         for name in names
     ]
@@ -75,16 +75,11 @@ def lexical_page(
     for name in names[1:]:
         one = found.difference(name, "gold")
         if one.value is not None:
-            span = (
-                ""
-                if one.low is None
-                else f" ({100 * one.low:+.1f} to {100 * (one.high or 0):+.1f})"
-            )
             more = "more" if one.value < 0 else "less"
             sure = "" if one.real else "; chance is enough to explain it"
             notes.append(
                 f"{name} goes with edit distance {more} than gold does: "
-                f"{100 * one.value:+.2f}{span}{sure}"
+                f"{with_interval(one, signed=True)}{sure}"
             )
     if found.skipped:
         notes.append(f"{found.skipped:,} pairs left out: without gold or without a cosine")
@@ -134,13 +129,5 @@ def _mean(one: Mean | None) -> str:
     if one is None or one.value is None:
         return ""
     if one.low is None or one.high is None:
-        return f"{one.value:.3f}"
-    return f"{one.value:.3f} ± {(one.high - one.low) / 2:.3f}"
-
-
-def _estimate(one: Estimate) -> str:
-    if one.value is None:
-        return "undefined"
-    if one.low is None or one.high is None:
-        return f"{100 * one.value:.2f}"
-    return f"{100 * one.value:.2f} ({100 * one.low:.1f} to {100 * one.high:.1f})"
+        return fixed(one.value, 3)
+    return f"{fixed(one.value, 3)} ± {fixed((one.high - one.low) / 2, 3)}"

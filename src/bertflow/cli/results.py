@@ -16,6 +16,7 @@ from bertflow.cli.opening import show
 from bertflow.cli.places import is_output
 from bertflow.data import CATALOG
 from bertflow.display import Grid
+from bertflow.display.numbers import hundredfold, hundredfold_span, p_value
 from bertflow.errors import ModelError, one_line
 from bertflow.evaluation import METHODS, Comparison, Difference, Estimate, Score, Scores
 from bertflow.evaluation.comparison import counted
@@ -26,10 +27,7 @@ from bertflow.evaluation.tables import (
     gains_grid,
     label_of,
     model_name,
-    p_value,
     scores_grid,
-    signed,
-    span,
     tasks_grid,
 )
 
@@ -193,7 +191,13 @@ def difference_page(
         for place, name, side in zip(("model", "against"), names, sides, strict=True)
     }
     rows = [
-        [name, signed(one.value), span(one.low, one.high), p_value(one.adjusted), _verdict(one)]
+        [
+            name,
+            hundredfold(one.value, signed=True),
+            hundredfold_span(one),
+            p_value(one.adjusted),
+            _verdict(one),
+        ]
         for name, one in differences.items()
     ]
     title = f"{model} minus {other}, × 100"
@@ -298,7 +302,7 @@ def _told_apart(result: Comparison, reference: str, aggregation: str) -> tuple[s
     groups: tuple[list[str], list[str], list[str]] = ([], [], [])
     for name, one in result.against(reference, aggregation).items():
         place = (0 if (one.value or 0) > 0 else 1) if one.real else 2
-        groups[place].append(f"{result.entries[name].label} {signed(one.value)}")
+        groups[place].append(f"{result.entries[name].label} {hundredfold(one.value, signed=True)}")
     above, below, unclear = (", ".join(group) for group in groups)
     return above, below, unclear
 

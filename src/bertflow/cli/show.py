@@ -11,8 +11,9 @@ from bertflow.analysis.gains import PARAPHRASE, PairGains
 from bertflow.calibrators.card import last_part
 from bertflow.cli.terminal import console
 from bertflow.demo import Demonstration, Example
+from bertflow.display.numbers import fixed, hundredfold, hundredfold_span
 from bertflow.errors import one_line, quoted
-from bertflow.evaluation import Difference, Estimate
+from bertflow.evaluation import Difference
 
 
 def show_demo(result: Demonstration, why: str = "") -> None:
@@ -76,16 +77,22 @@ def _figures(gains: PairGains) -> Table:
     table.add_row(
         f"Do cosines follow the grades of {gains.pairs:,} pairs?\n"
         "  (Spearman × 100: 0 is chance, 100 the same order)",
-        *[f"{_hundred(one.value)}\n{_span(one)}" for one in (spearman.before, spearman.after)],
+        *[
+            f"{hundredfold(one.value, 1)}\n{hundredfold_span(one, 0)}"
+            for one in (spearman.before, spearman.after)
+        ],
     )
     table.add_row(
         f"Is the other half of a paraphrase found first?\n"
         f"  ({len(gains.searched):,} searches among {gains.among:,} sentences)",
-        *[f"{_hundred(one.value, 0)} %\n{_span(one)}" for one in (hits.before, hits.after)],
+        *[
+            f"{hundredfold(one.value, 0)} %\n{hundredfold_span(one, 0)}"
+            for one in (hits.before, hits.after)
+        ],
     )
     table.add_row(
         "How alike do two random sentences look?\n  (mean cosine: 1 the same, 0 unrelated)",
-        *[f"{mean:.2f}".replace("-0.00", "0.00") for mean in gains.mean_cosine],
+        *[fixed(mean, minus="-") for mean in gains.mean_cosine],
     )
     return table
 
@@ -124,15 +131,4 @@ def _verdict(one: Difference) -> str:
     if one.low is None or one.high is None:
         return "what cannot be told"
     told = "more than chance" if one.real else "which may be chance"
-    low, high = (round(100 * end, 1) + 0.0 for end in (one.low, one.high))  # No -0.0.
-    return f"{low:+.1f} to {high:+.1f} ({told})"
-
-
-def _hundred(value: float | None, digits: int = 1) -> str:
-    return "undefined" if value is None else f"{100 * value:.{digits}f}"
-
-
-def _span(one: Estimate) -> str:
-    if one.low is None or one.high is None:
-        return ""
-    return f"{100 * one.low:.0f} to {100 * one.high:.0f}"
+    return f"{hundredfold_span(one, signed=True)} ({told})"

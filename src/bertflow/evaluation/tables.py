@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from bertflow.calibrators.presets import preset_name
 from bertflow.display import Grid
+from bertflow.display.numbers import hundredfold, hundredfold_span, p_value, with_interval
 from bertflow.evaluation.comparison import counted
 from bertflow.evaluation.scores import AVERAGES, Estimate
 
@@ -82,9 +83,8 @@ def score_line(score: Score) -> str:
     several = len(score.aggregations) > 1
     shown = []
     for name, found in score.aggregations.items():
-        one = found[score.measure]
-        ends = f" ({span(one.low, one.high)})" if one.low is not None else ""
-        shown.append(f"{name} {number(one)}{ends}" if several else f"{number(one)}{ends}")
+        value = with_interval(found[score.measure])
+        shown.append(f"{name} {value}" if several else value)
     pairs = f"{sum(score.scored.values()):,} pairs"
     return (
         f"{score.task} {score.split}, {pairs}: {MEASURES[score.measure]} {', '.join(shown)}; "
@@ -118,9 +118,9 @@ def tasks_grid(result: Comparison, aggregation: str) -> Grid:
     mean = [_overall_name(shown)] if len(shown) > 1 else []
     rows = []
     for entry in result.entries.values():
-        cells = [number(entry.estimates[aggregation][task]) for task in tasks]
+        cells = [hundredfold(entry.estimates[aggregation][task].value) for task in tasks]
         if mean:
-            cells.append(number(entry.overall(aggregation)))
+            cells.append(hundredfold(entry.overall(aggregation).value))
         rows.append([entry.label, *cells])
     return Grid(_title(result, aggregation), ["calibrator", *tasks, *mean], rows)
 
@@ -133,12 +133,13 @@ def gains_grid(result: Comparison, aggregation: str) -> Grid:
     rows = []
     for name, entry in result.entries.items():
         overall = entry.overall(aggregation)
-        cells = [number(overall), span(overall.low, overall.high)]
+        cells = [hundredfold(overall.value), hundredfold_span(overall)]
         gain = gains.get(name)
         if gain is None:
             cells += ["", "", ""]
         else:
-            cells += [signed(gain.value), span(gain.low, gain.high, signed=True)]
+            cells.append(hundredfold(gain.value, signed=True))
+            cells.append(hundredfold_span(gain, signed=True))
             cells.append(p_value(gain.adjusted))
         rows.append([entry.label, *cells])
     gain_column = f"gain on {result.entries[base].label}"
@@ -162,28 +163,8 @@ def cells(found: Mapping[str, Estimate], measures: Sequence[str]) -> list[str]:
     shown = []
     for measure in measures:
         one = found.get(measure)
-        shown += ["", ""] if one is None else [number(one), span(one.low, one.high)]
+        if one is None:
+            shown += ["", ""]
+        else:
+            shown += [hundredfold(one.value), hundredfold_span(one)]
     return shown
-
-
-def number(one: Estimate) -> str:
-    """An estimate × 100."""
-    return "undefined" if one.value is None else f"{100 * one.value:.2f}"
-
-
-def signed(value: float | None) -> str:
-    """A difference × 100."""
-    return "undefined" if value is None else f"{100 * value:+.2f}"
-
-
-def span(low: float | None, high: float | None, *, signed: bool = False) -> str:
-    """An interval × 100; nothing where there is none."""
-    if low is None or high is None:
-        return ""
-    form = "+.1f" if signed else ".1f"
-    return f"{100 * low:{form}} to {100 * high:{form}}"
-
-
-def p_value(value: float | None) -> str:
-    """A p-value; nothing where there is none."""
-    return "" if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"
