@@ -33,7 +33,7 @@ from bertflow.data import (
 )
 from bertflow.encoders import load_word_vectors
 from bertflow.encoders.cache import VectorCache
-from bertflow.encoders.checkpoints import read_modules
+from bertflow.encoders.checks import read_modules
 from bertflow.encoders.sentence_cache import parse_size
 from bertflow.encoders.sizes import check_gguf, check_sizes
 from bertflow.encoders.streaming import _PartialFile

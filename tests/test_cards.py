@@ -29,10 +29,10 @@ from bertflow.calibrators.card import HERE, calibrator_card, code, named, text
 from bertflow.calibrators.presets import preset_name
 from bertflow.data import Pairs
 from bertflow.encoders import save_model
-from bertflow.encoders.card import GENERATED
 from bertflow.encoders.origin import KNOWN, licence_in_card, note_hub, origin_of
 from bertflow.errors import InputError
 from bertflow.evaluation import Scores, describe_calibrator, score_pairs
+from bertflow.models.card import GENERATED
 from conftest import tree
 
 APACHE = "                Apache License\n          Version 2.0, January 2004\n"

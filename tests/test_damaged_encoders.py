@@ -19,7 +19,7 @@ from transformers import AutoModel
 
 from bertflow import calibrate, load, load_encoder
 from bertflow.calibrators import Standardization
-from bertflow.encoders import checkpoints, load_layers, load_poolings, open_model
+from bertflow.encoders import checks, load_layers, load_poolings, open_model
 from bertflow.errors import ModelError
 from gguf_files import write_gguf
 
@@ -115,12 +115,12 @@ def test_a_tensor_of_another_shape_is_named(kind, folder):
     ("kind", "folder"), [(kind, kind) for kind in ["bert", "portable"]], indirect=True
 )
 def test_where_transformers_marks_no_tensors_it_is_asked(kind, folder, monkeypatch):
-    told = checkpoints._told
+    told = checks._told
     asked = []
-    monkeypatch.setattr(checkpoints, "_told", lambda *how: (asked.append(how), told(*how))[1])
+    monkeypatch.setattr(checks, "_told", lambda *how: (asked.append(how), told(*how))[1])
     OPENED[kind](folder, device="cpu")
     assert not asked
-    monkeypatch.setattr(checkpoints, "MARK", "_no_such_mark")
+    monkeypatch.setattr(checks, "MARK", "_no_such_mark")
     OPENED[kind](folder, device="cpu")
     assert len(asked) == 1
     lost = names(folder, ".1.")[3]

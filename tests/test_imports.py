@@ -25,11 +25,20 @@ ALLOWED = {
     "data": {"network", "strict_json", "contents"},
     "calibrators": {"flows", "display", "strict_json", "contents"},
     "encoders": {"flows", "calibrators", "display", "network", "strict_json", "contents"},
-    "evaluation": {"flows", "calibrators", "encoders", "data", "display"},
-    "analysis": {"flows", "calibrators", "encoders", "data", "evaluation", "display"},
-    "scale": {"flows", "calibrators", "encoders", "data", "strict_json"},
-    "finetuning": {"flows", "calibrators", "encoders", "data", "evaluation", "strict_json"},
-    "demo": {"flows", "calibrators", "encoders", "data", "evaluation", "analysis"},
+    "models": {"flows", "calibrators", "encoders", "display"},
+    "evaluation": {"flows", "calibrators", "encoders", "models", "data", "display"},
+    "analysis": {"flows", "calibrators", "encoders", "models", "data", "evaluation", "display"},
+    "scale": {"flows", "calibrators", "encoders", "models", "data", "strict_json"},
+    "finetuning": {
+        "flows",
+        "calibrators",
+        "encoders",
+        "models",
+        "data",
+        "evaluation",
+        "strict_json",
+    },
+    "demo": {"flows", "calibrators", "encoders", "models", "data", "evaluation", "analysis"},
 }
 ALLOWED["paper"] = {*ALLOWED["demo"], "finetuning", "network", "strict_json"}
 ALLOWED["report"] = {*ALLOWED["paper"], "paper"}
@@ -75,6 +84,8 @@ def test_imports_go_downwards_only(path):
         name.split(".") for name in imported(parsed(path), path) if name.split(".")[0] == "bertflow"
     ]
     used = {parts[1] for parts in inner if len(parts) > 1}
+    if path.as_posix() == "encoders/__init__.py":  # It has the names of models for type checkers.
+        used.discard("models")
     assert used <= {part(path), "errors", *ALLOWED[part(path)]}
 
 

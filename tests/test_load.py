@@ -46,7 +46,7 @@ from bertflow.encoders import (
     save_model,
     sentence_cache,
 )
-from bertflow.encoders.checkpoints import quietly
+from bertflow.encoders.checks import quietly
 from bertflow.encoders.corpus import count_cut_of
 from bertflow.encoders.encoding import Encoding, Group
 from conftest import REPOSITORY

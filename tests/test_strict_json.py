@@ -8,7 +8,7 @@ import pytest
 
 from bertflow.calibrators import Standardization, load_calibrator, save_calibrator
 from bertflow.data import read_corpus
-from bertflow.encoders.checkpoints import read_modules
+from bertflow.encoders.checks import read_modules
 from bertflow.errors import InputError, ModelError
 from bertflow.paper.records import Records
 from bertflow.strict_json import LARGEST, parse_json, read_json

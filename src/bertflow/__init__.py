@@ -27,14 +27,7 @@ if TYPE_CHECKING:
         load_calibrator,
         save_calibrator,
     )
-    from bertflow.encoders import (
-        CalibratedSentenceTransformer,
-        SentenceCache,
-        attach,
-        calibrate,
-        load,
-        load_encoder,
-    )
+    from bertflow.encoders import SentenceCache, load_encoder
     from bertflow.errors import (
         BertflowError,
         InputError,
@@ -44,6 +37,7 @@ if TYPE_CHECKING:
         TrainingError,
     )
     from bertflow.evaluation import compare, evaluate, evaluate_all
+    from bertflow.models import CalibratedSentenceTransformer, attach, calibrate, load
 
 __version__ = "0.1.0"
 
@@ -62,14 +56,7 @@ _HOMES = {
         "load_calibrator",
         "save_calibrator",
     ],
-    "bertflow.encoders": [
-        "CalibratedSentenceTransformer",
-        "SentenceCache",
-        "attach",
-        "calibrate",
-        "load",
-        "load_encoder",
-    ],
+    "bertflow.encoders": ["SentenceCache", "load_encoder"],
     "bertflow.errors": [
         "BertflowError",
         "InputError",
@@ -79,6 +66,7 @@ _HOMES = {
         "TrainingError",
     ],
     "bertflow.evaluation": ["compare", "evaluate", "evaluate_all"],
+    "bertflow.models": ["CalibratedSentenceTransformer", "attach", "calibrate", "load"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

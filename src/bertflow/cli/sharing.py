@@ -39,7 +39,7 @@ def push(
 
     from bertflow.calibrators import load_calibrator
     from bertflow.cli.terminal import busy
-    from bertflow.encoders import is_calibrated, load
+    from bertflow.models import is_calibrated, load
 
     what = (
         load(folder, device="cpu", trust_remote_code=trust_remote_code)

@@ -103,9 +103,9 @@ def finetune(
     """Fine-tune an encoder on labelled NLI pairs, and save it. Stopped, it goes on."""
     check_folder(output, {"--encoder": encoder})
     from bertflow.cli.terminal import progress_bars
-    from bertflow.encoders import is_calibrated
     from bertflow.finetuning import Recipe, finetune_and_save, nli_corpus
     from bertflow.finetuning.training import check_packages
+    from bertflow.models import is_calibrated
 
     check_packages()
     recipe = Recipe(

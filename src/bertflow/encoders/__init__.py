@@ -1,28 +1,36 @@
-"""Encoders: text to matrices, and calibrated models that load anywhere."""
+"""Encoders: text to matrices.
+
+Calibrated models have a package of their own, `bertflow.models`. Their names are here, too.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from bertflow.encoders.cache import VectorCache, fill
 from bertflow.encoders.corpus import Embedded, embed
 from bertflow.encoders.encoding import Precision, encode_distinct, resolved_precision
 from bertflow.encoders.fingerprint import describe_encoder, library_versions
 from bertflow.encoders.loading import hidden_states, load_encoder
-from bertflow.encoders.model import (
-    CalibratedSentenceTransformer,
-    attach,
-    calibrate,
-    is_calibrated,
-    load,
-    open_model,
-    save_card,
-    save_model,
-)
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.poolings import load_layers, load_poolings
-from bertflow.encoders.portable import to_modules
 from bertflow.encoders.processes import DevicesEncoding, parse_devices
 from bertflow.encoders.sampling import SAMPLE, Sampled, sample_corpus
 from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.encoders.streaming import Encoded, Rows, encode_file, encode_rows
 from bertflow.encoders.word_vectors import load_word_vectors
+
+if TYPE_CHECKING:
+    from bertflow.models import (
+        CalibratedSentenceTransformer,
+        attach,
+        calibrate,
+        is_calibrated,
+        load,
+        open_model,
+        save_card,
+        save_model,
+        to_modules,
+    )
 
 __all__ = [
     "CalibratedSentenceTransformer",
@@ -60,3 +68,10 @@ __all__ = [
     "save_model",
     "to_modules",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # These stand on the encoders, so they are imported when they are asked for.
+    if name not in __all__:
+        raise AttributeError(f"module 'bertflow.encoders' has no attribute {name!r}")
+    return getattr(import_module("bertflow.models"), name)

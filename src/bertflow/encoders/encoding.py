@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bertflow.calibrators.base import Array
 from bertflow.encoders.attention import pack_attention
-from bertflow.encoders.checkpoints import readable
+from bertflow.encoders.checks import readable
 from bertflow.encoders.encoder import encoder_of
 from bertflow.encoders.evaluating import evaluating
 from bertflow.encoders.pickling import copied

@@ -26,7 +26,7 @@ from sentence_transformers.util import is_sentence_transformer_model, load_file_
 from torch import nn
 
 from bertflow.calibrators.base import Array, check_device, check_number
-from bertflow.encoders.checkpoints import (
+from bertflow.encoders.checks import (
     check_files,
     check_weights,
     read_modules,

@@ -23,7 +23,7 @@ from sentence_transformers.util import import_from_string
 
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.staging import staged
-from bertflow.encoders.checkpoints import quietly, readable
+from bertflow.encoders.checks import quietly, readable
 from bertflow.encoders.encoder import encoder_of
 from bertflow.encoders.evaluating import evaluating
 from bertflow.encoders.half import HALF

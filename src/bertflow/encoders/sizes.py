@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel
 
-from bertflow.encoders.checkpoints import quietly
+from bertflow.encoders.checks import quietly
 from bertflow.errors import ModelError, shown
 
 # Numbers that a byte of weights may stand for: two in four-bit formats, and as many again for what

@@ -16,7 +16,6 @@ from sentence_transformers import SentenceTransformer
 from bertflow.calibrators.base import Array, check_number
 from bertflow.data import CATALOG, STS_TASKS, Pairs, read_sentences, read_task, read_texts
 from bertflow.encoders import (
-    CalibratedSentenceTransformer,
     Precision,
     SentenceCache,
     describe_encoder,
@@ -36,6 +35,7 @@ from bertflow.evaluation.methods import METHODS, Method, published_dim
 from bertflow.evaluation.scores import Estimate, Figures, gold_of, over_seeds
 from bertflow.evaluation.tasks import read_tasks
 from bertflow.evaluation.trials import Judge, Outcome, Trial, cpus
+from bertflow.models import CalibratedSentenceTransformer
 
 log = logging.getLogger(__name__)
 

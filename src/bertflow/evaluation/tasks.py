@@ -18,7 +18,6 @@ from bertflow.calibrators.storage import calibrator_name
 from bertflow.data import TASKS, Pairs, read_task
 from bertflow.display import block, facts_table
 from bertflow.encoders import (
-    CalibratedSentenceTransformer,
     Precision,
     SentenceCache,
     describe_encoder,
@@ -38,6 +37,7 @@ from bertflow.evaluation.scores import (
     figures,
 )
 from bertflow.evaluation.tables import model_name, score_facts, score_line, scores_grid
+from bertflow.models import CalibratedSentenceTransformer
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from bertflow.calibrators.card import (
     table,
     text,
 )
-from bertflow.encoders.card import PLAIN, TAGS, licence_text
+from bertflow.models.card import PLAIN, TAGS, licence_text
 
 if TYPE_CHECKING:
     from bertflow.finetuning.result import FineTuned

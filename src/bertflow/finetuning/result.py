@@ -17,8 +17,8 @@ from torch import nn
 
 from bertflow.calibrators.card import CARD
 from bertflow.calibrators.storage import replaced_folder
-from bertflow.encoders.model import name_modules_for_every_version
 from bertflow.finetuning.card import finetuned_card
+from bertflow.models.portable import name_modules_for_every_version
 
 FORMAT = 1
 FACTS, CLASSIFIER = "finetuning.json", "classifier.safetensors"

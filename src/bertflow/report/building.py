@@ -20,8 +20,9 @@ from bertflow.calibrators.card import last_part
 from bertflow.calibrators.presets import preset_name
 from bertflow.calibrators.storage import SUBFOLDER
 from bertflow.data import STS_TASKS, read_corpus, sample_pairs, sample_texts
-from bertflow.encoders import library_versions, load
+from bertflow.encoders import library_versions
 from bertflow.errors import BertflowError, InputError, ModelError, quoted
+from bertflow.models import load
 from bertflow.paper.published import published
 from bertflow.report.figures import (
     Cloud,

@@ -270,8 +270,9 @@ class Encode(Worker):
         if self._encoding is None:
             from sentence_transformers import SentenceTransformer
 
-            from bertflow.encoders import open_model, resolved_precision
+            from bertflow.encoders import resolved_precision
             from bertflow.encoders.encoding import Encoding
+            from bertflow.models import open_model
 
             if isinstance(self.model, SentenceTransformer):
                 encoder = self.model

@@ -23,13 +23,26 @@ built-in `Normalize` before that; principal axes, gains and offset are part of t
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize
+from sentence_transformers.util import import_from_string
 from torch import Tensor, nn
 
 from bertflow.calibrators import Calibrator, Flow, LinearCalibrator
+from bertflow.calibrators.base import Array
+from bertflow.encoders.streaming import FIRST
 from bertflow.errors import ModelError
 from bertflow.flows import ResidualCoupling, ResidualForm
+
+# The portable form must give what the calibrator gives, on real vectors, up to this.
+TOLERANCE = 1e-4
+CHECKED_ROWS = FIRST
 
 # LeakyReLU's default slope, as float32 holds it: a module loaded by name has no other.
 SLOPE = float(torch.tensor(0.01, dtype=torch.float32))
@@ -157,3 +170,66 @@ def _dense(weight: Tensor, bias: Tensor, activation: nn.Module | None = None) ->
         init_weight=weight.float().contiguous(),
         init_bias=bias.float(),
     )
+
+
+def check_portable(
+    calibrator: Calibrator, modules: Sequence[Any], width: int, sample: Array | None
+) -> None:
+    """Compare the built-in modules with the calibrator itself on real vectors."""
+    if sample is None:
+        if not isinstance(calibrator, Flow):
+            return
+        sample = calibrator.sample(CHECKED_ROWS, random_state=0)
+    expected = calibrator._rows(sample.astype(np.float64))
+    padded = np.zeros((len(sample), width), dtype=np.float32)
+    padded[:, : sample.shape[1]] = sample
+    features = {"sentence_embedding": torch.from_numpy(padded)}
+    with torch.no_grad():
+        for module in modules:
+            features = module(features)
+    got = features["sentence_embedding"].double().numpy()
+    norms = np.linalg.norm(expected, axis=1)
+    difference = float((np.linalg.norm(got - expected, axis=1) / norms.clip(1e-12)).max())
+    if not difference <= TOLERANCE:
+        raise ModelError(
+            f"the built-in modules differ from the calibrator by {difference:.1e} (allowed "
+            f"{TOLERANCE:.0e}): its map is too ill-conditioned for float32; train it less, or "
+            "save with bertflow's own module (portable=False, on the command line --no-portable)"
+        )
+
+
+def name_modules_for_every_version(path: Path) -> None:
+    """Give built-in modules the names that every version of sentence-transformers resolves."""
+    entries = json.loads(path.read_text(encoding="utf-8"))
+    for entry in entries:
+        kind, _, name = entry["type"].rpartition(".")
+        if not kind.startswith("sentence_transformers."):
+            continue
+        classic = f"sentence_transformers.models.{name}"
+        try:
+            same = import_from_string(classic)
+        except ImportError:
+            continue
+        if same is import_from_string(entry["type"]):
+            entry["type"] = classic
+    path.write_text(json.dumps(entries, indent=2), encoding="utf-8")
+
+
+def forget_settings(path: Path) -> None:
+    """Take out of a tokenizer.json how its tokenizer was last set to cut and pad.
+
+    That is the last call's, not the model's: the same model is the same bytes. The tokenizer itself
+    is left alone, since other threads may be using it.
+
+    Args:
+        path: As tokenizers writes it; what begins otherwise is left as it is.
+    """
+    head, name, rest = path.read_text(encoding="utf-8").partition('"added_tokens"')
+    try:
+        settings = json.loads(head.rstrip().removesuffix(",") + "}")
+    except ValueError:
+        return
+    if settings.get("truncation") is None and settings.get("padding") is None:
+        return
+    none = json.dumps({**settings, "truncation": None, "padding": None}, indent=2)
+    path.write_text(none.removesuffix("\n}") + f",\n  {name}{rest}", encoding="utf-8", newline="\n")

@@ -1,0 +1,293 @@
+"""Fit a calibrator behind an encoder, or append one that is fitted."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from sentence_transformers import SentenceTransformer
+from sklearn.base import clone
+from sklearn.utils.validation import check_is_fitted
+
+from bertflow.calibrators import Calibrator, Flow
+from bertflow.calibrators.base import Array
+from bertflow.calibrators.storage import as_calibrator, check_savable, plain_provenance
+from bertflow.display import of_stage, watched
+from bertflow.encoders.encoder import as_sentences
+from bertflow.encoders.encoding import Precision, own_part, resolved_precision
+from bertflow.encoders.fingerprint import describe_encoder, library_versions
+from bertflow.encoders.loading import load_encoder
+from bertflow.encoders.module import CalibratorModule
+from bertflow.encoders.origin import origin_of
+from bertflow.encoders.probe import (
+    ROUGH,
+    check_encoder,
+    difference,
+    fingerprint,
+    is_fingerprint_of,
+    probe_texts,
+    rehearse,
+)
+from bertflow.encoders.sampling import SAMPLE, sample_corpus
+from bertflow.encoders.sentence_cache import SentenceCache
+from bertflow.encoders.streaming import Rows, encode_rows
+from bertflow.errors import InputError, ModelError
+from bertflow.models.calibrated import CalibratedSentenceTransformer
+from bertflow.models.portable import check_portable, to_modules
+from bertflow.process_state import pinned
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+
+
+@pinned(seed=True)
+def calibrate(
+    encoder: SentenceTransformer | str | Path,
+    sentences: Iterable[str],
+    calibrator: Calibrator | str | None = None,
+    *,
+    portable: bool = True,
+    sample: int | None = SAMPLE,
+    batch_size: int = 32,
+    cache: SentenceCache | None = None,
+    precision: Precision = "auto",
+    devices: Sequence[str] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    progress: Progress | bool | None = None,
+    checkpoint: str | Path | None = None,
+) -> CalibratedSentenceTransformer:
+    """Fit a calibrator on an encoder's vectors of unlabelled sentences, and append it.
+
+    Each distinct sentence is encoded once; repeats count as often as they occur. Of a corpus larger
+    than the sample, distinct sentences are drawn in one pass (see `sample_corpus`); vectors that
+    would fill the memory lie in a temporary file. Neither the encoder nor the calibrator that is
+    passed is changed.
+
+    Args:
+        encoder: Any SentenceTransformer, such as `load_encoder` gives, or what that takes by name.
+        sentences: Unlabelled text, at least two distinct sentences: a list, or anything that gives
+            them one by one.
+        calibrator: Not fitted, or fitted before (it is fitted anew), or its name on the command
+            line, such as "whitening"; None takes `AdaptiveWhitening()`.
+        portable: Write the calibrator as built-in modules, so that the saved model loads without
+            bertflow. False uses bertflow's own module.
+        sample: How many sentences are enough; drawn by the calibrator's seed, if it has a number
+            for one. None takes all there are, a chunk at a time.
+        batch_size: Sentences a forward pass.
+        cache: Where vectors are taken from and kept, such as `SentenceCache()`; None encodes all.
+        precision: What the encoder computes in while the corpus is encoded: "float32", "mixed"
+            (products and attention in bfloat16), "fast" (all of it), or "auto": "mixed" where the
+            device has units for it. The model that is returned computes in the encoder's own type.
+        devices: Of the processes that encode, such as ["cuda:0", "cuda:1"], see `DevicesEncoding`;
+            None encodes in this one.
+        provenance: More to be kept with the model, such as the names of files.
+        progress: None shows a bar for each stage, "encode" and "fit", where someone watches, as in
+            `bertflow.Flow.fit`; False never does, True at once and in any thread. A function is
+            called with the name of the stage, the steps done and their total.
+        checkpoint: File from which the fit of a flow goes on after it was stopped, as in
+            `bertflow.Flow.fit`; other calibrators are fitted too quickly to need one.
+
+    Returns:
+        A SentenceTransformer that gives calibrated vectors; `.calibrator` is the fitted one.
+
+    Raises:
+        InputError: Too few sentences, something else than sentences, or the encoder gives a vector
+            that is not finite.
+        ModelError: The encoder is not one function of the text (see `check_encoder`), would not be
+            the same once it is saved, or the calibrator cannot be portable; the message says why.
+        TrainingError: A step of the fit is not finite; `error.kept` is the flow before that, which
+            `attach` appends.
+
+    Example:
+        ``save_model(calibrate(load_encoder("bert-base-uncased"), sentences), "m")``
+    """
+    calibrator = cast("Calibrator", clone(as_calibrator(calibrator)))
+    check_savable(calibrator)
+    told = plain_provenance(provenance or {})
+    if portable:
+        _refuse_what_cannot_be_portable(calibrator)
+    sentences = as_sentences(sentences)
+    if isinstance(encoder, str | Path):
+        encoder = load_encoder(encoder)
+    alone = _tried(encoder)
+    description = describe_encoder(encoder)
+    sentences, drawn = _drawn(sentences, sample, calibrator)
+    with watched(progress) as report, Rows() as store:
+        encoded = encode_rows(
+            encoder,
+            sentences,
+            store,
+            batch_size=batch_size,
+            cache=cache,
+            precision=precision,
+            devices=devices,
+            description=description,
+            progress=None if report is None else lambda done, of: report("encode", done, of),
+        )
+        if encoded.distinct < 2:
+            raise InputError(
+                f"got {encoded.rows} sentences, {encoded.distinct} of them distinct, but "
+                "calibrating needs at least 2 (and is worth it from some hundreds)"
+            )
+        calibrator.provenance_ = {
+            "encoder": description,
+            "probe": fingerprint(alone),
+            "sentences": encoded.rows,
+            "distinct": encoded.distinct,
+            "cut_to_max_length": encoded.cut,
+            **drawn,
+            "precision": resolved_precision(precision, encoder),
+            "versions": library_versions(),
+            **({"origin": origin} if (origin := origin_of(encoder)) else {}),
+            **told,
+        }
+        rows = store.array()
+        log.info(
+            "%d sentences, %d distinct, %d of these cut to %s tokens; in %s (asked: %s)",
+            *(encoded.rows, encoded.distinct, encoded.cut, encoder.max_seq_length),
+            *(calibrator.provenance_["precision"], precision),
+        )
+        began = time.perf_counter()
+        if isinstance(calibrator, Flow):
+            calibrator.fit(
+                rows,
+                progress=False if report is None else of_stage(report, "fit"),
+                checkpoint=checkpoint,
+            )
+        else:
+            calibrator.fit(rows)
+        log.info("%r fitted in %.1f s", calibrator, time.perf_counter() - began)
+        looked_at = np.array(rows[encoded.first])
+    return _appended(encoder, calibrator, portable, looked_at)
+
+
+def _drawn(
+    sentences: Iterable[str], sample: int | None, calibrator: Calibrator
+) -> tuple[Iterable[str], dict[str, int]]:
+    """Enough sentences, drawn by the calibrator's seed, and of how many they were drawn."""
+    if sample is None:
+        return sentences, {}
+    given = getattr(calibrator, "random_state", None)
+    seed = int(given) if isinstance(given, Integral) else 0
+    found = sample_corpus(sentences, sample, seed=seed)
+    return found.sentences, {} if found.whole else {"drawn_from": found.rows}
+
+
+def _tried(encoder: SentenceTransformer) -> Array:
+    """Refuse, before any work, an encoder whose calibrated model would be another function.
+
+    Returns:
+        Its vectors of the probe's sentences.
+    """
+    alone = check_encoder(encoder)
+    if (own := own_part(encoder)) is not None:
+        raise InputError(
+            f"{type(encoder).__name__} has its own {own}, which the calibrated model would not "
+            "have; say what it adds by prompts and default_prompt_name of a SentenceTransformer"
+        )
+    rehearse(encoder)
+    if any(hasattr(module, "sub_modules") for module in encoder):  # A Router.
+        texts = probe_texts(encoder)
+        asked = [np.asarray(ask(texts)) for ask in (encoder.encode_query, encoder.encode_document)]
+        if max(difference(alone, found) for found in asked) > ROUGH:
+            log.warning(
+                "queries and documents are encoded on different routes; the calibrator is fitted "
+                "on the vectors of encode, and fits only the route that it takes"
+            )
+    return alone
+
+
+@pinned(seed=True)
+def attach(
+    encoder: SentenceTransformer,
+    calibrator: Calibrator,
+    *,
+    portable: bool = True,
+    sample: Array | None = None,
+) -> CalibratedSentenceTransformer:
+    """Append a fitted calibrator to the encoder it belongs to.
+
+    Args:
+        encoder: The encoder. Its modules are shared with the result, not copied.
+        calibrator: Fitted, here or in another session (`load_calibrator`). If it was fitted on an
+            encoder's vectors, this must be that encoder, with the same pooling, length and type.
+        portable: As in `calibrate`.
+        sample: Vectors of the encoder, shape (n, D), to compare the portable form on; None
+            draws them around the calibrator's centre.
+
+    Returns:
+        The calibrated model.
+
+    Raises:
+        sklearn.exceptions.NotFittedError: The calibrator has not been fitted.
+        ModelError: The calibrator belongs to another encoder (the message names what differs),
+            or cannot be portable.
+        InputError: The widths differ.
+    """
+    check_is_fitted(calibrator)
+    provenance = getattr(calibrator, "provenance_", {})
+    if "encoder" in provenance:
+        _compare_encoders(provenance["encoder"], describe_encoder(encoder))
+    if not is_fingerprint_of(provenance.get("probe"), check_encoder(encoder), encoder):
+        raise ModelError(
+            "the calibrator was fitted on another encoder than this one: their vectors of the same "
+            "sentences differ"
+        )
+    return _appended(encoder, calibrator, portable, sample)
+
+
+def _appended(
+    encoder: SentenceTransformer, calibrator: Calibrator, portable: bool, sample: Array | None
+) -> CalibratedSentenceTransformer:
+    """Append a calibrator to the encoder that it is known to belong to."""
+    # Of a copy: other threads may be encoding, and are to have what truncate_dim leaves.
+    whole = copy.copy(encoder)
+    whole.truncate_dim = None
+    width = int(whole.get_embedding_dimension() or 0)
+    expected = calibrator.n_features_in_
+    if min(width, encoder.truncate_dim or width) != expected:
+        raise InputError(
+            f"the encoder gives vectors of {width} dimensions, but the calibrator was fitted on "
+            f"{expected}"
+        )
+    if not portable:
+        return CalibratedSentenceTransformer._of(
+            encoder, [CalibratorModule(calibrator)], calibrator
+        )
+    modules = to_modules(calibrator, width)
+    check_portable(calibrator, modules, width, sample)
+    return CalibratedSentenceTransformer._of(encoder, modules, calibrator)
+
+
+def _refuse_what_cannot_be_portable(calibrator: Calibrator) -> None:
+    """Say so before an hour of encoding, by fitting the same design on a handful of numbers."""
+    if isinstance(calibrator, Flow) and calibrator.coupling != "additive":
+        tiny = clone(calibrator).set_params(epochs=1, device="cpu")
+        to_modules(tiny.fit(np.random.default_rng(0).normal(size=(8, 4)), progress=False), 4)
+
+
+def _compare_encoders(fitted: Any, given: Mapping[str, Any]) -> None:
+    if not isinstance(fitted, Mapping):
+        raise ModelError(f"the calibrator's provenance describes no encoder: {fitted!r}")
+    told = given.keys() - {"name"}
+    if missing := sorted(told - fitted.keys()):
+        raise ModelError(
+            f"the calibrator's provenance does not tell which encoder it was fitted on: it lacks "
+            f"{', '.join(missing)}"
+        )
+    differing = [
+        f"{name} {fitted[name]!r}, not {given[name]!r}"
+        for name in given
+        if name in told and fitted[name] != given[name]
+    ]
+    if differing:
+        raise ModelError(
+            f"the calibrator was fitted on another encoder than this one: {'; '.join(differing)}"
+        )
