@@ -215,11 +215,11 @@ def _in_child(
     os.environ["BERTFLOW_CACHE"] = str(folder / "cache")
 
     from bertflow.calibrators import checkpoint, staging
-    from bertflow.encoders import corpus, encoding
+    from bertflow.encoders import embedding, encoding
     from bertflow.finetuning import training
 
     checkpoint.SAVED_SECONDS = 0.0
-    corpus.CHUNK_SENTENCES = 16  # A small encoder takes four times as many.
+    embedding.CHUNK_SENTENCES = 16  # A small encoder takes four times as many.
     encoding.PART_SECONDS = 0.0  # Each batch is a part.
     training._Checkpoints.__init__ = _often(training._Checkpoints.__init__)  # type: ignore[method-assign]
     count = [0]

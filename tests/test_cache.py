@@ -238,7 +238,7 @@ def test_filling_does_not_tokenize_again_to_count_what_is_cut(tmp_path, tiny_ber
     sentences = ["a dog runs in the park with a ball", "a dog", "a dog"]
     whole = embed(encoder, sentences)
     assert whole.cut == 1
-    monkeypatch.setattr("bertflow.encoders.corpus.count_cut_of", None)
+    monkeypatch.setattr("bertflow.encoders.embedding.count_cut_of", None)
     quick = embed(encoder, sentences, count_cut=False)
     assert quick.cut == 0
     assert np.array_equal(quick.vectors, whole.vectors)

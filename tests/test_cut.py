@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from bertflow import Whitening, calibrate, load_encoder
 from bertflow.data import Pairs, hub
 from bertflow.encoders import SentenceCache
-from bertflow.encoders.corpus import count_cut_of
+from bertflow.encoders.embedding import count_cut_of
 from bertflow.evaluation import compare, evaluate, score_all, score_pairs
 from bertflow.paper.cuts import note_cuts, noted_cut
 from task_files import write_tasks

@@ -15,6 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from bertflow.encoders import encoding, load_encoder
 from bertflow.encoders.attention import packed_attention
+from bertflow.encoders.embedding import encode_lists
 from bertflow.encoders.encoding import Encoding, Group, encode_distinct, resolved_precision
 from bertflow.errors import InputError
 
@@ -210,6 +211,21 @@ def test_groups_are_begun_ahead_and_do_not_depend_on_each_other(
         torch.set_num_threads(threads)
     for one, other in zip(found, alone, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_lists_are_encoded_in_order_and_each_sentence_of_a_list_once(
+    tiny_bert, tiny_sentences, encoded
+):
+    encoder = load_encoder(tiny_bert)
+    some = tiny_sentences
+    lists = [[], some[:9], [*some[9:12], *some[9:12]], [], some[:9], [], []]
+    expected = [encode_distinct(encoder, one) if one else np.empty((0, 0)) for one in lists]
+    encoded.clear()
+    given = list(encode_lists(Encoding(encoder), lists))
+    assert sum(map(len, given)) == sum(map(len, lists))
+    for vectors, wanted in zip(given, expected, strict=True):
+        np.testing.assert_allclose(vectors, wanted, rtol=0, atol=2e-6)
+    assert len(encoded) == 9 + len(set(some[9:12])) + 9
 
 
 def test_who_stops_half_way_has_its_threads_and_modes_back(tiny_bert, tiny_sentences):

@@ -38,8 +38,8 @@ from bertflow import (
 from bertflow.analysis.frequency import frequent_words
 from bertflow.encoders import (
     VectorCache,
-    corpus,
     embed,
+    embedding,
     encode_file,
     encoding,
     load_poolings,
@@ -47,7 +47,7 @@ from bertflow.encoders import (
     sentence_cache,
 )
 from bertflow.encoders.checks import quietly
-from bertflow.encoders.corpus import count_cut_of
+from bertflow.encoders.embedding import count_cut_of
 from bertflow.encoders.encoding import Encoding, Group
 from conftest import REPOSITORY
 
@@ -305,7 +305,7 @@ def test_fits_in_threads_learn_the_bits_of_fits_one_after_the_other(rng):
 @pytest.fixture
 def training(saved, monkeypatch) -> list[SentenceTransformer]:
     """An encoder and a calibrated model that were left in training, and take 50 at a time."""
-    monkeypatch.setattr(corpus, "group_size", lambda encoder: 50)
+    monkeypatch.setattr(embedding, "group_size", lambda encoder: 50)
     models = [load(saved["averaging"], device="cpu"), load(saved["last"], device="cpu")]
     encoder = SentenceTransformer(modules=list(models[1])[:2], device="cpu")
     for module in encoder[0].modules():
@@ -376,7 +376,7 @@ def four_threads(monkeypatch) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     monkeypatch.setattr(encoding, "WORKERS", 2)
-    monkeypatch.setattr(corpus, "group_size", lambda encoder: 50)
+    monkeypatch.setattr(embedding, "group_size", lambda encoder: 50)
     yield
     torch.set_num_threads(before)
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from bertflow.encoders.cache import VectorCache, fill
-from bertflow.encoders.corpus import Embedded, embed
+from bertflow.encoders.embedding import Embedded, embed
 from bertflow.encoders.encoding import Precision, encode_distinct, resolved_precision
 from bertflow.encoders.fingerprint import describe_encoder, library_versions
 from bertflow.encoders.loading import hidden_states, load_encoder

@@ -16,7 +16,8 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.storage import write_text
-from bertflow.encoders.corpus import (
+from bertflow.encoders.digests import DIGEST, SentenceIndex, digests_of
+from bertflow.encoders.embedding import (
     CHUNK_SENTENCES,
     counted,
     encode_groups,
@@ -24,7 +25,6 @@ from bertflow.encoders.corpus import (
     longest_first,
     not_finite,
 )
-from bertflow.encoders.digests import DIGEST, SentenceIndex, digests_of
 from bertflow.encoders.encoder import check_text
 from bertflow.encoders.encoding import Encoding, Group
 from bertflow.errors import InputError, ModelError

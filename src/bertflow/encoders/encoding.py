@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from inspect import unwrap
 from time import monotonic
 from typing import Any, Literal, TypeVar, cast, get_args
@@ -54,32 +53,24 @@ METHODS = ("encode", "encode_query", "encode_document", "preprocess", "tokenize"
 LIBRARIES = ("transformers.", "sentence_transformers.", "bertflow.", "torch.", "accelerate.")
 
 
-@dataclass(eq=False)
 class Group:
     """Sentences whose batches are put together, so that their vectors do not depend on others.
 
     Attributes:
         sentences: Distinct text.
-        lacking: The numbers of those that are to be encoded, in order; at first all. Without those
+        numbers: What the caller knows each sentence by; their places here if nothing is given.
+        lacking: The places of those that are to be encoded, in order; at first all. Without those
             that a part has given (see `Encoding.each`), the others have the batches they had.
     """
 
-    sentences: Sequence[str]
-    lacking: Array = field(init=False)
+    def __init__(self, sentences: Sequence[str], numbers: Array | None = None) -> None:
+        self.sentences = sentences
+        self.lacking = np.arange(len(sentences))
+        self.numbers = self.lacking if numbers is None else numbers
 
-    def __post_init__(self) -> None:
-        self.lacking = np.arange(len(self.sentences))
-
-    def texts(self, rows: Array) -> list[str]:
-        """The sentences of these numbers."""
-        return [self.sentences[n] for n in rows.tolist()]
-
-
-@dataclass(eq=False)
-class _Pool(Group):
-    """A group, and the row of its first sentence."""
-
-    start: int
+    def texts(self, places: Array) -> list[str]:
+        """The sentences at these places."""
+        return [self.sentences[n] for n in places.tolist()]
 
 
 G = TypeVar("G", bound=Group)
@@ -153,12 +144,14 @@ class Encoding:
     @pinned()
     def __call__(self, sentences: Sequence[str]) -> Array:
         """Encode sentences, shape (N, D)."""
+        numbers = np.arange(len(sentences))
         starts = range(0, len(sentences), POOL)
+        pools = (Group(sentences[n : n + POOL], numbers[n : n + POOL]) for n in starts)
         vectors: Array | None = None
-        for pool, rows, found in self.each(_Pool(sentences[n : n + POOL], n) for n in starts):
+        for pool, rows, part in self.each(pools):
             if vectors is None:
-                vectors = np.empty((len(sentences), found.shape[1]), dtype=np.float32)
-            vectors[pool.start + rows] = found
+                vectors = np.empty((len(sentences), part.shape[1]), dtype=np.float32)
+            vectors[pool.numbers[rows]] = part
         assert vectors is not None
         return vectors
 

@@ -218,11 +218,12 @@ def _end(workers: Sequence[_Worker]) -> None:
         worker.process.close()
 
 
-@dataclass(eq=False)
 class _Numbered(Group):
     """A group that came from another process."""
 
-    number: int
+    def __init__(self, sentences: Sequence[str], number: int) -> None:
+        super().__init__(sentences)
+        self.number = number
 
 
 def _work(

@@ -27,7 +27,8 @@ from bertflow.calibrators.base import Array
 from bertflow.calibrators.outputs import check_writable, keep_permissions
 from bertflow.calibrators.staging import clear_part, followed, part_folder, part_path
 from bertflow.calibrators.storage import write_text
-from bertflow.encoders.corpus import (
+from bertflow.encoders.digests import SentenceIndex, digests_of
+from bertflow.encoders.embedding import (
     count_cut_of,
     counted,
     encode_groups,
@@ -39,7 +40,6 @@ from bertflow.encoders.corpus import (
     opened,
     when_whole,
 )
-from bertflow.encoders.digests import SentenceIndex, digests_of
 from bertflow.encoders.encoder import as_sentences, check_text
 from bertflow.encoders.encoding import Group, Precision, own_part, resolved_precision
 from bertflow.encoders.fingerprint import describe_encoder
@@ -208,7 +208,6 @@ def _repeat(sink: Sink, spread: _Places, members: Array, seen: Array) -> None:
         sink.put(where, sink.get(seen[some])[which])
 
 
-@dataclass(eq=False)
 class _Group(Group):
     """Sentences of about one length.
 
@@ -219,10 +218,16 @@ class _Group(Group):
         spread: Where each is.
     """
 
-    members: Array
-    hashes: Array
-    places: Array
-    spread: _Places
+    def __init__(
+        self,
+        sentences: Sequence[str],
+        members: Array,
+        hashes: Array,
+        places: Array,
+        spread: _Places,
+    ) -> None:
+        super().__init__(sentences)
+        self.members, self.hashes, self.places, self.spread = members, hashes, places, spread
 
 
 def _grouped(

@@ -25,7 +25,7 @@ from bertflow.encoders import (
     library_versions,
     resolved_precision,
 )
-from bertflow.encoders.corpus import count_cut_of
+from bertflow.encoders.embedding import count_cut_of
 from bertflow.errors import MissingDataError, unknown
 from bertflow.evaluation.correlation import paired_cosine
 from bertflow.evaluation.scores import (

@@ -31,7 +31,7 @@ from transformers.utils import logging
 
 from bertflow.data import NLI_LABELS, NliPairs
 from bertflow.encoders import describe_encoder, embed, library_versions
-from bertflow.encoders.corpus import count_cut_of
+from bertflow.encoders.embedding import count_cut_of
 from bertflow.encoders.origin import origin_of
 from bertflow.errors import InputError, MissingDependencyError, TrainingError
 from bertflow.finetuning.checkpoints import (

@@ -10,7 +10,7 @@ from pathlib import Path
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.storage import write_text
-from bertflow.encoders.corpus import count_cut_of
+from bertflow.encoders.embedding import count_cut_of
 from bertflow.errors import ModelError
 from bertflow.strict_json import read_json
 

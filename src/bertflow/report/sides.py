@@ -15,7 +15,7 @@ from bertflow.calibrators import Calibrator
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.vectors import read_vectors
 from bertflow.encoders import SentenceCache, resolved_precision
-from bertflow.encoders.corpus import halves
+from bertflow.encoders.embedding import halves
 from bertflow.errors import InputError, ModelError, shown
 
 # Which of some distinct sentences have a vector, shape (N,), and those vectors, shape (found, D).

@@ -234,7 +234,7 @@ class Encode(Worker):
 
     def process(self, batches: Iterable[Any], place: str = BATCH, first: int = 0) -> Iterator[Any]:
         """Encode record batches, the next of which is tokenized while one is encoded."""
-        from bertflow.encoders.corpus import first_not_finite, group_size, longest_first
+        from bertflow.encoders.embedding import first_not_finite, group_size, longest_first
         from bertflow.encoders.encoding import Group
 
         encoding = self._opened()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import unicodedata
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -36,6 +37,41 @@ Progress = Callable[[int, int], None]
 CHUNK_SENTENCES = 1024
 # With no more weights than this in its products, an encoder is a small one.
 SMALL = 2**25
+
+
+class Chunk:
+    """Sentences that are encoded together: each distinct one once, the longest first.
+
+    Attributes:
+        distinct: The distinct sentences, in the order of their first occurrence.
+        index: Which of these each sentence is, shape (N,).
+        first: Where each distinct sentence occurs first, shape (distinct,).
+    """
+
+    def __init__(self, sentences: Sequence[str]) -> None:
+        number_of: dict[str, int] = {}
+        self.index = np.fromiter(
+            (number_of.setdefault(text, len(number_of)) for text in sentences), dtype=np.int64
+        )
+        self.distinct = list(number_of)
+        self.first = np.zeros(len(number_of), dtype=np.int64)
+        self.first[self.index[::-1]] = np.arange(len(self.index))[::-1]
+
+    def groups(self, size: int, numbers: Array | None = None) -> Iterator[Group]:
+        """Groups of distinct sentences, those of about one length together.
+
+        The longest come first: memory runs out early or never.
+
+        Args:
+            size: Sentences a group.
+            numbers: Which of the distinct sentences; None for all.
+        """
+        numbers = np.arange(len(self.distinct)) if numbers is None else numbers
+        lengths = np.array([len(self.distinct[n]) for n in numbers.tolist()], dtype=np.int64)
+        ordered = numbers[np.argsort(-lengths, kind="stable")]
+        for start in range(0, len(ordered), size):
+            some = ordered[start : start + size]
+            yield Group([self.distinct[n] for n in some.tolist()], some)
 
 
 @dataclass(frozen=True)
@@ -120,6 +156,48 @@ def embed(
     return Embedded(
         vectors=vectors, index=index, cut=count_cut_of(encoder, distinct) if count_cut else 0
     )
+
+
+def encode_lists(encoding: Encoding, lists: Iterable[Sequence[str]]) -> Iterator[Array]:
+    """Encode lists of sentences one after the other, each distinct sentence of a list once.
+
+    The next list is tokenized while one is being encoded.
+
+    Args:
+        encoding: What encodes.
+        lists: Lists of text, taken some ahead of what is given.
+
+    Returns:
+        The vectors of each list, in order, shape (N, D), float32; of an empty list (0, 0). They are
+        not checked.
+
+    Raises:
+        ModelError: As `Encoding.each`.
+    """
+    size = group_size(encoding.encoder)
+    begun: deque[Chunk] = deque()
+
+    def groups() -> Iterator[Group]:
+        for sentences in lists:
+            begun.append(chunk := Chunk(sentences))
+            yield from chunk.groups(size)
+
+    vectors: Array | None = None
+    left = 0
+    for group, rows, part in encoding.each(groups()):
+        while not begun[0].distinct:
+            begun.popleft()
+            yield np.empty((0, 0), dtype=np.float32)
+        if vectors is None:  # The groups of a list come one after the other.
+            left = len(begun[0].distinct)
+            vectors = np.empty((left, part.shape[1]), dtype=np.float32)
+        vectors[group.numbers[rows]] = part
+        left -= len(rows)
+        if not left:
+            yield vectors[begun.popleft().index]
+            vectors = None
+    for _ in begun:
+        yield np.empty((0, 0), dtype=np.float32)
 
 
 def halves(
