@@ -107,13 +107,20 @@ class DataSet:
 
 def _catalog() -> Iterator[DataSet]:
     content = (files("bertflow.data") / "catalog.toml").read_text(encoding="utf-8")
-    declared = tomllib.loads(content)
+    declared = _tuples(tomllib.loads(content))
     homes = declared.pop("homes")
     for name, facts in declared.items():
         file_names = {**{split: split for split in facts["splits"]}, **facts.pop("file_names", {})}
         layouts = [_layout(one, facts, file_names, homes) for one in facts.pop("layouts")]
         hub = HubSource(**facts.pop("hub")) if "hub" in facts else None
         yield DataSet(name=name, layouts=layouts, hub=hub, **facts)
+
+
+def _tuples(value: Any) -> Any:
+    """A value of TOML with tuples for its arrays."""
+    if isinstance(value, dict):
+        return {key: _tuples(inner) for key, inner in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _layout(
