@@ -275,7 +275,7 @@ def test_what_is_wrong_with_a_saved_table_is_said(tmp_path, table):
         InputError, match=r"saved has no column 'none'; it has 'id', 'text', 'other'"
     ):
         read_corpus([tmp_path / "saved"], column="none")
-    with pytest.raises(InputError, match=r"saved, row 1: 'id' is not text"):
+    with pytest.raises(InputError, match=r"saved: column 'id' is not text but int64"):
         read_corpus([tmp_path / "saved"], column="id")
     next((tmp_path / "saved").glob("*.arrow")).write_bytes(b"no")
     with pytest.raises(InputError, match=r"^\S*saved cannot be read: "):
@@ -292,13 +292,21 @@ def test_blank_and_missing_rows_of_a_table_are_skipped(tmp_path):
     assert read_corpus([tmp_path / "saved"]) == ["A cat", "A dog"]
 
 
-def test_a_second_text_column_that_begins_later_is_an_error(tmp_path, monkeypatch):
+def test_a_second_text_column_that_begins_late_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "BATCH_ROWS", 2)
     rows = {"id": ["a", "b", "c"], "text": [None, None, "A cat"]}
     datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "saved")
-    with pytest.raises(InputError, match=r"saved, from row 3 on: 'text' is text, as is 'id'"):
+    with pytest.raises(InputError, match=r"saved has 2 text columns \('id', 'text'\)"):
         read_corpus([tmp_path / "saved"])
     assert read_corpus([tmp_path / "saved"], column="text") == ["A cat"]
+    # The hub may stream rows of which it does not know the types.
+    stream = datasets.IterableDataset.from_generator(
+        lambda: (dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True))
+    )
+    monkeypatch.setattr(HubTable, "open", lambda _: stream)
+    with pytest.raises(InputError, match=r"train has 2 text columns \('id', 'text'\)"):
+        read_corpus(["hub:owner/name:train"])
+    assert read_corpus(["hub:owner/name:train"], column="text") == ["A cat"]
 
 
 def test_every_text_type_of_arrow_is_text_in_a_table(tmp_path):

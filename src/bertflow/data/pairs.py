@@ -17,7 +17,7 @@ from bertflow.data.tables import (
     Columns,
     File,
     StandardInput,
-    file_kind,
+    kind_of,
     listed,
     read_rows,
 )
@@ -161,7 +161,7 @@ def read_pairs(
             "columns must be three different ones, first text, second text and score, "
             f"got {listed(columns)}"
         )
-    kind = file_kind(source, TABLES, format)
+    kind = kind_of(source, TABLES, format)
     unit = "row" if kind == ".parquet" else "line"
     first: list[str] = []
     second: list[str] = []

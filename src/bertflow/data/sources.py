@@ -13,14 +13,13 @@ from typing import Any
 from bertflow.data.tables import (
     KINDS,
     Choose,
-    Columns,
+    Row,
     StandardInput,
+    arrow_rows,
+    ending,
     kind_of,
     listed,
-    may_hold_text,
-    too_long,
 )
-from bertflow.data.tables import LONGEST_LINE as LONGEST
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.network import hub_answers
 
@@ -130,7 +129,7 @@ def located(sources: Sequence[str | Path], format: str | None = None) -> list[So
             no file.
         MissingDependencyError: A URL or table without its package; the message is the pip line.
     """
-    return [found for source in sources for found in _located(source, format)]
+    return [place for source in sources for place in _located(source, format)]
 
 
 def is_remote(source: Source) -> bool:
@@ -148,40 +147,16 @@ def comes_once(source: Source) -> bool:
 
 def table_rows(
     source: SavedTable | HubTable, columns: Sequence[str] | None, choose: Choose
-) -> Iterator[tuple[int, list[Any]]]:
+) -> Iterator[Row]:
     """The cells of text columns of a table, row by row from 1.
 
     Raises:
-        InputError: A column is missing or holds something that is not text, or reading fails.
+        InputError: A column is missing or not text, or reading fails.
     """
     table = source.open()
-    number = 0
-    chosen: Sequence[str] | None = columns
     with _named(source):
-        for batch in table.iter(batch_size=BATCH_ROWS):
-            if not number:
-                texts = [name for name, cells in batch.items() if _holds_text(cells)]
-                if chosen is None:
-                    chosen = choose(Columns(Path(str(source)), list(batch), texts))
-                for column in chosen:
-                    if column not in batch:
-                        raise InputError(
-                            f"{source} has no column {column!r}; it has {listed(batch)}"
-                        )
-            assert chosen is not None
-            if columns is None and (others := _texts_beside(batch, chosen)):
-                raise InputError(
-                    f"{source}, from row {number + 1} on: {listed(others)} is text, as is "
-                    f"{chosen[0]!r}; name one by --column (in Python column=)"
-                )
-            for cells in zip(*(batch[name] for name in chosen), strict=True):
-                number += 1
-                for name, cell in zip(chosen, cells, strict=True):
-                    if not isinstance(cell, str | None):
-                        raise InputError(f"{source}, row {number}: {name!r} is not text")
-                    if cell is not None and len(cell) > LONGEST:
-                        raise too_long(f"{source}, row {number}")
-                yield number, list(cells)
+        batches = table.with_format("arrow").iter(batch_size=BATCH_ROWS)
+        yield from arrow_rows(batches, Path(str(source)), columns, choose)
 
 
 @contextmanager
@@ -201,13 +176,17 @@ def _located(source: str | Path, format: str | None) -> list[Source]:
     if isinstance(source, str) and name.startswith(HUB):
         return [HubTable.parsed(name)]
     path = _remote(name) if isinstance(source, str) and "://" in name else Path(source)
+    paths = [path]
     with remote_errors(path):
         if path.is_dir():
-            return _inside(path, format)
-        if not path.exists() and MAGIC & set(name) and not name.startswith(("http:", "https:")):
-            return _matching(name, format)
-    kind_of(path, KINDS, format)
-    return [path]
+            if (path / "dataset_info.json").exists() and (path / "state.json").exists():
+                return [SavedTable(path)]
+            paths = _inside(path, format)
+        elif MAGIC & set(name) and not name.startswith(("http:", "https:")) and not path.exists():
+            paths = _matching(name)
+    for file in paths:
+        kind_of(file, KINDS, format)
+    return list(paths)
 
 
 def _remote(name: str) -> Any:
@@ -223,88 +202,57 @@ def _remote(name: str) -> Any:
         raise InputError(f"{name} cannot be read: {_line(error)}") from None
 
 
-def _inside(folder: Any, format: str | None) -> list[Source]:
+def _inside(folder: Any, format: str | None) -> list[Any]:
     if (folder / "dataset_dict.json").exists():
         raise InputError(f"{folder} holds several splits; give one of them, such as {folder}/train")
-    if (folder / "dataset_info.json").exists() and (folder / "state.json").exists():
-        return [SavedTable(folder)]
     depth = len(folder.parts)
     # Links to folders are not followed and pipes are not read: the error below names them.
-    found = [
+    paths = [
         path
-        for path in folder.rglob("*")
-        if not _hidden(path, depth) and (path.is_symlink() or not path.is_dir())
+        for path in sorted(folder.rglob("*"), key=str)
+        if not _hidden(path, depth, "._") and (path.is_symlink() or not path.is_dir())
     ]
-    known = sorted((path for path in found if path.is_file() and _known(path, format)), key=str)
+    known = [path for path in paths if path.is_file() and (format or ending(path) in KINDS)]
     if not known:
         raise InputError(
             f"{folder} holds no file of a kind that can be read: {', '.join(KINDS)}; of files "
             'without such an ending name the format by --format txt (in Python format="txt")'
         )
-    if len(known) < len(found):
-        others = sorted("/".join(path.parts[depth:]) for path in set(found) - set(known))
+    if others := ["/".join(path.parts[depth:]) for path in paths if path not in known]:
         raise InputError(
             f"{folder} also holds what is not read: {listed(others)}; give a pattern of what to "
             f"read, such as '{folder}/**/*{''.join(known[0].suffixes[-2:])}'"
         )
-    return list(known)
+    return known
 
 
-def _hidden(path: Any, depth: int) -> bool:
-    return any(part.startswith((".", "_")) for part in path.parts[depth:])
+def _hidden(path: Any, depth: int, marks: str) -> bool:
+    return any(part.startswith(tuple(marks)) for part in path.parts[depth:])
 
 
-def _matching(pattern: str, format: str | None) -> list[Source]:
+def _matching(pattern: str) -> list[Any]:
     first = min(place for place, letter in enumerate(pattern) if letter in MAGIC)
     base, slash, rest = pattern[:first].rpartition("/")
     relative = rest + pattern[first:]
     folder: Any = _remote(f"{base}/") if "://" in pattern else Path(base + slash or os.curdir)
-    # As in a shell, a star is not the dot that hides a file.
-    hidden = any(part.startswith(".") for part in relative.split("/"))
     depth = len(folder.parts)
+    # As in a shell, a star is not the dot that hides a file.
+    marks = "" if any(part.startswith(".") for part in relative.split("/")) else "."
     try:
-        matched = sorted(
-            (
-                path
-                for path in folder.glob(relative)
-                if hidden or not any(part.startswith(".") for part in path.parts[depth:])
-            ),
-            key=str,
-        )
+        matched = sorted(folder.glob(relative), key=str)
     except ValueError as error:
         raise InputError(f"{pattern} is no pattern: {error}") from None
-    found = [path for path in matched if path.is_file()]
-    if not found:
+    matched = [path for path in matched if not _hidden(path, depth, marks)]
+    files = [path for path in matched if path.is_file()]
+    if not files:
         raise InputError(f"{pattern} matches no file")
-    others = [path.name for path in matched if path not in found and not _hidden(path, depth)]
+    others = [path.name for path in matched if path not in files and not _hidden(path, depth, "._")]
     if others and "**" not in pattern:
         raise InputError(
             f"{pattern} also matches what is no file: {listed(others)}; give a pattern of files, "
             "or ** for those of all folders below"
         )
-    for path in found:
-        kind_of(path, KINDS, format)
-    return list(found)
-
-
-def _known(path: Any, format: str | None) -> bool:
-    try:
-        kind_of(path, KINDS, format)
-    except InputError:
-        return False
-    return True
-
-
-def _texts_beside(batch: Any, chosen: Sequence[str]) -> list[str]:
-    return [
-        name
-        for name, cells in batch.items()
-        if name not in chosen and any(isinstance(cell, str) for cell in cells)
-    ]
-
-
-def _holds_text(cells: Sequence[Any]) -> bool:
-    return any(map(may_hold_text, cells))
+    return files
 
 
 def _datasets(source: SavedTable | HubTable) -> Any:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ TEXT_NAMES = frozenset(
     "text texts sentence sentences content contents body document documents paragraph passage "
     "question query answer title abstract description comment review message tweet post".split()
 )
+CONVERT = "convert it to UTF-8, for example by iconv"
 SENTENCE_ENDS = tuple(".!?…。！？")  # noqa: RUF001
 
 
@@ -97,19 +98,8 @@ Row = tuple[int, list[Any] | None]
 Choose = Callable[[Columns], Sequence[str]]
 
 
-def file_kind(path: File, kinds: Sequence[str], format: str | None = None) -> str:
-    """The ending that says how a file is read, lower case and without that of its packing.
-
-    Raises:
-        InputError: The file is missing, a folder, or of none of these kinds.
-    """
-    if path.is_dir():
-        raise InputError(f"{path} is a folder; give its files")
-    return kind_of(path, kinds, format)
-
-
 def kind_of(path: File, kinds: Sequence[str], format: str | None = None) -> str:
-    """The same, of what is known to be no folder.
+    """The ending that says how a file is read, lower case and without that of its packing.
 
     Args:
         path: The file.
@@ -117,19 +107,19 @@ def kind_of(path: File, kinds: Sequence[str], format: str | None = None) -> str:
         format: One of them without its dot, whatever the name ends in.
 
     Raises:
-        InputError: The file is missing or of none of these kinds.
+        InputError: The file is missing, a folder, or of none of these kinds.
     """
     if not path.exists():
         raise InputError(f"{path} does not exist")
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in PACKED:
-        suffixes.pop()
-    kind = suffixes[-1] if suffixes else ""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give its files")
     if format is not None:
         kind = f".{format}"
         if kind not in kinds:
             names = ", ".join(kind[1:] for kind in kinds)
             raise InputError(f"format must be one of {names}, got {format!r}")
+        return kind
+    kind = ending(path)
     if kind not in kinds:
         said = f"is of unknown kind {kind!r}" if kind else "has no ending"
         raise InputError(
@@ -140,20 +130,24 @@ def kind_of(path: File, kinds: Sequence[str], format: str | None = None) -> str:
     return kind
 
 
+def ending(path: File) -> str:
+    """The ending of a file's name, lower case and without that of its packing."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in PACKED:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
 @contextmanager
 def reading(name: str | File) -> Iterator[None]:
     """Say in one line, with the file's name, what is wrong with its bytes."""
     try:
         yield
-    except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, _DamagedError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         packing = PACKED.get(Path(str(name)).suffix.lower(), "packed")
         raise InputError(f"{name} is not a whole {packing} file: {error}") from None
     except OSError as error:
         raise InputError(f"{name} cannot be read: {error.strerror or error}") from None
-
-
-class _DamagedError(Exception):
-    """What a packed file is, in the words of a library without an error of its own for it."""
 
 
 def bounded_lines(file: Any, name: str | File) -> Iterator[str]:
@@ -173,7 +167,13 @@ def bounded_lines(file: Any, name: str | File) -> Iterator[str]:
             raise InputError(f"{name} {said}")
         if len(line) > 4 * LONGEST_LINE:
             raise too_long(f"{name}, line {number}")
-        text = _decoded(line, name, number) if isinstance(line, bytes) else line
+        try:
+            text = line.decode() if isinstance(line, bytes) else line
+        except UnicodeDecodeError:
+            raise InputError(
+                f"{name} is not UTF-8 text: line {number}; it may be Windows-1252 (Latin-1) or "
+                f"UTF-16 text; {CONVERT}"
+            ) from None
         if number == 1:  # Spreadsheets put a byte-order mark in front of the first column's name.
             text = text.removeprefix("\ufeff")
         elif text.startswith("\ufeff"):
@@ -182,33 +182,14 @@ def bounded_lines(file: Any, name: str | File) -> Iterator[str]:
                 "after another; give each of them"
             )
         if "\0" in text:
-            raise InputError(f"{name}, line {number}: it has a NUL character; {_likely(line)}")
+            raise InputError(
+                f"{name}, line {number}: it has a NUL character, as UTF-16 text has; {CONVERT}, "
+                "or remove the character"
+            )
         if len(text) > LONGEST_LINE:
             raise too_long(f"{name}, line {number}")
         yield text
         number += 1
-
-
-def _decoded(line: bytes, name: str | File, number: int) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError:
-        raise InputError(f"{name} is not UTF-8 text: line {number}: {_likely(line)}") from None
-
-
-def _likely(line: str | bytes) -> str:
-    """What a line most likely is that is not UTF-8 text, and what to do."""
-    high = line if isinstance(line, str) else line.decode("latin-1")
-    zeros = high.count("\0")
-    if 0 < max(high[::2].count("\0"), high[1::2].count("\0")) >= 0.8 * zeros > len(high) / 5:
-        kind = "UTF-16 text"
-    elif re.search(r"[\0-\x08\x0e-\x1f]", high):
-        return "remove control characters, or export the file as text"
-    elif sum(letter > "\x7f" for letter in high) < len(high) / 2:
-        kind = "Windows-1252 (Latin-1) text"
-    else:
-        kind = "text of another encoding"
-    return f"it is likely {kind}; convert it to UTF-8, for example by iconv"
 
 
 def too_long(place: str) -> InputError:
@@ -274,7 +255,7 @@ class _Unpacked(io.RawIOBase):
             try:
                 data = self._stream.decompress(packed, len(buffer))
             except self._error as error:
-                raise _DamagedError(str(error)) from None
+                raise EOFError(str(error)) from None
             if data:
                 buffer[: len(data)] = data
                 return len(data)
@@ -551,6 +532,9 @@ def _parquet(
         raise MissingDependencyError(
             f"reading {path.name} needs pyarrow: pip install 'bertflow[parquet]'"
         )
+    import pyarrow
+    import pyarrow.parquet
+
     with open_bytes(path) as stream:
         source: Any = stream
         if path.suffix.lower() in PACKED or not stream.seekable():
@@ -564,30 +548,67 @@ def _parquet(
         source.seek(0)
         if not head.startswith(PARQUET_MARK) and (said := contents(head)):
             raise InputError(f"{path} {said}")
-        yield from _parquet_rows(source, path, columns, choose, texts)
+        try:
+            table = pyarrow.parquet.ParquetFile(source)
+            _check_alone(source, table.metadata, path)
+            chosen = _chosen(table.schema_arrow, path, columns, choose, texts)
+            batches = table.iter_batches(PARQUET_ROWS, columns=list(chosen))
+            yield from _cells(batches, chosen, path)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise InputError(f"{path} is not a whole parquet file: {error}") from None
 
 
-def _parquet_rows(
-    source: Any, path: File, columns: Sequence[str] | None, choose: Choose, texts: int
+def _check_alone(source: Any, metadata: Any, path: File) -> None:
+    """Refuse a file that was appended to another: the end describes the last one only."""
+    if not metadata.num_row_groups or not metadata.num_columns:
+        return
+    begins, ends = [], []
+    for group, column in product((0, metadata.num_row_groups - 1), range(metadata.num_columns)):
+        chunk = metadata.row_group(group).column(column)
+        pages = chunk.dictionary_page_offset if chunk.has_dictionary_page else None
+        begins.append(chunk.data_page_offset if pages is None else pages)
+        ends.append(begins[-1] + chunk.total_compressed_size)
+    source.seek(max(ends))
+    if min(begins) > len(PARQUET_MARK) or PARQUET_MARK * 2 in source.read(LARGEST_PACKED):
+        raise InputError(f"{path} holds several parquet files, one after another; separate them")
+
+
+def arrow_rows(
+    batches: Iterable[Any], path: File, columns: Sequence[str] | None, choose: Choose
 ) -> Iterator[Row]:
-    import pyarrow
-    import pyarrow.parquet
+    """The cells of text columns of Arrow tables, row by row; each must have the same columns.
 
+    Raises:
+        InputError: A column is missing or not text.
+    """
     number = 0
+    for batch in batches:
+        chosen = _chosen(batch.schema, path, columns, choose, texts=1)
+        yield from _cells([batch], chosen, path, number)
+        number += batch.num_rows
+
+
+def _chosen(
+    schema: Any, path: File, columns: Sequence[str] | None, choose: Choose, texts: int
+) -> Sequence[str]:
+    """The columns to read of an Arrow schema, of which the first must be text."""
+    if columns is None:
+        strings = [field.name for field in schema if not _is_number(field.type)]
+        columns = choose(Columns(path, schema.names, strings))
+    for position, column in enumerate(columns):
+        kind = schema.field(_place(column, schema.names, path)).type
+        # A batch of a stream may have nothing in the column, and no type then.
+        if position < texts and not is_text(kind) and str(kind) != "null":
+            raise InputError(f"{path}: column {column!r} is not text but {kind}")
+    return columns
+
+
+def _cells(
+    batches: Iterable[Any], columns: Sequence[str], path: File, before: int = 0
+) -> Iterator[Row]:
+    number = before
     try:
-        # A local file is read by pyarrow itself, with less ado.
-        local = isinstance(path, Path) and not isinstance(source, io.BytesIO)
-        table = pyarrow.parquet.ParquetFile(path if local else source)
-        _check_alone(source, table.metadata, path)
-        schema = table.schema_arrow
-        if columns is None:
-            strings = [field.name for field in schema if not _is_number(field.type)]
-            columns = choose(Columns(path, schema.names, strings))
-        for position, column in enumerate(columns):
-            kind = schema.field(_place(column, schema.names, path)).type
-            if position < texts and not is_text(kind):
-                raise InputError(f"{path}: column {column!r} is not text but {kind}")
-        for batch in table.iter_batches(PARQUET_ROWS, columns=list(columns)):
+        for batch in batches:
             for cells in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
                 number += 1
                 if any(isinstance(cell, str) and len(cell) > LONGEST_LINE for cell in cells):
@@ -595,28 +616,6 @@ def _parquet_rows(
                 yield number, list(cells)
     except UnicodeDecodeError:
         raise InputError(f"{path}, after row {number}: a text is not UTF-8") from None
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{path} is not a whole parquet file: {error}") from None
-
-
-def _check_alone(source: Any, metadata: Any, path: File) -> None:
-    """Refuse a file that was appended to another: the end describes the last one only."""
-    chunks = [
-        metadata.row_group(group).column(column)
-        for group in {0, metadata.num_row_groups - 1}
-        for column in range(metadata.num_columns)
-        if metadata.num_row_groups
-    ]
-    if not chunks:
-        return
-    begins = [
-        one.dictionary_page_offset if one.has_dictionary_page else one.data_page_offset
-        for one in chunks
-    ]
-    ends = [at + one.total_compressed_size for at, one in zip(begins, chunks, strict=True)]
-    source.seek(max(ends))
-    if min(begins) > len(PARQUET_MARK) or PARQUET_MARK * 2 in source.read(LARGEST_PACKED):
-        raise InputError(f"{path} holds several parquet files, one after another; separate them")
 
 
 def may_hold_text(value: Any) -> bool:
@@ -627,7 +626,7 @@ def may_hold_text(value: Any) -> bool:
 
 
 def _is_number(kind: Any) -> bool:
-    """Whether an Arrow type is of numbers, times or truth values, or lists of these."""
+    """Whether an Arrow type is of numbers, times or truth values, or of lists of these."""
     from pyarrow import types
 
     while hasattr(kind, "value_type"):
