@@ -63,21 +63,22 @@ def read_hub(hub: HubSource, split: str) -> tuple[str, Iterator[Row]]:
         )
     feature = table.features[hub.columns[2]]
     names = feature.names if isinstance(feature, datasets.ClassLabel) else None
-    ident = [hub.ident] if hub.ident and hub.ident in table.column_names else []
-    columns: dict[str, list[Any]] = table.select_columns([*hub.columns, *ident]).to_dict()
-    known = [columns[column] for column in ident]
-    return source, _rows(source, [columns[column] for column in hub.columns], names, *known)
+    ident = hub.ident if hub.ident in table.column_names else None
+    columns = table.select_columns([*hub.columns, *([ident] if ident else [])]).to_dict()
+    return source, _rows(source, hub, columns, names, ident)
 
 
 def _rows(
     source: str,
-    columns: list[list[Any]],
+    hub: HubSource,
+    columns: dict[str, list[Any]],
     names: list[str] | None,
-    known: list[Any] | None = None,
+    ident: str | None,
 ) -> Iterator[Row]:
-    for number, (first, second, label) in enumerate(zip(*columns, strict=True), start=1):
+    cells = zip(*(columns[column] for column in hub.columns), strict=True)
+    for number, (first, second, label) in enumerate(cells, start=1):
         if names is not None and label is not None:
             label = names[label] if label >= 0 else None  # −1 stands for no label.
         place = f"{source}, row {number}"
-        row = str(number if known is None else known[number - 1])
+        row = str(columns[ident][number - 1] if ident else number)
         yield Row(place, first, second, label, place, row=row)

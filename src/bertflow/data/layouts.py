@@ -174,16 +174,12 @@ def _whole(path: Path) -> tuple[list[str], bool]:
 
 def _positions(found: Found) -> Iterator[Row]:
     (path,) = found.paths
-    positions = [int(column) for column in found.layout.columns]
-    for number, line in read_lines(path):
-        if not line.strip():
-            continue
-        cells = line.split("\t")
-        if len(cells) <= max(positions):
-            raise _short(path, number, len(cells), max(positions) + 1)
-        first, second, label = (cells[position] for position in positions)
-        place = f"{path}, line {number}"
-        yield Row(place, first, second, label, place, row=str(number))
+    first, second, label = (int(column) for column in found.layout.columns)
+    needed = max(first, second, label) + 1
+    for number, place, cells in _tabbed(read_lines(path), path):
+        if len(cells) < needed:
+            raise _short(path, number, len(cells), needed)
+        yield Row(place, cells[first], cells[second], cells[label], place, row=str(number))
 
 
 def _header(found: Found) -> Iterator[Row]:
@@ -203,10 +199,7 @@ def _header(found: Found) -> Iterator[Row]:
     ident = header.index(layout.ident) if layout.ident in header else None
     texts = max(first, second)
     needed = max(texts, label or 0, chosen[0] if chosen else 0, ident or 0) + 1
-    for number, line in lines:
-        if not line.strip():
-            continue
-        place, cells = f"{path}, line {number}", line.split("\t")
+    for number, place, cells in _tabbed(lines, path):
         if layout.cut:
             # Cut off within a row: what is left may end with the tab.
             while cells and not cells[-1].strip():
@@ -222,6 +215,13 @@ def _header(found: Found) -> Iterator[Row]:
         value = None if label is None else cells[-1 if layout.label_last else label]
         row = cells[ident] if ident is not None else str(number)
         yield Row(place, cells[first], cells[second], value, place, row=row)
+
+
+def _tabbed(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[tuple[int, str, list[str]]]:
+    """Of each line that is not blank, its number, its place for messages and its cells."""
+    for number, line in lines:
+        if line.strip():
+            yield number, f"{path}, line {number}", line.split("\t")
 
 
 def _jsonl(found: Found) -> Iterator[Row]:

@@ -41,16 +41,8 @@ TEXT_COLUMNS = (
     ("query", "passage"),
 )
 GOLD_COLUMNS = (
-    "score",
-    "label",
-    "similarity",
-    "similarityscore",
-    "gold",
-    "goldscore",
-    "relatedness",
-    "relatednessscore",
-    "isduplicate",
-)
+    "score label similarity similarityscore gold goldscore relatedness relatednessscore isduplicate"
+).split()
 TRUTH = {"true": 1.0, "false": 0.0}
 
 
@@ -163,31 +155,25 @@ def read_pairs(
         )
     kind = kind_of(source, TABLES, format)
     unit = "row" if kind == ".parquet" else "line"
-    first: list[str] = []
-    second: list[str] = []
-    gold: list[float | None] = []
-    rows: list[str] = []
-    for number, cells in read_rows(source, kind, columns, _recognised, texts=2):
-        if cells is None:
-            continue
-        place = f"{source}, {unit} {number}"
-        first.append(sentence(cells[0], place))
-        second.append(sentence(cells[1], place))
-        gold.append(score(cells[2], place, truth=True))
-        rows.append(str(number))
-    check_graded(first, gold, str(source))
+    pairs = [
+        (str(number), *_graded_pair(cells, f"{source}, {unit} {number}"))
+        for number, cells in read_rows(source, kind, columns, _recognised, texts=2)
+        if cells is not None
+    ]
+    gold = [grade for *_, grade in pairs]
+    check_graded(gold, str(source))
     binary = all(grade in (None, 0, 1) for grade in gold)
-    log.info("%s: %d pairs, gold is %s", source, len(first), "0 and 1" if binary else "graded")
+    log.info("%s: %d pairs, gold is %s", source, len(pairs), "0 and 1" if binary else "graded")
     packed = source.suffix.lower() in PACKED
     return Pairs(
         task="pairs",
         split=Path(Path(source.name).stem if packed else source.name).stem,
-        first=first,
-        second=second,
+        first=[first for _, first, _, _ in pairs],
+        second=[second for _, _, second, _ in pairs],
         gold=gold,
         source=str(source),
         binary=binary,
-        rows=rows,
+        rows=[number for number, *_ in pairs],
     )
 
 
@@ -279,16 +265,21 @@ def score(
     return number
 
 
-def check_graded(first: Sequence[str], gold: Sequence[float | None], source: str | Path) -> None:
+def check_graded(gold: Sequence[float | None], source: str) -> None:
     """Refuse pairs of which none can be scored.
 
     Raises:
         InputError: There is no pair, or none is graded.
     """
-    if not first:
+    if not gold:
         raise InputError(f"{source} holds no pair")
     if all(grade is None for grade in gold):
-        raise InputError(f"{source}: none of its {len(first)} pairs has a gold score")
+        raise InputError(f"{source}: none of its {len(gold)} pairs has a gold score")
+
+
+def _graded_pair(cells: Sequence[Any], place: str) -> tuple[str, str, float | None]:
+    first, second, grade = cells
+    return sentence(first, place), sentence(second, place), score(grade, place, truth=True)
 
 
 def _recognised(table: Columns) -> Sequence[str]:

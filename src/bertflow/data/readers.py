@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -54,42 +54,28 @@ def read_task(name: str, data: str | Path | None = None, split: str | None = Non
     ((source, rows),) = _sources(data_set, [split], data)
     binary = data_set.kind == "qnli"
     skipped: Counter[str] = Counter()
-    first: list[str] = []
-    second: list[str] = []
-    gold: list[float | None] = []
-    subset: list[str] = []
-    known: list[str] = []
-    for row in rows:
-        if row.fault:
-            skipped[row.fault] += 1
-            continue
-        texts = sentence(row.first, row.place), sentence(row.second, row.place)
-        if binary:
-            grade = _named(row, QNLI_GOLD)
-            if grade is None:
-                skipped["no label"] += 1
-                continue
-        else:
-            grade = score(row.label, row.label_place, span=data_set.score_range)
-        first.append(texts[0])
-        second.append(texts[1])
-        gold.append(grade)
-        known.append(row.row)
-        if row.subset:
-            subset.append(row.subset)
-    _check_labelled(data_set, split, source, first, gold, skipped)
-    log.info("%s %s: %d pairs of %s", name, split, len(first), source)
+    pairs: list[tuple[Row, float | None]]
+    if binary:
+        pairs = list(_labelled(_pairs(rows, skipped), QNLI_GOLD, "no label", skipped))
+    else:
+        span = data_set.score_range
+        pairs = [
+            (row, score(row.label, row.label_place, span=span)) for row in _pairs(rows, skipped)
+        ]
+    gold = [grade for _, grade in pairs]
+    _check_graded(data_set, split, source, gold, skipped)
+    log.info("%s %s: %d pairs of %s", name, split, len(pairs), source)
     return Pairs(
         task=name,
         split=split,
-        first=first,
-        second=second,
+        first=[row.first for row, _ in pairs],
+        second=[row.second for row, _ in pairs],
         gold=gold,
         source=source,
-        subset=subset,
+        subset=[row.subset for row, _ in pairs if row.subset],
         binary=binary,
         skipped=dict(skipped),
-        rows=known,
+        rows=[row.row for row, _ in pairs],
     )
 
 
@@ -111,22 +97,19 @@ def read_nli(name: str, data: str | Path | None = None, split: str | None = None
     split = _known_split(data_set, split)
     ((source, rows),) = _sources(data_set, [split], data)
     skipped: Counter[str] = Counter()
-    first: list[str] = []
-    second: list[str] = []
-    labels: list[str] = []
-    for row in rows:
-        texts = sentence(row.first, row.place), sentence(row.second, row.place)
-        label = _named(row, NLI_NAMES)
-        if label is None:
-            skipped["no gold label"] += 1
-            continue
-        first.append(texts[0])
-        second.append(texts[1])
-        labels.append(label)
-    if not first:
+    pairs = list(_labelled(_pairs(rows, skipped), NLI_NAMES, "no gold label", skipped))
+    if not pairs:
         raise _unusable(source, skipped)
-    log.info("%s %s: %d pairs of %s; skipped: %s", name, split, len(first), source, dict(skipped))
-    return NliPairs(name, split, first, second, labels, source, dict(skipped))
+    log.info("%s %s: %d pairs of %s; skipped: %s", name, split, len(pairs), source, dict(skipped))
+    return NliPairs(
+        name=name,
+        split=split,
+        first=[row.first for row, _ in pairs],
+        second=[row.second for row, _ in pairs],
+        labels=[label for _, label in pairs],
+        source=source,
+        skipped=dict(skipped),
+    )
 
 
 def nli_splits(name: str, data: str | Path | None = None) -> tuple[str, ...]:
@@ -195,16 +178,14 @@ def read_texts(name: str, data: str | Path | None = None) -> Texts:
     texts: list[str] = []
     skipped: Counter[str] = Counter()
     for source, rows in _sources(data_set, list(data_set.splits), data):
-        count, before = len(texts), Counter(skipped)
-        for row in rows:
-            if row.fault:
-                skipped[row.fault] += 1
-                continue
-            texts += [sentence(row.first, row.place), sentence(row.second, row.place)]
-        if len(texts) == count:
-            raise _unusable(source, skipped - before)
-        for reason, number in (skipped - before).items():
+        left_out: Counter[str] = Counter()
+        sentences = [text for row in _pairs(rows, left_out) for text in (row.first, row.second)]
+        if not sentences:
+            raise _unusable(source, left_out)
+        for reason, number in left_out.items():
             log.info("%s: %d rows left out: %s", source, number, reason)
+        texts += sentences
+        skipped += left_out
     log.info("%s: %d sentences", name, len(texts))
     return Texts(texts, dict(skipped))
 
@@ -257,23 +238,38 @@ def _found(
     return sources, tried
 
 
-def _named(row: Row, names: Mapping[str, T]) -> T | None:
-    """What a label's name stands for, None where there is no label."""
-    text = "" if row.label is None else str(row.label).strip()
-    if text in ("", "-"):
-        return None
-    if text.lower() not in names:
-        raise InputError(
-            f"{row.label_place}: unknown label {shown(text)}; expected one of {', '.join(names)}"
-        )
-    return names[text.lower()]
+def _pairs(rows: Iterable[Row], skipped: Counter[str]) -> Iterator[Row]:
+    """The rows that are two sentences; what is no pair is counted by reason."""
+    for row in rows:
+        if row.fault:
+            skipped[row.fault] += 1
+            continue
+        sentence(row.first, row.place)
+        sentence(row.second, row.place)
+        yield row
 
 
-def _check_labelled(
+def _labelled(
+    rows: Iterable[Row], labels: Mapping[str, T], reason: str, skipped: Counter[str]
+) -> Iterator[tuple[Row, T]]:
+    """The rows with a label and what it stands for; those without are counted."""
+    for row in rows:
+        text = "" if row.label is None else str(row.label).strip()
+        if text in ("", "-"):
+            skipped[reason] += 1
+        elif text.lower() in labels:
+            yield row, labels[text.lower()]
+        else:
+            raise InputError(
+                f"{row.label_place}: unknown label {shown(text)}; "
+                f"expected one of {', '.join(labels)}"
+            )
+
+
+def _check_graded(
     data_set: DataSet,
     split: str,
     source: str,
-    first: Sequence[str],
     gold: Sequence[float | None],
     skipped: Mapping[str, int],
 ) -> None:
@@ -285,12 +281,12 @@ def _check_labelled(
         InputError: There is no pair, or none is graded.
     """
     try:
-        if not first and skipped:
+        if not gold and skipped:
             raise _unusable(source, skipped)
-        check_graded(first, gold, source)
+        check_graded(gold, source)
     except InputError as error:
         bare = any(split in layout.unlabelled for layout in data_set.layouts)
-        if bare and (first or set(skipped) == {"no label"}):
+        if bare and (gold or set(skipped) == {"no label"}):
             raise MissingDataError(
                 f"{error}; there are releases without labels: give one with them"
             ) from None
