@@ -13,7 +13,15 @@ import pytest
 from huggingface_hub import constants
 
 from bertflow import network
-from bertflow.data import CATALOG, DATA_VARIABLE, catalog, hub, read_nli, read_sentences, read_task
+from bertflow.data import (
+    CATALOG,
+    DATA_VARIABLE,
+    catalog,
+    read_nli,
+    read_sentences,
+    read_task,
+    readers,
+)
 from bertflow.errors import InputError
 
 TEXT = datasets.Value("string")
@@ -22,7 +30,7 @@ TEXT = datasets.Value("string")
 @pytest.fixture(autouse=True)
 def answering(monkeypatch, tmp_path_factory):
     """A hub that answers, and a cache that is not the user's."""
-    monkeypatch.setattr(hub, "hub_answers", lambda: True)
+    monkeypatch.setattr(readers, "hub_answers", lambda: True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
     monkeypatch.delenv(DATA_VARIABLE, raising=False)
 
@@ -231,14 +239,14 @@ def test_a_malformed_file_does_not_leave_it_to_the_hub(tmp_path, unasked):
 
 
 def test_a_hub_that_does_not_answer_is_not_asked(monkeypatch, tmp_path, unasked):
-    monkeypatch.setattr(hub, "hub_answers", lambda: False)
+    monkeypatch.setattr(readers, "hub_answers", lambda: False)
     with pytest.raises(InputError, match=r"tried .*dev\.tsv.*; hub: no connection; give") as caught:
         read_task("qnli", tmp_path)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_extra_gives_the_line_that_installs_it(monkeypatch, unasked):
-    monkeypatch.setattr(hub, "find_spec", lambda name: None)
+    monkeypatch.setattr(readers, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"hub: needs datasets: pip install 'bertflow\[hub\]'"):
         read_task("stsb")
 

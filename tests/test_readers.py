@@ -20,8 +20,8 @@ from bertflow.data import (
     read_sentences,
     read_task,
     read_texts,
+    readers,
 )
-from bertflow.data import hub as hub_module
 from bertflow.errors import InputError, MissingDataError
 
 Cells = tuple[str, str, str]
@@ -228,7 +228,7 @@ def over(cases: dict[str, Case]):
 
 @pytest.fixture(autouse=True)
 def no_hub(monkeypatch):
-    monkeypatch.setattr(hub_module, "hub_answers", lambda: False)
+    monkeypatch.setattr(readers, "hub_answers", lambda: False)
     monkeypatch.delenv(DATA_VARIABLE, raising=False)
 
 

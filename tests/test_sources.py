@@ -299,14 +299,25 @@ def test_a_second_text_column_that_begins_late_is_an_error(tmp_path, monkeypatch
     with pytest.raises(InputError, match=r"saved has 2 text columns \('id', 'text'\)"):
         read_corpus([tmp_path / "saved"])
     assert read_corpus([tmp_path / "saved"], column="text") == ["A cat"]
-    # The hub may stream rows of which it does not know the types.
-    stream = datasets.IterableDataset.from_generator(
-        lambda: (dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True))
-    )
-    monkeypatch.setattr(HubTable, "open", lambda _: stream)
-    with pytest.raises(InputError, match=r"train has 2 text columns \('id', 'text'\)"):
+
+
+@pytest.mark.parametrize(
+    ("late", "message"),
+    [
+        ({"id": "c", "text": "A cat"}, r"train has 2 text columns \('id', 'text'\)"),
+        ({"id": 3, "text": "A cat"}, r"train, from row 3 on: 'text' is the text, before .*'id'"),
+    ],
+)
+def test_a_stream_of_unknown_types_whose_text_is_elsewhere_later_is_an_error(
+    monkeypatch, late, message
+):
+    monkeypatch.setattr(module, "BATCH_ROWS", 2)
+    rows = [{"id": "a", "text": 1}, {"id": "b", "text": 2}, late]
+    stream = datasets.IterableDataset.from_generator(lambda: iter(rows))
+    monkeypatch.setattr(module, "hub_answers", lambda: True)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: stream)
+    with pytest.raises(InputError, match=message):
         read_corpus(["hub:owner/name:train"])
-    assert read_corpus(["hub:owner/name:train"], column="text") == ["A cat"]
 
 
 def test_every_text_type_of_arrow_is_text_in_a_table(tmp_path):

@@ -130,22 +130,17 @@ def _layout(
     homes: Mapping[str, Sequence[str]],
 ) -> Layout:
     """A layout with the folders and files that its patterns stand for."""
-    patterns = layout["files"]
-    return Layout(
-        **{
-            "columns": facts["columns"],
-            **layout,
-            "folders": [place for folder in layout["folders"] for place in _places(folder, homes)],
-            "files": {
-                split: [
-                    pattern.format(split=file_name, subset=subset)
-                    for subset in facts.get("subsets", [""])
-                    for pattern in patterns
-                ]
-                for split, file_name in file_names.items()
-            },
-        }
-    )
+    subsets = facts.get("subsets", [""])
+    files = {
+        split: [
+            pattern.format(split=file_name, subset=subset)
+            for subset in subsets
+            for pattern in layout["files"]
+        ]
+        for split, file_name in file_names.items()
+    }
+    folders = [place for folder in layout["folders"] for place in _places(folder, homes)]
+    return Layout(**{"columns": facts["columns"], **layout, "folders": folders, "files": files})
 
 
 def _places(folder: str, homes: Mapping[str, Sequence[str]]) -> list[str]:

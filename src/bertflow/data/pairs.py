@@ -265,16 +265,24 @@ def score(
     return number
 
 
-def check_graded(gold: Sequence[float | None], source: str) -> None:
+def check_graded(
+    gold: Sequence[float | None], source: str, skipped: Mapping[str, int] | None = None
+) -> None:
     """Refuse pairs of which none can be scored.
 
     Raises:
         InputError: There is no pair, or none is graded.
     """
     if not gold:
-        raise InputError(f"{source} holds no pair")
+        raise no_pair(source, skipped or {})
     if all(grade is None for grade in gold):
         raise InputError(f"{source}: none of its {len(gold)} pairs has a gold score")
+
+
+def no_pair(source: str, skipped: Mapping[str, int]) -> InputError:
+    """The error for a source of which no row is a pair, with what was skipped."""
+    counts = ", ".join(f"{count} skipped: {reason}" for reason, count in skipped.items())
+    return InputError(f"{source} holds no pair{f' ({counts})' if counts else ''}")
 
 
 def _graded_pair(cells: Sequence[Any], place: str) -> tuple[str, str, float | None]:

@@ -7,11 +7,11 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from bertflow.data.catalog import DataSet, find_data_set
-from bertflow.data.hub import NotOnHubError, available_hub, read_hub
+from bertflow.data.catalog import DataSet, HubSource, find_data_set
 from bertflow.data.layouts import Row, find_files, read_found
 from bertflow.data.pairs import (
     DATA_VARIABLE,
@@ -19,10 +19,12 @@ from bertflow.data.pairs import (
     NliPairs,
     Pairs,
     check_graded,
+    no_pair,
     score,
     sentence,
 )
 from bertflow.errors import InputError, MissingDataError, shown
+from bertflow.network import hub_answers
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +101,7 @@ def read_nli(name: str, data: str | Path | None = None, split: str | None = None
     skipped: Counter[str] = Counter()
     pairs = list(_labelled(_pairs(rows, skipped), NLI_NAMES, "no gold label", skipped))
     if not pairs:
-        raise _unusable(source, skipped)
+        raise no_pair(source, skipped)
     log.info("%s %s: %d pairs of %s; skipped: %s", name, split, len(pairs), source, dict(skipped))
     return NliPairs(
         name=name,
@@ -181,7 +183,7 @@ def read_texts(name: str, data: str | Path | None = None) -> Texts:
         left_out: Counter[str] = Counter()
         sentences = [text for row in _pairs(rows, left_out) for text in (row.first, row.second)]
         if not sentences:
-            raise _unusable(source, left_out)
+            raise no_pair(source, left_out)
         for reason, number in left_out.items():
             log.info("%s: %d rows left out: %s", source, number, reason)
         texts += sentences
@@ -208,8 +210,7 @@ def _sources(
     if found:
         return found
     try:
-        hub = available_hub(data_set)
-        return [read_hub(hub, split) for split in splits]
+        return [_read_hub(data_set, split) for split in splits]
     except NotOnHubError as error:
         looked = f"tried {', '.join(map(str, tried))}" if tried else "no folder is given"
         raise MissingDataError(
@@ -281,9 +282,7 @@ def _check_graded(
         InputError: There is no pair, or none is graded.
     """
     try:
-        if not gold and skipped:
-            raise _unusable(source, skipped)
-        check_graded(gold, source)
+        check_graded(gold, source, skipped)
     except InputError as error:
         bare = any(split in layout.unlabelled for layout in data_set.layouts)
         if bare and (gold or set(skipped) == {"no label"}):
@@ -293,6 +292,51 @@ def _check_graded(
         raise
 
 
-def _unusable(source: str, skipped: Mapping[str, int]) -> InputError:
-    counts = ", ".join(f"{count} skipped: {reason}" for reason, count in skipped.items())
-    return InputError(f"{source} holds no pair{f' ({counts})' if counts else ''}")
+class NotOnHubError(Exception):
+    """The hub gives nothing; the message is the reason."""
+
+
+def _read_hub(data_set: DataSet, split: str) -> tuple[str, Iterator[Row]]:
+    """A split's source, repository@revision, and its rows, with labels by their names.
+
+    Raises:
+        NotOnHubError: The hub has no such data, the extra is missing, or the client fails.
+        InputError: A column is missing.
+    """
+    hub = data_set.hub
+    if hub is None:
+        raise NotOnHubError(f"not asked, because {data_set.no_hub}")
+    if find_spec("datasets") is None:
+        raise NotOnHubError("needs datasets: pip install 'bertflow[hub]'")
+    # What `datasets` has in its cache is no substitute: it does not say of which revision.
+    if not hub_answers():
+        raise NotOnHubError("no connection")
+    import datasets
+
+    source = f"{hub.repository}@{hub.revision}"
+    log.info("reading %s %s of the hub", source, hub.splits[split])
+    try:
+        table = datasets.load_dataset(
+            hub.repository, hub.config, split=hub.splits[split], revision=hub.revision
+        )
+    except Exception as error:  # The client has many; all mean that it gives nothing.
+        detail = str(error).strip().split("\n")[0]
+        raise NotOnHubError(f"{type(error).__name__}: {detail}") from error
+    lacking = [column for column in hub.columns if column not in table.column_names]
+    if lacking:
+        raise InputError(
+            f"{source} has no column {', '.join(lacking)}; it has {', '.join(table.column_names)}"
+        )
+    return source, _hub_rows(table, hub, source)
+
+
+def _hub_rows(table: Any, hub: HubSource, source: str) -> Iterator[Row]:
+    names = getattr(table.features[hub.columns[2]], "names", None)  # Of a ClassLabel.
+    cells = table.to_dict()
+    known = cells.get(hub.ident) or range(1, len(table) + 1)
+    rows = zip(*(cells[column] for column in hub.columns), known, strict=True)
+    for number, (first, second, label, row) in enumerate(rows, start=1):
+        if names is not None and label is not None:
+            label = names[label] if label >= 0 else None  # −1 stands for no label.
+        place = f"{source}, row {number}"
+        yield Row(place, first, second, label, place, row=str(row))

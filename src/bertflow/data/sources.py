@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 from bertflow.data.tables import (
     KINDS,
     Choose,
-    Row,
     StandardInput,
     arrow_rows,
     ending,
@@ -41,17 +40,6 @@ class SavedTable:
 
     def __str__(self) -> str:
         return str(self.folder)
-
-    def open(self) -> Any:
-        """The table.
-
-        Raises:
-            MissingDependencyError: `datasets` is not installed.
-            InputError: The folder is damaged.
-        """
-        datasets = _datasets(self)
-        with _named(self):
-            return datasets.load_from_disk(str(self.folder))
 
 
 @dataclass(frozen=True)
@@ -94,21 +82,6 @@ class HubTable:
             )
         return cls(name, parts[1] if len(parts) == 3 else None, parts[-1], revision or None)
 
-    def open(self) -> Any:
-        """The rows as they come.
-
-        Raises:
-            MissingDependencyError: `datasets` is not installed.
-            InputError: The hub does not answer, or has no such data.
-        """
-        datasets = _datasets(self)
-        if not hub_answers():
-            raise InputError(f"{self} cannot be read: the hub does not answer")
-        with _named(self):
-            return datasets.load_dataset(
-                self.name, self.config, split=self.split, revision=self.revision, streaming=True
-            )
-
 
 # A path may be one of universal_pathlib, which has the interface of Path.
 Source = Path | StandardInput | SavedTable | HubTable
@@ -147,26 +120,41 @@ def comes_once(source: Source) -> bool:
 
 def table_rows(
     source: SavedTable | HubTable, columns: Sequence[str] | None, choose: Choose
-) -> Iterator[Row]:
+) -> Iterator[tuple[int, list[Any]]]:
     """The cells of text columns of a table, row by row from 1.
 
     Raises:
-        InputError: A column is missing or not text, or reading fails.
+        MissingDependencyError: `datasets` is not installed.
+        InputError: The folder is damaged, the hub does not answer or has no such data, or a column
+            is missing or not text.
     """
-    table = source.open()
+    table = _opened(source).with_format("arrow")
     with _named(source):
-        batches = table.with_format("arrow").iter(batch_size=BATCH_ROWS)
+        batches = table.iter(batch_size=BATCH_ROWS)
         yield from arrow_rows(batches, Path(str(source)), columns, choose)
 
 
-@contextmanager
-def remote_errors(source: Source) -> Iterator[None]:
-    """Say in one line what the client of a remote store raises; it has errors of its own."""
-    if not is_remote(source) or isinstance(source, HubTable):
-        yield
-        return
+def _opened(source: SavedTable | HubTable) -> Any:
+    if find_spec("datasets") is None:
+        raise MissingDependencyError(
+            f"reading {source} needs datasets: pip install 'bertflow[hub]'"
+        )
+    import datasets
+
     with _named(source):
-        yield
+        if isinstance(source, SavedTable):
+            return datasets.load_from_disk(str(source.folder))
+        if not hub_answers():
+            raise InputError(f"{source} cannot be read: the hub does not answer")
+        return datasets.load_dataset(
+            source.name, source.config, split=source.split, revision=source.revision, streaming=True
+        )
+
+
+def remote_errors(source: Source) -> AbstractContextManager[None]:
+    """Say in one line what the client of a remote store raises; it has errors of its own."""
+    remote = is_remote(source) and not isinstance(source, HubTable)
+    return _named(source) if remote else nullcontext()
 
 
 def _located(source: str | Path, format: str | None) -> list[Source]:
@@ -253,16 +241,6 @@ def _matching(pattern: str) -> list[Any]:
             "or ** for those of all folders below"
         )
     return files
-
-
-def _datasets(source: SavedTable | HubTable) -> Any:
-    if find_spec("datasets") is None:
-        raise MissingDependencyError(
-            f"reading {source} needs datasets: pip install 'bertflow[hub]'"
-        )
-    import datasets
-
-    return datasets
 
 
 @contextmanager

@@ -575,17 +575,22 @@ def _check_alone(source: Any, metadata: Any, path: File) -> None:
 
 def arrow_rows(
     batches: Iterable[Any], path: File, columns: Sequence[str] | None, choose: Choose
-) -> Iterator[Row]:
-    """The cells of text columns of Arrow tables, row by row; each must have the same columns.
+) -> Iterator[tuple[int, list[Any]]]:
+    """The cells of text columns of Arrow tables, row by row.
 
     Raises:
-        InputError: A column is missing or not text.
+        InputError: A column is missing or not text, or another one is the text in a later table.
     """
-    number = 0
+    number, before = 0, columns
     for batch in batches:
         chosen = _chosen(batch.schema, path, columns, choose, texts=1)
+        if before is not None and chosen != before:
+            raise InputError(
+                f"{path}, from row {number + 1} on: {listed(chosen)} is the text, before it was "
+                f"{listed(before)}; name one by --column (in Python column=)"
+            )
         yield from _cells([batch], chosen, path, number)
-        number += batch.num_rows
+        before, number = chosen, number + batch.num_rows
 
 
 def _chosen(
@@ -604,9 +609,8 @@ def _chosen(
 
 
 def _cells(
-    batches: Iterable[Any], columns: Sequence[str], path: File, before: int = 0
-) -> Iterator[Row]:
-    number = before
+    batches: Iterable[Any], columns: Sequence[str], path: File, number: int = 0
+) -> Iterator[tuple[int, list[Any]]]:
     try:
         for batch in batches:
             for cells in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
