@@ -20,7 +20,6 @@ from safetensors.torch import save
 from bertflow import AllButTheTop, Flow, Standardization, Whitening, load_encoder
 from bertflow.calibrators import load_calibrator, save_calibrator
 from bertflow.calibrators.checkpoint import NAMES, Checkpoint, State
-from bertflow.calibrators.storage import check_replaceable
 from bertflow.calibrators.vectors import read_archive, read_vectors
 from bertflow.cli.options import build_calibrator, three
 from bertflow.data import (
@@ -44,8 +43,9 @@ from bertflow.finetuning.checkpoints import (
     open_checkpoints,
     restore_classifier,
 )
+from bertflow.io.folders import check_replaceable
+from bertflow.io.json import read_json
 from bertflow.paper.records import Record, Records
-from bertflow.strict_json import read_json
 
 Files = dict[str, bytes]
 ROWS = [("A cat eats.", 'A dog "barks"', "2.5"), ("Ein Bär", "一只熊", "0"), ("x", "y", "5.0")]

@@ -214,7 +214,7 @@ def _in_child(
     os.dup2(error, 2)
     os.environ["BERTFLOW_CACHE"] = str(folder / "cache")
 
-    from bertflow.calibrators import checkpoint, staging
+    from bertflow.calibrators import checkpoint
     from bertflow.encoders import embedding, encoding
     from bertflow.finetuning import training
 
@@ -242,15 +242,6 @@ def _in_child(
         if path.startswith(root):
             tell(event.removeprefix("os."), path.removeprefix(root))
 
-    real = staging.exchange
-
-    def exchange(one: Path, other: Path) -> bool:
-        tell("exchange", str(other))
-        done = real(one, other)
-        tell("exchanged", str(other))
-        return done
-
-    staging.exchange = exchange
     if size:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
@@ -496,7 +487,9 @@ class Torture:
             lines = [one for one in said.splitlines() if one]
             if not lines or not lines[-1].startswith(starts) or (end.way == "ctrl-c" and lines[1:]):
                 end.wrong.append(f"said {said[:300]!r}")
-        found = _contents(folder / case.output)
+        place, moved = folder / case.output, folder / f".{case.output}-old.bertflow"
+        # Killed between two moves, the old one has a name from which the next process takes it.
+        found = _contents(moved if moved.exists() and not place.exists() else place)
         states = {"new": new, "absent": {}} | ({} if old is None else {"old": _contents(old)})
         end.found = next((name for name, one in states.items() if found == one), "half")
         if case.name == "reproduce" and end.found == "half":

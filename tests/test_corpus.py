@@ -16,9 +16,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from bertflow.contents import contents
 from bertflow.data import check_corpus, checked_corpus, read_corpus, stream_corpus, tables
 from bertflow.errors import InputError, MissingDependencyError
+from bertflow.io.contents import contents
 
 SENTENCES = [
     "A plain sentence.",

@@ -360,13 +360,14 @@ def test_stopped_while_writing_the_state_before_is_there(x, place, monkeypatch):
 KILLED = """
 import os, signal, sys, time
 import numpy as np
-from bertflow.calibrators import Flow, checkpoint, storage
+from pathlib import Path
+from bertflow.calibrators import Flow, checkpoint
 checkpoint.SAVED_SECONDS = 0.0
 how, at = sys.argv[3], int(sys.argv[4])
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 if how == "writing":
-    storage.Path.replace = die
+    Path.replace = die
 def progress(done, total, loss):
     if how == "step" and done == at:
         die()

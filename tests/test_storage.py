@@ -35,6 +35,7 @@ from bertflow.calibrators.storage import (
     plain_provenance,
 )
 from bertflow.errors import InputError, ModelError
+from bertflow.io.folders import MANIFEST, replaced_folder
 
 CALIBRATORS = {
     "adaptive-whitening": AdaptiveWhitening,
@@ -648,34 +649,34 @@ def calibrator_and_notes(place):
 
 def calibrator_and_a_list_in_words(place):
     calibrator_and_notes(place)
-    (place / storage.MANIFEST).write_text('"config.json, model.safetensors and notes.txt"')
+    (place / MANIFEST).write_text('"config.json, model.safetensors and notes.txt"')
 
 
 def calibrator_and_a_list_of_numbers(place):
     calibrator_and_notes(place)
-    (place / storage.MANIFEST).write_text('["config.json", "model.safetensors", "notes.txt", 1]')
+    (place / MANIFEST).write_text('["config.json", "model.safetensors", "notes.txt", 1]')
 
 
 def calibrator_and_a_number_for_a_list(place):
     calibrator_and_notes(place)
-    (place / storage.MANIFEST).write_text("7")
+    (place / MANIFEST).write_text("7")
 
 
 def calibrator_and_a_deep_list(place):
     calibrator_and_notes(place)
-    (place / storage.MANIFEST).write_text("[" * 100_000)
+    (place / MANIFEST).write_text("[" * 100_000)
 
 
 def calibrator_and_a_long_list(place):
     calibrator_and_notes(place)
     names = ["config.json", "model.safetensors", "notes.txt", "x" * storage.LARGEST_JSON]
-    (place / storage.MANIFEST).write_text(json.dumps(names))
+    (place / MANIFEST).write_text(json.dumps(names))
 
 
 def calibrator_and_a_folder_for_a_list(place):
     save_calibrator(fitted("whitening"), place)
-    (place / storage.MANIFEST).unlink()
-    (place / storage.MANIFEST).mkdir()
+    (place / MANIFEST).unlink()
+    (place / MANIFEST).mkdir()
 
 
 def link_to_a_folder(place):
@@ -735,7 +736,7 @@ def test_what_holds_something_else_is_refused_and_untouched(make, tmp_path):
 
 def test_an_empty_folder_of_our_own_is_replaced(tmp_path):
     for text in ["old", "new"]:
-        with storage.replaced_folder(tmp_path / "saved") as folder:
+        with replaced_folder(tmp_path / "saved") as folder:
             (folder / "1_Normalize").mkdir()
             (folder / "a.txt").write_text(text)
     assert visible(tmp_path / "saved") == ["1_Normalize", "a.txt"]
@@ -746,7 +747,7 @@ def test_what_others_put_there_meanwhile_stays(folder):
     before = contents(folder)
     with (
         pytest.raises(ModelError, match=r"saved holds notes\.txt"),
-        storage.replaced_folder(folder) as staging,
+        replaced_folder(folder) as staging,
     ):
         (staging / "a.txt").write_text("new")
         (folder / "notes.txt").write_text("mine")

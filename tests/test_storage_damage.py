@@ -26,8 +26,9 @@ from bertflow.calibrators import (
     save_calibrator,
     storage,
 )
-from bertflow.calibrators.outputs import check_writable
 from bertflow.errors import ModelError
+from bertflow.io.files import check_writable
+from bertflow.io.folders import check_replaceable, replaced_folder
 
 CALIBRATORS = {
     "standardization": Standardization,
@@ -88,9 +89,9 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 from bertflow.calibrators import Standardization, Whitening, load_calibrator, save_calibrator
-from bertflow.calibrators.storage import write_text
+from bertflow.io.files import write_text
 from bertflow.calibrators.vectors import transform_file, write_vectors
-from bertflow.calibrators.outputs import check_writable
+from bertflow.io.files import check_writable
 from bertflow.errors import ModelError
 
 home, source = Path(sys.argv[1]), Path(sys.argv[2])
@@ -165,14 +166,14 @@ def test_a_full_disk_is_an_error_and_the_old_one_stays(tmp_path):
 def test_failures_of_libraries_in_rust_are_failures_of_writing(tmp_path, said, reason):
     with (
         pytest.raises(ModelError, match=f"cannot write .*saved: {reason}$"),
-        storage.replaced_folder(tmp_path / "saved"),
+        replaced_folder(tmp_path / "saved"),
     ):
         raise Exception(said)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_other_failures_stay_what_they_are(tmp_path):
-    with pytest.raises(ZeroDivisionError), storage.replaced_folder(tmp_path / "saved"):
+    with pytest.raises(ZeroDivisionError), replaced_folder(tmp_path / "saved"):
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
 
@@ -180,7 +181,7 @@ def test_other_failures_stay_what_they_are(tmp_path):
 @pytest.mark.skipif(sys.platform == "win32", reason="names may be longer there")
 def test_a_name_that_no_system_takes_is_one_line(tmp_path):
     name = tmp_path / ("x" * 300)
-    checks = [storage.check_replaceable, check_writable, load_calibrator]
+    checks = [check_replaceable, check_writable, load_calibrator]
     for check in [*checks, lambda path: save_calibrator(fitted("whitening"), path)]:
         with pytest.raises(ModelError, match="File name too long"):
             check(name)

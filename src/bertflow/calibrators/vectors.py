@@ -14,10 +14,10 @@ from zipfile import ZipFile
 import numpy as np
 
 from bertflow.calibrators.base import Array, Calibrator, finite
-from bertflow.calibrators.outputs import check_apart, check_writable, placed
-from bertflow.calibrators.staging import part_folder
-from bertflow.contents import HEAD, contents
 from bertflow.errors import InputError, ModelError, quoted, shown
+from bertflow.io.contents import HEAD, contents
+from bertflow.io.files import check_apart, check_writable, placed
+from bertflow.io.folders import part_folder
 
 log = logging.getLogger(__name__)
 

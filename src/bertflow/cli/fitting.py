@@ -155,8 +155,9 @@ def fit(
     scaling.refuse_without_engine()
     if encoder is None or not corpus:
         raise InputError("give --encoder with at least one --corpus, or --vectors")
-    from bertflow.calibrators.storage import save_calibrator, save_or_keep
+    from bertflow.calibrators.storage import save_calibrator
     from bertflow.data import checked_corpus
+    from bertflow.io.folders import save_or_keep
 
     check_folder(output, {"--encoder": encoder, "--corpus": corpus})
     sentences = checked_corpus(corpus, column=column, limit=limit, format=format_)
@@ -215,10 +216,10 @@ def _are_shards(vectors: str) -> bool:
 
 def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int | None) -> None:
     from bertflow.calibrators import Flow, save_calibrator
-    from bertflow.calibrators.storage import save_or_keep
     from bertflow.calibrators.vectors import read_vectors
     from bertflow.cli.terminal import progress_bars
     from bertflow.display import of_stage
+    from bertflow.io.folders import save_or_keep
 
     check_folder(output, {"--vectors": source})
     rows = read_vectors(source)[:limit]
@@ -255,7 +256,7 @@ def _checkpoint(output: Path, cache: SentenceCache | None = None) -> Iterator[Pa
         TrainingError: The fit's, with where the last good weights are.
         Interrupted: By Ctrl-C, with what the same command goes on from.
     """
-    from bertflow.calibrators.staging import clear_part, part_folder
+    from bertflow.io.folders import clear_part, part_folder
 
     with part_folder(output) as folder:
         file, done = folder / "flow.safetensors", False
@@ -339,9 +340,9 @@ def transform(
     check_files({"--output": output}, {"DIR": folder, "--vectors": vectors}, rows=True)
     _refuse_other_than_npy(output, "transform", "of a folder of .parquet files it makes a folder")
     from bertflow.calibrators import load_calibrator
-    from bertflow.calibrators.storage import save_or_keep
     from bertflow.calibrators.vectors import transform_file
     from bertflow.cli.terminal import progress_bars
+    from bertflow.io.folders import save_or_keep
 
     calibrator, shape, computed = load_calibrator(folder), (0, 0), 0
     with vectors_named(vectors), progress_bars() as report:
@@ -419,8 +420,8 @@ def encode(
         )
         return
     scaling.refuse_without_engine()
-    from bertflow.calibrators.staging import part_path
     from bertflow.data import checked_corpus
+    from bertflow.io.folders import part_path
 
     check_files({"--output": output}, {"MODEL": model, "--corpus": corpus}, rows=True)
     _refuse_other_than_npy(

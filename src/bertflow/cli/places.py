@@ -80,8 +80,8 @@ def check_files(
         InputError: Two are the same, or one is what is read.
         ModelError: One cannot be written.
     """
-    from bertflow.calibrators.outputs import check_apart, check_writable, is_in
     from bertflow.data import DATA_VARIABLE
+    from bertflow.io.files import check_apart, check_writable, is_within
 
     given = {name: path for name, path in outputs.items() if path is not None}
     for path in given.values():
@@ -91,7 +91,8 @@ def check_files(
     check_apart(given, _listed(reads or {}))
     folder = data or os.environ.get(DATA_VARIABLE)
     for name, path in given.items():
-        if folder and is_in(path, Path(folder), but=RESULTS):
+        result = not path.is_file() or path.name.lower().endswith(RESULTS)
+        if folder and not result and is_within(path, Path(folder)):
             raise InputError(
                 f"{name} {path} is in the folder of the data ({folder}); give another, or it would "
                 "be lost"
@@ -105,7 +106,7 @@ def check_folder(output: Path, reads: Mapping[str, Given] | None = None) -> None
         InputError: It is what is read.
         ModelError: It holds what bertflow did not write, or cannot be written.
     """
-    from bertflow.calibrators.storage import check_replaceable
+    from bertflow.io.folders import check_replaceable
 
     check_folder_apart(output, reads or {})
     check_replaceable(output)
@@ -118,7 +119,7 @@ def check_folder_apart(output: Path, reads: Mapping[str, Given]) -> None:
         InputError: It is.
         ModelError: It is standard output.
     """
-    from bertflow.calibrators.outputs import check_apart
+    from bertflow.io.files import check_apart
 
     if str(output) == "-":
         raise ModelError("cannot write -: it stands for standard output; give a folder")

@@ -128,8 +128,8 @@ def reproduce(
         raise InputError(f"--label goes with one --encoder, got {len(names)}")
     from dataclasses import replace
 
-    from bertflow.calibrators.outputs import check_apart
     from bertflow.cli.terminal import progress_bars
+    from bertflow.io.files import check_apart
     from bertflow.paper import Material, Options, Planner, Workplace, identify
     from bertflow.paper import reproduce as run
 
@@ -194,7 +194,7 @@ def _file_name(text: str) -> str:
 
 def _write(one: TableResult | Sequence[Scatter], folder: Path) -> list[str]:
     """Write a table as Markdown, CSV and JSON, or the figure; the names of the files."""
-    from bertflow.calibrators.storage import write_text
+    from bertflow.io.files import write_text
     from bertflow.paper import TableResult
 
     if not isinstance(one, TableResult):

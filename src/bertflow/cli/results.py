@@ -75,7 +75,7 @@ def give(
     Raises:
         ModelError: A file cannot be written; the message says where its content is instead.
     """
-    from bertflow.calibrators.storage import write_text
+    from bertflow.io.files import write_text
 
     forms: list[tuple[Path, str]] = []
     if json_ is not None:
@@ -104,7 +104,7 @@ def written(path: Path, write: Callable[[Path], object]) -> str | None:
     Returns:
         What went wrong, and where the content is; None where nothing did.
     """
-    from bertflow.calibrators.storage import save_or_keep
+    from bertflow.io.folders import save_or_keep
 
     try:
         save_or_keep(path, write, when=lambda error: isinstance(error, ModelError))

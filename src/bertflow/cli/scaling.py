@@ -207,9 +207,8 @@ def fit_shards(
 ) -> None:
     """Fit a calibrator on the merged moments of shards, and save it."""
     from bertflow.calibrators import save_calibrator
-    from bertflow.calibrators.staging import clear_part, part_folder
-    from bertflow.calibrators.storage import save_or_keep
     from bertflow.cli.terminal import progress_bars
+    from bertflow.io.folders import clear_part, part_folder, save_or_keep
     from bertflow.scale import fit_folder
 
     _refuse_encoders_options(scaling)

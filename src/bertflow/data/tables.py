@@ -21,9 +21,9 @@ from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
-from bertflow.contents import HEAD, contents
 from bertflow.errors import InputError, MissingDependencyError, shown
-from bertflow.strict_json import parse_json
+from bertflow.io.contents import HEAD, contents
+from bertflow.io.json import parse_json
 
 log = logging.getLogger(__name__)
 

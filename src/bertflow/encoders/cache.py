@@ -15,7 +15,6 @@ from filelock import FileLock
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array
-from bertflow.calibrators.storage import write_text
 from bertflow.encoders.digests import DIGEST, SentenceIndex, digests_of
 from bertflow.encoders.embedding import (
     CHUNK_SENTENCES,
@@ -28,8 +27,9 @@ from bertflow.encoders.embedding import (
 from bertflow.encoders.encoder import check_text
 from bertflow.encoders.encoding import Encoding, Group
 from bertflow.errors import InputError, ModelError
+from bertflow.io.files import write_text
+from bertflow.io.json import parse_json
 from bertflow.process_state import pinned
-from bertflow.strict_json import parse_json
 
 Progress = Callable[[int, int], None]
 

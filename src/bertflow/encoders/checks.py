@@ -17,9 +17,9 @@ from torch import nn
 from transformers import AutoModel, PreTrainedModel
 from transformers.utils import logging
 
-from bertflow.contents import HEAD, contents
 from bertflow.errors import BertflowError, ModelError, shown
-from bertflow.strict_json import LARGEST, parse_json
+from bertflow.io.contents import HEAD, contents
+from bertflow.io.json import LARGEST, parse_json
 
 BUILT_IN = "sentence_transformers."
 # No hidden state depends on these parts of a model, and many checkpoints lack them.

@@ -25,8 +25,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from bertflow.calibrators.staging import staged
 from bertflow.errors import MissingDependencyError, ModelError
+from bertflow.io.files import staged
 
 if TYPE_CHECKING:
     from bertflow.encoders.sentence_cache import SentenceCache

@@ -22,12 +22,12 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import import_from_string
 
 from bertflow.calibrators.base import Array
-from bertflow.calibrators.staging import staged
 from bertflow.encoders.checks import quietly, readable
 from bertflow.encoders.encoder import encoder_of
 from bertflow.encoders.evaluating import evaluating
 from bertflow.encoders.half import HALF
 from bertflow.errors import InputError, ModelError
+from bertflow.io.files import staged
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from bertflow.calibrators.base import Array
-from bertflow.calibrators.staging import remove_stale
-from bertflow.calibrators.storage import write_bytes
+from bertflow.io.files import remove_stale, write_bytes
 
 KEY = r"[0-9a-f]{32}"
 FACTS = "facts"

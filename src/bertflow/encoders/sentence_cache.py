@@ -23,7 +23,6 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array
-from bertflow.calibrators.staging import remove_stale
 from bertflow.display import block, facts_table
 from bertflow.encoders.cache import VectorCache
 from bertflow.encoders.digests import DIGEST
@@ -33,6 +32,7 @@ from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.probe import fingerprint, probed
 from bertflow.encoders.result_cache import ResultCache
 from bertflow.errors import InputError, shown
+from bertflow.io.files import remove_stale
 
 FOLDER_VARIABLE, SIZE_VARIABLE = "BERTFLOW_CACHE", "BERTFLOW_CACHE_SIZE"
 DEFAULT_SIZE = 10 * 10**9

@@ -24,9 +24,6 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators.base import Array
-from bertflow.calibrators.outputs import check_writable, keep_permissions
-from bertflow.calibrators.staging import clear_part, followed, part_folder, part_path
-from bertflow.calibrators.storage import write_text
 from bertflow.encoders.digests import SentenceIndex, digests_of
 from bertflow.encoders.embedding import (
     count_cut_of,
@@ -46,8 +43,10 @@ from bertflow.encoders.fingerprint import describe_encoder
 from bertflow.encoders.processes import group_encoder
 from bertflow.encoders.sentence_cache import SentenceCache, describe_vectors
 from bertflow.errors import InputError, ModelError
+from bertflow.io.files import check_writable, followed, keep_permissions, write_text
+from bertflow.io.folders import clear_part, part_folder, part_path
+from bertflow.io.json import parse_json
 from bertflow.process_state import pinned
-from bertflow.strict_json import parse_json
 
 log = logging.getLogger(__name__)
 
@@ -538,7 +537,6 @@ class _PartialFile:
         rows.file.seek(0)
         rows.file.write(_header((found.rows, found.width)))
         os.fsync(rows.file.fileno())
-        keep_permissions(self.output, self.folder / "rows.npy")
         (self.folder / "rows.npy").replace(self.output)
 
     def _open(self) -> None:
@@ -575,7 +573,7 @@ class _PartialFile:
             self._noted = (self.folder / PARTS).open("w+b", buffering=0)
             write_text(self.folder / "about.json", json.dumps(about, indent=2) + "\n")
             file = (self.folder / "rows.npy").open("w+b", buffering=0)
-            keep_permissions(self.output, self.folder / "rows.npy", writable=True)
+            keep_permissions(self.output, self.folder / "rows.npy")
             file.write(bytes(HEADER))
             self._rows = _RowFile(file, width, HEADER)
         return self._rows

@@ -22,11 +22,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from bertflow.calibrators.staging import sole_writer
-from bertflow.calibrators.storage import reason_of, write_text
 from bertflow.errors import BertflowError, ModelError
 from bertflow.finetuning.result import CLASSIFIER
-from bertflow.strict_json import parse_json
+from bertflow.io.files import reason_of, sole_writer, write_text
+from bertflow.io.json import parse_json
 
 RUN, WHOLE, LOSSES = "run.json", "whole.json", "losses.json"
 # With less room than this the disk is full: no optimizer state is that small.

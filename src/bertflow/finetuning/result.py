@@ -16,8 +16,8 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 
 from bertflow.calibrators.card import CARD
-from bertflow.calibrators.storage import replaced_folder
 from bertflow.finetuning.card import finetuned_card
+from bertflow.io.folders import replaced_folder
 from bertflow.models.portable import name_modules_for_every_version
 
 FORMAT = 1

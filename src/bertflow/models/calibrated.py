@@ -18,14 +18,7 @@ from bertflow.calibrators import Calibrator
 from bertflow.calibrators.card import CARD, HERE, named
 from bertflow.calibrators.presets import preset_name
 from bertflow.calibrators.sharing import without_folders
-from bertflow.calibrators.storage import (
-    SUBFOLDER,
-    calibrator_name,
-    foreign_entries,
-    merged_folder,
-    replaced_folder,
-    write_calibrator,
-)
+from bertflow.calibrators.storage import SUBFOLDER, calibrator_name, write_calibrator
 from bertflow.display import block, facts_table, unfolded
 from bertflow.encoders.checks import quietly
 from bertflow.encoders.encoder import CALIBRATOR, Encoder
@@ -41,6 +34,7 @@ from bertflow.encoders.probe import (
     probed,
 )
 from bertflow.errors import InputError, ModelError
+from bertflow.io.folders import foreign_entries, merged_folder, replaced_folder
 from bertflow.models.card import model_card, renewed
 from bertflow.models.portable import forget_settings, name_modules_for_every_version
 from bertflow.process_state import pinned

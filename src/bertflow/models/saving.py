@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertflow.calibrators.card import CARD, HERE, named
-from bertflow.calibrators.storage import replaced_folder, write_text
+from bertflow.io.files import write_text
+from bertflow.io.folders import replaced_folder
 from bertflow.process_state import pinned
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
 
-from bertflow.calibrators.storage import write_text
 from bertflow.encoders.embedding import count_cut_of
 from bertflow.errors import ModelError
-from bertflow.strict_json import read_json
+from bertflow.io.files import write_text
+from bertflow.io.json import read_json
 
 log = logging.getLogger(__name__)
 

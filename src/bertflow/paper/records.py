@@ -15,11 +15,11 @@ from zipfile import is_zipfile
 import numpy as np
 
 from bertflow.calibrators.base import Array
-from bertflow.calibrators.storage import write_bytes, write_text
 from bertflow.calibrators.vectors import read_archive
 from bertflow.encoders import library_versions
 from bertflow.errors import InputError, ModelError
-from bertflow.strict_json import read_json
+from bertflow.io.files import write_bytes, write_text
+from bertflow.io.json import read_json
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from bertflow.encoders import load_encoder
 from bertflow.finetuning import finetune_and_save
 from bertflow.finetuning.result import FACTS
+from bertflow.io.json import read_json
 from bertflow.paper.jobs import Job, Score, Tuning, Words
 from bertflow.paper.planning import Planner
 from bertflow.paper.records import Record, Records
 from bertflow.paper.scoring import score_group
 from bertflow.paper.workplace import Progress, Steps, Workplace, about_subject
-from bertflow.strict_json import read_json
 
 log = logging.getLogger(__name__)
 

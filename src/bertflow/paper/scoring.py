@@ -15,13 +15,13 @@ from sklearn.base import clone
 
 from bertflow.calibrators import Calibrator
 from bertflow.calibrators.base import Array
-from bertflow.calibrators.staging import remove_stale, staged
 from bertflow.data import Pairs
 from bertflow.encoders import VectorCache, fill, load_poolings, load_word_vectors
 from bertflow.errors import ModelError
 from bertflow.evaluation import as_json, describe_calibrator, figures
 from bertflow.evaluation.scores import gold_of
 from bertflow.evaluation.trials import Judge, Outcome, judged
+from bertflow.io.files import remove_stale, staged
 from bertflow.paper.cuts import note_cuts, noted_cut
 from bertflow.paper.jobs import Encoding, Fitting, Score
 from bertflow.paper.material import Material

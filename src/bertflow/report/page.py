@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 import bertflow
-from bertflow.calibrators.outputs import check_writable
-from bertflow.calibrators.storage import write_text
 from bertflow.errors import InputError
 from bertflow.evaluation import Estimate
+from bertflow.io.files import check_writable, write_text
 from bertflow.report.building import NEIGHBOURS, Report
 from bertflow.report.charts import (
     MINUS,

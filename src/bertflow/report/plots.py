@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertflow.calibrators.base import Array
-from bertflow.calibrators.outputs import check_writable
-from bertflow.calibrators.storage import write_bytes
 from bertflow.errors import InputError, MissingDependencyError
+from bertflow.io.files import check_writable, write_bytes
 from bertflow.report.figures import (
     Cloud,
     CosineHistogram,

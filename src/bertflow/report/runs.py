@@ -20,6 +20,7 @@ from bertflow.data.layouts import find_files
 from bertflow.encoders import VectorCache
 from bertflow.errors import InputError, ModelError
 from bertflow.evaluation import Difference, paired_cosine
+from bertflow.io.json import read_json
 from bertflow.paper.jobs import key_of
 from bertflow.paper.material import Material
 from bertflow.paper.published import published
@@ -35,7 +36,6 @@ from bertflow.report.figures import (
 )
 from bertflow.report.scores import Headline, edits_of, local_pairs, mark_of
 from bertflow.report.sides import Take
-from bertflow.strict_json import read_json
 
 # Tables in which a row is an encoder and another its flow, fitted on the target's text.
 BEFORE_AFTER = {

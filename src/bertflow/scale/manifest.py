@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from bertflow.calibrators.storage import write_text
 from bertflow.errors import ModelError, shown
+from bertflow.io.files import write_text
+from bertflow.io.json import parse_json
 from bertflow.scale.places import Place
 from bertflow.scale.shards import Bad, Shard
-from bertflow.strict_json import parse_json
 
 MANIFEST = "_manifest.jsonl"
 FORMAT = 1

@@ -11,9 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bertflow.calibrators.staging import sole_writer
-from bertflow.calibrators.storage import reason_of
 from bertflow.errors import InputError, ModelError
+from bertflow.io.files import reason_of, sole_writer
 from bertflow.scale.engines import Engine, Local
 from bertflow.scale.manifest import MANIFEST, Manifest, Record
 from bertflow.scale.places import Place

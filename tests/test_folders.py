@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bertflow.calibrators import staging, storage
-from bertflow.calibrators.staging import exchange, staged
-from bertflow.calibrators.storage import check_replaceable, replaced_folder, write_text
 from bertflow.errors import ModelError
+from bertflow.io import files as io_files
+from bertflow.io.files import staged, write_text
+from bertflow.io.folders import MANIFEST, check_replaceable, replaced_folder
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="no locks on folders, no signals")
 LEFT = ".saved-0123abcd.bertflow"
@@ -36,16 +36,8 @@ def save(target: Path, text: str) -> None:
 def assert_saved(target: Path, text: str) -> None:
     """It is there whole, and nothing lies beside it."""
     assert [path.name for path in target.parent.iterdir()] == [target.name]
-    files = {name: data for name, data in contents(target).items() if name != storage.MANIFEST}
+    files = {name: data for name, data in contents(target).items() if name != MANIFEST}
     assert files == {"a.txt": text.encode(), "inner": b"", "inner/b.txt": text.encode()}
-
-
-@pytest.fixture(params=["exchange", "renames"])
-def way(request, monkeypatch) -> str:
-    """With the system's call and without."""
-    if request.param == "renames":
-        monkeypatch.setattr(staging, "exchange", lambda one, other: False)
-    return request.param
 
 
 # Stopped at every step
@@ -54,13 +46,14 @@ SCRIPT = '''
 import itertools, os, shutil, signal, sys
 from pathlib import Path
 import numpy as np
-from bertflow.calibrators import staging, storage, vectors
+from bertflow.calibrators import vectors
+from bertflow.io.files import write_text
+from bertflow.io.folders import check_replaceable, replaced_folder
 
-root, way = Path(sys.argv[1]), sys.argv[2]
+root = Path(sys.argv[1])
 TARGET = root / "saved"
 COUNTED = {"os.rename", "os.remove", "os.rmdir", "os.mkdir"}
 CLEANING = {"os.remove", "os.rmdir"}
-real = staging.exchange
 after = {"steps": 0, "stop": 0, "at": ""}
 
 
@@ -80,16 +73,6 @@ def hook(event, args):
         step(event)
 
 
-def exchange(one, other):
-    if way == "renames":
-        return False
-    step("exchange")
-    done = real(one, other)
-    assert done
-    step("exchanged")
-    return done
-
-
 def half_by_half(self, data, *_, **__):
     data = data.encode() if isinstance(data, str) else data
     with self.open("wb") as file:
@@ -100,12 +83,11 @@ def half_by_half(self, data, *_, **__):
     step("written")
 
 
-staging.exchange = exchange
 Path.write_text = Path.write_bytes = half_by_half
 
 
 def folder(text):
-    with storage.replaced_folder(TARGET) as place:
+    with replaced_folder(TARGET) as place:
         (place / "a.txt").write_text(text)
         (place / "inner").mkdir()
         (place / "inner" / "b.txt").write_text(text)
@@ -122,7 +104,7 @@ def rows(text):
 
 
 def file(text):
-    storage.write_text(TARGET, text)
+    write_text(TARGET, text)
 
 
 def there():
@@ -182,8 +164,8 @@ for how, write, first in itertools.product(
         if not was:
             break
         where = (how, write.__name__, first, n, at)
-        if how == "kill" and way == "renames" and write is folder:
-            storage.check_replaceable(TARGET)
+        if how == "kill" and write is folder:
+            check_replaceable(TARGET)
         found = there() if TARGET.exists() else None
         assert found == new or found == old, (where, found)
         beside = sorted(path.name for path in root.iterdir() if path != TARGET)
@@ -197,17 +179,14 @@ for how, write, first in itertools.product(
 
 @posix
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["exchange", "renames"])
-def test_stopped_at_any_step_the_old_or_the_new_is_there_and_a_rerun_cleans_up(tmp_path, way):
-    if way == "exchange" and sys.platform not in staging.EXCHANGES:
-        pytest.skip("this system cannot exchange folders")
+def test_stopped_at_any_step_the_old_or_the_new_is_there_and_a_rerun_cleans_up(tmp_path):
     (tmp_path / "root").mkdir()
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "root"), way]
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "root")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_old_one_is_never_out_of_reach(tmp_path, way):
+def test_a_folder_is_replaced_whole(tmp_path):
     save(tmp_path / "saved", "old")
     save(tmp_path / "saved", "new")
     assert_saved(tmp_path / "saved", "new")
@@ -215,7 +194,6 @@ def test_the_old_one_is_never_out_of_reach(tmp_path, way):
 
 @pytest.mark.parametrize("failing", [1, 2])
 def test_failure_while_moving_leaves_the_old_one_and_nothing_else(tmp_path, monkeypatch, failing):
-    monkeypatch.setattr(staging, "exchange", lambda one, other: False)
     save(tmp_path / "saved", "old")
     rename, calls = Path.rename, []
 
@@ -232,49 +210,6 @@ def test_failure_while_moving_leaves_the_old_one_and_nothing_else(tmp_path, monk
     assert_saved(tmp_path / "saved", "old")
 
 
-def test_failure_after_the_new_one_is_there_is_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(staging, "exchange", lambda one, other: False)
-    save(tmp_path / "saved", "old")
-    rename = Path.rename
-
-    def rename_unless_old(self, target):
-        if self.name == OLD:
-            raise OSError(5, "Input/output error")
-        return rename(self, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", rename_unless_old)
-        save(tmp_path / "saved", "new")
-    assert (tmp_path / "saved" / "a.txt").read_text() == "new"
-    save(tmp_path / "saved", "newer")
-    assert_saved(tmp_path / "saved", "newer")
-
-
-# Exchanging
-
-
-@pytest.mark.skipif(sys.platform not in staging.EXCHANGES, reason="no such call")
-def test_two_folders_trade_places(tmp_path):
-    for name in ["one", "other é"]:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / name).touch()
-    assert exchange(tmp_path / "one", tmp_path / "other é")
-    assert list(contents(tmp_path)) == ["one", "one/other é", "other é", "other é/one"]
-
-
-def test_what_cannot_be_exchanged_stays(tmp_path, monkeypatch):
-    (tmp_path / "one").mkdir()
-    assert not exchange(tmp_path / "one", tmp_path / "missing")
-    (tmp_path / "two").mkdir()
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "platform", "sunos5")
-        assert not exchange(tmp_path / "one", tmp_path / "two")
-    monkeypatch.setattr(staging, "EXCHANGES", {sys.platform: ("no_such_call", 0)})
-    if sys.platform != "win32":
-        assert not exchange(tmp_path / "one", tmp_path / "two")
-    assert list(contents(tmp_path)) == ["one", "two"]
-
-
 # What a killed process left
 
 
@@ -283,39 +218,17 @@ def killed_between_the_renames(home: Path) -> None:
     (home / "saved").rename(home / OLD)
 
 
-@pytest.mark.parametrize("empty", [False, True])
-def test_a_folder_that_was_moved_away_comes_back(tmp_path, empty):
+def test_a_folder_that_was_moved_away_comes_back(tmp_path):
     killed_between_the_renames(tmp_path)
-    if empty:
-        (tmp_path / "saved").mkdir()
     check_replaceable(tmp_path / "saved")
     assert_saved(tmp_path / "saved", "old")
 
 
-def test_it_comes_back_before_a_failure_too(tmp_path, way):
+def test_it_comes_back_before_a_failure_too(tmp_path):
     killed_between_the_renames(tmp_path)
     with pytest.raises(KeyError), replaced_folder(tmp_path / "saved"):
         raise KeyError
     assert_saved(tmp_path / "saved", "old")
-
-
-def test_a_folder_that_was_moved_away_is_not_given_up_for_something_of_others(tmp_path):
-    killed_between_the_renames(tmp_path)
-    (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "notes.txt").write_text("mine")
-    before = contents(tmp_path)
-    with pytest.raises(ModelError, match=r"saved holds notes\.txt"):
-        save(tmp_path / "saved", "new")
-    assert contents(tmp_path) == before
-
-
-@posix
-def test_a_folder_that_is_being_moved_is_left_to_its_process(tmp_path):
-    killed_between_the_renames(tmp_path)
-    with staging._locked(tmp_path / OLD) as locked:
-        assert locked
-        check_replaceable(tmp_path / "saved")
-        assert [path.name for path in tmp_path.iterdir()] == [OLD]
 
 
 @posix
@@ -366,7 +279,7 @@ def test_what_only_looks_similar_stays(tmp_path, name):
 
 @posix
 def test_one_that_was_taken_for_stale_too_early_is_made_again(tmp_path, monkeypatch):
-    locked, taken = staging._locked, []
+    locked, taken = io_files._locked, []
 
     def after_another(path):
         if not taken:
@@ -374,14 +287,14 @@ def test_one_that_was_taken_for_stale_too_early_is_made_again(tmp_path, monkeypa
             path.unlink()
         return locked(path)
 
-    monkeypatch.setattr(staging, "_locked", after_another)
+    monkeypatch.setattr(io_files, "_locked", after_another)
     write_text(tmp_path / "saved", "new")
     assert taken
     assert contents(tmp_path) == {"saved": b"new"}
 
 
 @posix
-def test_without_locks_nothing_is_taken_for_stale_and_all_else_works(tmp_path, monkeypatch, way):
+def test_without_locks_nothing_is_taken_for_stale_and_all_else_works(tmp_path, monkeypatch):
     import fcntl
 
     def no_locks(*_):
@@ -411,7 +324,7 @@ def test_modes_are_those_of_the_process(tmp_path, mask, modes):
     assert tuple(found) == modes
 
 
-def test_the_folder_a_link_leads_to_is_replaced_and_the_link_stays(tmp_path, way):
+def test_the_folder_a_link_leads_to_is_replaced_and_the_link_stays(tmp_path):
     save(tmp_path / "runs" / "first", "old")
     (tmp_path / "latest").symlink_to(tmp_path / "runs" / "first", target_is_directory=True)
     save(tmp_path / "latest", "new")
