@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,7 @@ from bertflow.scale import (
     opened_engine,
     run,
 )
+from bertflow.scale.engines import _Actor
 from bertflow.scale.manifest import MANIFEST
 from bertflow.scale.shards import plan
 from conftest import of_probe
@@ -176,15 +178,12 @@ def test_transform_and_inverse_of_a_folder_undo_each_other(tmp_path, shards, vec
     np.testing.assert_allclose(rows_of(tmp_path / "back")["vector"], vectors, rtol=0, atol=1e-3)
 
 
-def test_a_large_file_is_several_shards_and_its_parts_are_its_bytes(tmp_path, shards, vectors):
+def test_a_large_file_is_several_shards(shards):
     planned = plan(Place(shards), Transform("unused").columns, shard_rows=100)
     parts = [shard for shard in planned.shards if shard.path == "z.parquet"]
     assert [shard.name for shard in parts] == [f"z.part-{n:05d}-of-00004.parquet" for n in range(4)]
     assert [(shard.first, shard.rows) for shard in parts] == [(100 * n, 100) for n in range(4)]
-    spans = [shard.span for shard in parts]
-    assert spans[0][0] == 0
-    assert spans[-1][1] == (shards / "z.parquet").stat().st_size
-    assert all(one[1] == other[0] for one, other in zip(spans, spans[1:], strict=False))
+    assert [(shard.start, shard.stop) for shard in parts] == [(2 * n, 2 * n + 2) for n in range(4)]
 
 
 def test_parts_of_a_large_file_hold_each_row_once(tmp_path, shards, vectors, calibrator):
@@ -274,25 +273,22 @@ def removed(corpus: Path, out: Path) -> None:
     (out / "1.parquet").unlink()
 
 
-def damaged(corpus: Path, out: Path) -> None:
-    whole = (out / "1.parquet").read_bytes()
-    (out / "1.parquet").write_bytes(whole[:40] + bytes([whole[40] ^ 1]) + whole[41:])
-
-
 def cut_short(corpus: Path, out: Path) -> None:
     os.truncate(out / "1.parquet", 100)
 
 
-def not_noted(corpus: Path, out: Path) -> None:
-    lines = (out / MANIFEST).read_text().splitlines(keepends=True)
-    (out / MANIFEST).write_text("".join(line for line in lines if '"1.parquet"' not in line))
+def written_by_others(corpus: Path, out: Path) -> None:
+    table = parquet.read_table(out / "1.parquet").replace_schema_metadata(None)
+    parquet.write_table(table, out / "1.parquet")
 
 
-def half_noted(corpus: Path, out: Path) -> None:
-    text = (out / MANIFEST).read_text().splitlines(keepends=True)
-    last = [line for line in text if '"name": "1.parquet"' in line][0]
-    others = [line for line in text if line != last]
-    (out / MANIFEST).write_text("".join(others) + last[:50])
+def written_by_another_run(corpus: Path, out: Path) -> None:
+    run(Encode(Lengths(), numbers="float16"), corpus, out.with_name("other"))
+    shutil.copy(out.with_name("other") / "1.parquet", out / "1.parquet")
+
+
+def renamed(corpus: Path, out: Path) -> None:
+    shutil.copy(out / "2.parquet", out / "1.parquet")
 
 
 def changed(corpus: Path, out: Path) -> None:
@@ -302,7 +298,10 @@ def changed(corpus: Path, out: Path) -> None:
     assert (corpus / "1.parquet").stat().st_size == size
 
 
-@pytest.mark.parametrize("harm", [removed, damaged, cut_short, not_noted, half_noted, changed])
+@pytest.mark.parametrize(
+    "harm",
+    [removed, cut_short, written_by_others, written_by_another_run, renamed, changed],
+)
 def test_a_second_run_does_only_what_is_missing_or_changed(tmp_path, corpus, harm):
     calls, out = tmp_path / "calls", tmp_path / "out"
     run(Encode(Lengths(calls)), corpus, out)
@@ -317,10 +316,9 @@ def test_a_second_run_does_only_what_is_missing_or_changed(tmp_path, corpus, har
     assert found["vector"][10:20, 1].tolist() == list(range(first, first + 10))
 
 
-def test_a_new_file_is_added_and_files_that_were_only_touched_are_not_done_again(tmp_path, corpus):
+def test_a_new_file_is_added_and_others_are_not_done_again(tmp_path, corpus):
     calls, out = tmp_path / "calls", tmp_path / "out"
     run(Encode(Lengths(calls)), corpus, out)
-    os.utime(corpus / "0.parquet")
     os.utime(out / "2.parquet")
     write_texts(corpus / "00.parquet", ["sentence 77"], 77)
     calls.unlink()
@@ -352,9 +350,65 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path, corpus):
     assert outcome.done_before == 2
     assert len(calls.read_text().splitlines()) == 30
     run(Encode(Lengths()), corpus, tmp_path / "whole")
-    one, other = content(tmp_path / "out"), content(tmp_path / "whole")
-    del one[MANIFEST], other[MANIFEST]  # Has the times of files.
-    assert one == other
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
+def test_a_stopped_run_is_no_finished_folder(tmp_path, corpus):
+    write_texts(corpus / "1.parquet", ["sentence 1", None], 10)
+    with pytest.raises(InputError):
+        run(Encode(Lengths()), corpus, tmp_path / "out")
+    with pytest.raises(ModelError, match="out is not finished; run it again"):
+        files_of(tmp_path / "out")
+
+
+def test_a_missing_file_is_named(tmp_path, corpus):
+    run(Encode(Lengths()), corpus, tmp_path / "out")
+    (tmp_path / "out" / "1.parquet").unlink()
+    with pytest.raises(ModelError, match=r"1\.parquet is missing; run it again"):
+        files_of(tmp_path / "out")
+
+
+class OtherProcesses:
+    """An engine whose workers, jobs and results travel as Ray's do."""
+
+    def describe(self, worker: Any) -> dict[str, Any]:
+        return travelled(worker).describe()
+
+    def run(self, worker: Any, jobs: Any) -> Iterator[Any]:
+        actors = [_Actor(travelled(worker)), _Actor(travelled(worker))]
+        for number, job in enumerate(reversed(jobs)):
+            yield travelled(actors[number % 2].do(travelled(job)))
+
+
+def travelled(thing: Any) -> Any:
+    return pickle.loads(pickle.dumps(thing))
+
+
+def test_shards_of_other_processes_are_the_same_bytes(tmp_path, corpus, shards, calibrator):
+    for worker, source in [(Encode(Lengths()), corpus), (Transform(calibrator), shards)]:
+        here, there = tmp_path / f"here-{source.name}", tmp_path / f"there-{source.name}"
+        run(worker, source, here)
+        run(worker, source, there, engine=OtherProcesses())
+        assert content(there) == content(here)
+
+
+def test_what_fails_in_another_process_is_named(tmp_path, corpus):
+    write_texts(corpus / "1.parquet", ["unnumbered"])
+    with pytest.raises(ModelError, match=r"1\.parquet: .*IndexError"):
+        run(Encode(Lengths()), corpus, tmp_path / "out", engine=OtherProcesses())
+    write_texts(corpus / "1.parquet", [None])
+    with pytest.raises(InputError, match=r"1\.parquet, row 0 has no text"):
+        run(Encode(Lengths()), corpus, tmp_path / "out", engine=OtherProcesses())
+
+
+def test_a_worker_with_another_model_refuses_to_work(tmp_path, corpus):
+    class Mixed(OtherProcesses):
+        def run(self, worker: Any, jobs: Any) -> Iterator[Any]:
+            return super().run(Encode(Lengths(), numbers="float16"), jobs)
+
+    with pytest.raises(ModelError, match="a worker's model is not that of the others"):
+        run(Encode(Lengths()), corpus, tmp_path / "out", engine=Mixed())
+    assert not list((tmp_path / "out").glob("*.parquet"))
 
 
 # What is refused, or left out where that is asked for.
@@ -469,8 +523,7 @@ def test_a_shard_that_cannot_be_used_is_left_out_and_counted_where_asked(tmp_pat
     assert said in outcome.skipped[0].reason
     assert (outcome.shards, outcome.rows) == (2, 20)
     assert not (out / "1.parquet").exists()
-    last = json.loads((out / MANIFEST).read_text().splitlines()[-1])
-    assert last["skipped"] == "1.parquet"
+    assert said in json.loads((out / MANIFEST).read_text())["skipped"]["1.parquet"]
     # Mended, it is done by the same call, and only it.
     write_texts(corpus / "1.parquet", [f"sentence {n}" for n in range(10, 20)], 10)
     again = run(worker, corpus, out, skip_unreadable=True)
@@ -505,7 +558,7 @@ def test_what_is_done_stays_when_rows_without_text_are_left_out_the_second_time(
     write_texts(corpus / "2.parquet", ["sentence 20", None], 20)
     with pytest.raises(InputError, match=r"row 1 has no text.*--skip-blank"):
         run(Encode(Lengths()), corpus, tmp_path / "out")
-    before = {path.name: path.stat().st_mtime_ns for path in files_of(tmp_path / "out")}
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.parquet")}
     assert len(before) == 2
     outcome = run(Encode(Lengths(), blank="skip"), corpus, tmp_path / "out")
     assert (outcome.shards, outcome.done_before, outcome.left_out) == (3, 2, 1)
@@ -623,7 +676,7 @@ def test_a_file_of_others_in_our_folder_is_refused(tmp_path, corpus):
 def test_rows_of_an_input_that_is_gone_are_not_left_silently(tmp_path, corpus):
     run(Encode(Lengths()), corpus, tmp_path / "out")
     (corpus / "1.parquet").rename(corpus / "4.parquet")
-    with pytest.raises(InputError, match=r"1\.parquet was made of 1\.parquet, which is gone"):
+    with pytest.raises(ModelError, match=r"1\.parquet was made of 1\.parquet, which is gone"):
         run(Encode(Lengths()), corpus, tmp_path / "out")
 
 
@@ -672,7 +725,7 @@ def test_a_shard_that_changes_meanwhile_is_refused(tmp_path, corpus):
 def test_a_manifest_of_others_is_refused(tmp_path, corpus):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / MANIFEST).write_text("hello\n")
-    with pytest.raises(ModelError, match="line 1: it is no line of a manifest"):
+    with pytest.raises(ModelError, match="_manifest.json is no JSON"):
         run(Encode(Lengths()), corpus, tmp_path / "out")
 
 
@@ -749,7 +802,7 @@ def test_moments_of_a_npy_are_taken_in_ranges_of_rows(tmp_path, vectors, kind, o
     rows = np.asarray(vectors.astype(kind), order=order)
     np.save(tmp_path / "x.npy", rows)
     found, outcome = folder_moments(tmp_path / "x.npy", tmp_path / "moments", shard_rows=300)
-    assert outcome.shards == (4 if order == "C" else 1)
+    assert outcome.shards == 4
     once = Moments(WIDTH)
     once.update(torch.from_numpy(rows.astype(np.float64)))
     torch.testing.assert_close(found.mean, once.mean, rtol=1e-10, atol=0)
@@ -849,8 +902,6 @@ def test_a_batch_of_another_kind_is_refused(calibrator):
 
 
 def test_a_worker_travels_without_its_model(tiny_bert):
-    import pickle
-
     encode = Encode(str(tiny_bert))
     encode({"text": np.array(["the cat"], dtype=object)})
     assert len(pickle.dumps(encode)) < 2000

@@ -1,10 +1,9 @@
 """Corpora and vectors in shards: folders of parquet, in one process or on a cluster."""
 
 from bertflow.scale.engines import ENGINES, Engine, Local, RayEngine, opened_engine
-from bertflow.scale.learning import fit_folder, folder_moments
-from bertflow.scale.places import Place
-from bertflow.scale.running import Outcome, files_of, run
-from bertflow.scale.shards import Bad
+from bertflow.scale.folders import Outcome, fit_folder, folder_moments, run
+from bertflow.scale.manifest import files_of
+from bertflow.scale.shards import Bad, Place
 from bertflow.scale.workers import BlockMoments, Encode, Transform, Worker, merged_moments
 
 __all__ = [

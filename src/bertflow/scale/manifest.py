@@ -1,202 +1,238 @@
-"""What an output folder holds, and of what: a line a shard, so that nothing is done twice."""
+"""The output: a file for each shard, which says what it was made of, and a list of these files.
+
+The footer of a file holds the key of the run and the version of the input. So a file that is in its
+place is finished, and tells by itself whether it is still what the run would make.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from bertflow.errors import ModelError, shown
-from bertflow.io.files import write_text
-from bertflow.io.json import parse_json
-from bertflow.scale.places import Place
-from bertflow.scale.shards import Bad, Shard
+from bertflow.io.files import write_text, writing
+from bertflow.io.json import read_json
+from bertflow.scale.columns import is_vectors
+from bertflow.scale.shards import READERS, Bad, Plan, Shard
 
-MANIFEST = "_manifest.jsonl"
-FORMAT = 1
+MANIFEST = "_manifest.json"
+LARGEST_MANIFEST = 2**30
+# The key of our note among the metadata of a parquet file.
+NOTE = b"bertflow"
 
 
-@dataclass(frozen=True)
-class Record:
-    """A shard that is done.
+def run_key(description: Mapping[str, Any]) -> str:
+    """A hash by which two runs are known to write the same.
 
-    Attributes:
-        shard: What it was made of.
-        input: SHA-256 of that.
-        size: Of the file that came of it, in bytes.
-        modified: When that was written, in nanoseconds since 1970.
-        output: SHA-256 of that.
-        rows: How many it has.
-        left_out: How many rows of the input have no text, and were left out.
+    A file that a run wrote which refuses rows without text is also that of a run which leaves such
+    rows out, because there were none in it.
     """
+    lasting = {name: value for name, value in description.items() if name != "blank"}
+    return hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()
 
-    shard: Shard
-    input: str
-    size: int
-    modified: int
-    output: str
-    rows: int
-    left_out: int
+
+def note_of(shard: Shard, key: str) -> str:
+    """What the footer of a shard's file says."""
+    return json.dumps({"run": key, **asdict(shard)})
+
+
+def write_shard(path: Path, schema: Any, batches: Iterable[Any], note: str) -> int:
+    """Write a parquet file through to the disk, each batch while the next is made.
+
+    Args:
+        path: The file.
+        schema: Of all batches.
+        batches: Each becomes a row group.
+        note: For the footer.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        ModelError: It cannot be written.
+    """
+    from pyarrow.parquet import ParquetWriter
+
+    # Numbers of vectors neither repeat nor compress, and nobody asks for the least of them.
+    plain = [field.name for field in schema if not is_vectors(field.type)]
+    rows = 0
+    with writing(path), path.open("wb") as file:
+        with (
+            ParquetWriter(
+                file,
+                schema.with_metadata({NOTE: note}),
+                use_dictionary=plain,
+                write_statistics=plain,
+                compression={name: "snappy" for name in plain} or "none",
+            ) as writer,
+            ThreadPoolExecutor(1, "write") as thread,
+        ):
+            pending: Future[None] | None = None
+            for batch in batches:
+                rows += batch.num_rows
+                if pending is not None:
+                    pending.result()
+                pending = thread.submit(writer.write_batch, batch)
+            if pending is not None:
+                pending.result()
+        file.flush()
+        os.fsync(file.fileno())
+    return rows
 
 
 class Manifest:
-    """The file `_manifest.jsonl` of an output folder: first what was done, then a line a shard.
+    """The file `_manifest.json` of an output folder: how its files are made, and which there are.
 
-    A line is added whenever a shard is done, and a later line for the same shard counts. A process
-    that is killed leaves at most the beginning of one.
+    It is written before the first file is, and again when all are there.
 
     Args:
         folder: The output.
 
     Raises:
-        ModelError: There is one that is none of ours.
+        ModelError: There is a manifest that bertflow did not write.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / MANIFEST
+        # All that the files depend on; None if there is no manifest.
         self.recipe: dict[str, Any] | None = None
-        self.records: dict[str, Record] = {}
-        self._file: IO[bytes] | None = None
+        # The files in the order of the input, and the input file of each.
+        self.files: dict[str, str] = {}
+        self.finished = False
         if self.path.exists():
-            self._read()
-
-    def _read(self) -> None:
-        try:
-            lines = self.path.read_bytes().split(b"\n")
-        except OSError as error:
-            raise ModelError(f"{self.path} cannot be read: {error.strerror or error}") from None
-        # What follows the last end of a line was being written when its process was killed.
-        for number, line in enumerate(lines[:-1], 1):
+            content = read_json(self.path, largest=LARGEST_MANIFEST)
             try:
-                found = parse_json(line.decode("utf-8"))
-                if number == 1:
-                    if found["format"] != FORMAT:
-                        raise ModelError(
-                            f"{self.path} has format {shown(found['format'])}, expected {FORMAT}; "
-                            "install a newer bertflow"
-                        )
-                    self.recipe = dict(found["recipe"])
-                elif "skipped" not in found:
-                    record = _record(found)
-                    self.records[record.shard.name] = record
-            except (ValueError, KeyError, TypeError) as error:
+                self.recipe, self.files = dict(content["recipe"]), dict(content["files"])
+                self.finished = bool(content["finished"])
+            except (KeyError, TypeError, ValueError):
                 raise ModelError(
-                    f"{self.path}, line {number}: it is no line of a manifest ({error}); "
-                    "give another output"
+                    f"{self.path} is no manifest of this bertflow; give another output"
                 ) from None
 
-    def begin(self, recipe: Mapping[str, Any]) -> None:
-        """Say what is done, or compare it with what was.
-
-        Rows without text may be left out from now on where they were refused before: what is done
-        has none.
+    def refuse_others(self, planned: Plan) -> None:
+        """Refuse to write where others have written, or where rows would be twice.
 
         Raises:
-            ModelError: The folder holds what was made in another way, or the manifest cannot be
-                written.
+            ModelError: The folder holds a .parquet file that is not made of this input.
+        """
+        inputs = {file.path for file in planned.bad} | {shard.path for shard in planned.shards}
+        ours = {shard.name for shard in planned.shards}
+        ours |= {name for name, path in self.files.items() if path in inputs}
+        for path in sorted(self.folder.rglob("[!.]*.parquet")):
+            name = path.relative_to(self.folder).as_posix()
+            if self.recipe is None:
+                raise ModelError(
+                    f"{self.folder} holds {name} but no {MANIFEST}: it is another's, or of an "
+                    "earlier bertflow; give a folder that is empty or not there yet"
+                )
+            if name in self.files and name not in ours:
+                raise ModelError(
+                    f"{path} was made of {self.files[name]}, which is gone; remove it or give "
+                    "another output"
+                )
+            if name not in ours:
+                raise ModelError(
+                    f"{self.folder} holds {name}, which its {MANIFEST} does not; remove it or give "
+                    "another output"
+                )
+
+    def begin(self, recipe: Mapping[str, Any], shards: Sequence[Shard]) -> None:
+        """Write how the files are made and which there will be, beside those that are there.
+
+        Rows without text may be left out from now on where they were refused before.
+
+        Raises:
+            ModelError: The files were made in another way, or the manifest cannot be written.
         """
         recipe = json.loads(json.dumps(recipe))
-        if self.recipe is None:
-            self.recipe = dict(recipe)
-            self.records = {}
-        elif {**self.recipe, "blank": "skip"} == recipe and self.recipe.get("blank") == "refuse":
-            self.recipe = dict(recipe)
-        elif differing := sorted(
-            name for name in {*recipe, *self.recipe} if recipe.get(name) != self.recipe.get(name)
-        ):
-            first = differing[0]
+        before = recipe if self.recipe is None else self.recipe
+        if before.get("blank") == "refuse" and recipe.get("blank") == "skip":
+            before = {**before, "blank": "skip"}
+        names = sorted({*recipe, *before})
+        if different := [name for name in names if recipe.get(name) != before.get(name)]:
+            first = different[0]
             raise ModelError(
-                f"{self.folder} was made with another {', '.join(differing)} "
-                f"({first} {shown(self.recipe.get(first))}, now {shown(recipe.get(first))}); "
+                f"{self.folder} was made with another {', '.join(different)} "
+                f"({first} {shown(before.get(first))}, now {shown(recipe.get(first))}); "
                 "give another output"
             )
+        self.recipe, self.finished = dict(recipe), False
+        self.files |= {shard.name: shard.path for shard in shards}
         self._write([])
-        try:
-            self._file = self.path.open("ab")
-        except OSError as error:
-            raise ModelError(f"cannot write {self.path}: {error.strerror or error}") from None
 
-    def is_done(self, shard: Shard, place: Place) -> bool:
-        """Whether a shard has its file, and both are what they were.
+    def rows_done(self, shards: Sequence[Shard], key: str) -> dict[str, int]:
+        """The rows of each file that is there and is what the run would make, by its name."""
+        import pyarrow
+        from pyarrow.parquet import read_metadata
 
-        Sizes and times tell for most; where a time differs, the bytes do.
+        def rows(shard: Shard) -> int | None:
+            try:
+                footer = read_metadata(self.folder / shard.name)
+            except (pyarrow.ArrowException, OSError):
+                return None
+            same = (footer.metadata or {}).get(NOTE) == note_of(shard, key).encode()
+            return int(footer.num_rows) if same else None
 
-        Raises:
-            InputError: The input cannot be read.
-        """
-        record = self.records.get(shard.name)
-        if record is None:
-            return False
-        old = record.shard
-        if (old.path, old.size, old.start, old.stop, old.first, old.rows, old.span) != (
-            shard.path,
-            shard.size,
-            shard.start,
-            shard.stop,
-            shard.first,
-            shard.rows,
-            shard.span,
-        ):
-            return False
-        try:
-            stat = (self.folder / shard.name).stat()
-        except OSError:
-            return False
-        if stat.st_size != record.size:
-            return False
-        if stat.st_mtime_ns != record.modified:
-            if Place(self.folder).digest(shard.name, 0, record.size) != record.output:
-                return False
-        if not old.modified == shard.modified != 0:
-            if place.digest(shard.path, *shard.span) != record.input:
-                return False
-        self.records[shard.name] = replace(record, shard=shard, modified=stat.st_mtime_ns)
-        return True
+        with ThreadPoolExecutor(READERS) as pool:
+            counts = zip(shards, pool.map(rows, shards), strict=True)
+            return {shard.name: count for shard, count in counts if count is not None}
 
-    def add(self, record: Record) -> None:
-        """Note that a shard is done, through to the disk.
+    def put(self, made: Path, name: str) -> None:
+        """Move a finished file to its place.
 
         Raises:
-            ModelError: That cannot be written.
+            ModelError: It cannot be moved.
         """
-        assert self._file is not None
-        self.records[record.shard.name] = record
-        try:
-            self._file.write(_line(record).encode("utf-8"))
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise ModelError(f"cannot write {self.path}: {error.strerror or error}") from None
+        target = self.folder / name
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            made.replace(target)
 
-    def finish(self, order: list[Shard], skipped: list[Bad]) -> None:
-        """Write it anew, each shard once and in order, with what was skipped."""
-        self.close()
-        self.records = {shard.name: self.records[shard.name] for shard in order}
+    def finish(self, shards: Sequence[Shard], skipped: Sequence[Bad]) -> None:
+        """List the files of these shards, and remove all others.
+
+        Those were made of input that is now split in another way or cannot be used any more.
+
+        Raises:
+            ModelError: The manifest cannot be written.
+        """
+        former = self.files
+        self.files = {shard.name: shard.path for shard in shards}
+        self.finished = True
+        for name in former.keys() - self.files.keys():
+            (self.folder / name).unlink(missing_ok=True)
         self._write(skipped)
 
-    def close(self) -> None:
-        """Stop adding."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _write(self, skipped: list[Bad]) -> None:
-        lines = [json.dumps({"format": FORMAT, "recipe": self.recipe}) + "\n"]
-        lines += [_line(record) for record in self.records.values()]
-        lines += [json.dumps({"skipped": one.path, "reason": one.reason}) + "\n" for one in skipped]
-        write_text(self.path, "".join(lines))
+    def _write(self, skipped: Sequence[Bad]) -> None:
+        content = {
+            "recipe": self.recipe,
+            "finished": self.finished,
+            "files": self.files,
+            "skipped": {bad.path: bad.reason for bad in skipped},
+        }
+        write_text(self.path, json.dumps(content, indent=1) + "\n")
 
 
-def _line(record: Record) -> str:
-    return json.dumps(asdict(record)) + "\n"
+def files_of(output: str | Path) -> list[Path]:
+    """The files of a folder that `run` has finished, in the order of the input.
 
-
-def _record(found: Any) -> Record:
-    shard = dict(found["shard"])
-    start, stop = shard["span"]
-    shard["span"] = (int(start), int(stop))
-    return Record(**{**found, "shard": Shard(**shard)})
+    Raises:
+        ModelError: It has no manifest, its last run was stopped, or a file is missing.
+    """
+    manifest = Manifest(Path(output))
+    if manifest.recipe is None:
+        raise ModelError(f"{output} has no {MANIFEST}; bertflow has not written it")
+    if not manifest.finished:
+        raise ModelError(f"{output} is not finished; run it again")
+    files = [manifest.folder / name for name in manifest.files]
+    for file in files:
+        if not file.exists():
+            raise ModelError(f"{file} is missing; run it again")
+    return files

@@ -1,15 +1,9 @@
-"""What is worked on at a time: a parquet file, or some row groups of a large one.
-
-From each comes one file of the output, which has its name. It is written beside and moved to its
-place when it is whole.
-"""
+"""The input: parquet files and the parts of large ones, in a local folder or an object store."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,44 +14,61 @@ import numpy as np
 from bertflow.calibrators.base import Array, let_go
 from bertflow.calibrators.vectors import read_vectors
 from bertflow.data.tables import listed
-from bertflow.errors import InputError, ModelError
-from bertflow.scale.places import Found, Place
+from bertflow.errors import InputError, MissingDependencyError
+from bertflow.io.files import reason_of
+from bertflow.scale.columns import VECTOR, needs_pyarrow, vector_column
 
-# A larger file is several shards: so much is lost with a process that is killed.
+# A larger file is split: a process that is killed loses the shard it works on.
 SHARD_ROWS = 2**18
-# What is read, worked on and written at a time.
+# Rows that are read, worked on and written at a time.
 BATCH_ROWS = 2**14
-# Parquet footers that are read at a time.
+# Parquet footers that are read at the same time.
 READERS = 16
-BUFFER = 2**20
-VECTOR = "vector"
+BUFFER_BYTES = 2**20
+# Arrow has clients of its own for these; fsspec serves all other addresses.
+ARROW_SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+
+# Takes a schema and the name of its file; gives the columns to read, or raises an InputError.
+ColumnChoice = Callable[[Any, str], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class FileVersion:
+    """A file as it was when it was looked at.
+
+    Attributes:
+        path: Relative to the place.
+        version: Differs whenever the file does: size and time, or what the store keeps instead.
+    """
+
+    path: str
+    version: str
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of the input.
+    """A file of the input, or some row groups of a large one.
 
     Attributes:
-        name: Of the file that comes from it, below the output.
-        path: Of the file it is in, below the input.
-        size: Of that file, in bytes.
-        modified: When that was written last, in nanoseconds since 1970.
-        start: The first row group, or the first row of a .npy.
-        stop: The one after the last.
+        name: The output file that is made of it, relative to the output folder.
+        file: The input file.
+        start: The first row group; of a .npy the first row.
+        stop: The row group or row after the last.
         first: The number of the first row in the file.
-        rows: How many there are.
-        span: The bytes of the file that are this shard's; those of all shards are the file.
+        rows: The number of rows.
     """
 
     name: str
-    path: str
-    size: int
-    modified: int
+    file: FileVersion
     start: int
     stop: int
     first: int
     rows: int
-    span: tuple[int, int]
+
+    @property
+    def path(self) -> str:
+        """The path of the input file, relative to the place."""
+        return self.file.path
 
 
 @dataclass(frozen=True)
@@ -70,11 +81,11 @@ class Bad:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that there is to do.
+    """The shards of an input.
 
     Attributes:
         shards: In the order of the files and of their rows.
-        schema: Of what is read of all of them.
+        schema: The columns that are read of every shard.
         bad: Files that cannot be used.
     """
 
@@ -82,200 +93,174 @@ class Plan:
     schema: Any
     bad: list[Bad]
 
-    @property
-    def rows(self) -> int:
-        """How many rows there are."""
-        return sum(shard.rows for shard in self.shards)
+
+class Place:
+    """A folder of shards, or one file, on a disk or in an object store.
+
+    Args:
+        where: A path, or an address such as `s3://bucket/folder`.
+
+    Raises:
+        InputError: It does not exist, or no file system is known for the address.
+        MissingDependencyError: pyarrow is not installed.
+    """
+
+    def __init__(self, where: str | Path) -> None:
+        self.where = str(where)
+        needs_pyarrow(f"reading {where}")
+        from pyarrow.fs import FileType
+
+        self._files, root = _file_system(self.where)
+        with _reading(self.where):
+            kind = self._files.get_file_info(root).type
+        if kind == FileType.NotFound:
+            is_pattern = any(mark in self.where for mark in "*?[")
+            hint = "; shards take a folder or a file, not a pattern" if is_pattern else ""
+            raise InputError(f"{self.where} does not exist{hint}")
+        self.is_file = kind == FileType.File
+        folder, _, self._only_file = root.rpartition("/") if self.is_file else (root, "", "")
+        self._root = folder.rstrip("/")
+
+    def files(self) -> list[FileVersion]:
+        """All files, sorted by path, without those whose name begins with . or _.
+
+        Raises:
+            InputError: The folder cannot be listed.
+        """
+        from pyarrow.fs import FileSelector, FileType
+
+        if self.is_file:
+            return [self.found(self._only_file)]
+        with _reading(self.where):
+            infos = self._files.get_file_info(FileSelector(self._root, recursive=True))
+        below = len(self._root) + 1
+        files = (self._version(i, i.path[below:]) for i in infos if i.type == FileType.File)
+        shown = (file for file in files if not _is_hidden(file.path))
+        return sorted(shown, key=lambda file: file.path)
+
+    def found(self, path: str) -> FileVersion:
+        """A file as it is now.
+
+        Raises:
+            InputError: It does not exist any more.
+        """
+        from pyarrow.fs import FileType
+
+        with _reading(self.named(path)):
+            info = self._files.get_file_info(f"{self._root}/{path}")
+        if info.type != FileType.File:
+            raise InputError(f"{self.named(path)} does not exist any more")
+        return self._version(info, path)
+
+    def named(self, path: str) -> str:
+        """A file's path as messages show it."""
+        return self.where if self.is_file else f"{self.where.rstrip('/')}/{path}"
+
+    @contextmanager
+    def opened(self, path: str) -> Iterator[Any]:
+        """Open a file for Arrow to read.
+
+        Raises:
+            InputError: It cannot be read, now or within the block.
+        """
+        with _reading(self.named(path)):
+            with self._files.open_input_file(f"{self._root}/{path}") as file:
+                yield file
+
+    def local(self, path: str) -> Path:
+        """The path of a file on this machine.
+
+        Raises:
+            InputError: It is in an object store.
+        """
+        from pyarrow.fs import LocalFileSystem
+
+        if not isinstance(self._files, LocalFileSystem):
+            raise InputError(f"{self.named(path)} must be on this machine; copy it to a folder")
+        return Path(f"{self._root}/{path}")
+
+    def _version(self, info: Any, path: str) -> FileVersion:
+        from pyarrow.fs import PyFileSystem
+
+        changed = info.mtime_ns
+        if not changed and isinstance(self._files, PyFileSystem):
+            # Not every store of fsspec tells Arrow a time; each can tell versions apart.
+            changed = self._files.handler.fs.ukey(f"{self._root}/{path}")
+        return FileVersion(path, f"{info.size} {changed}")
 
 
-Choose = Callable[[Any, str], Sequence[str]]
-
-
-def plan(place: Place, choose: Choose, *, shard_rows: int = SHARD_ROWS) -> Plan:
-    """Look at the end of every file, and say what there is to do.
+def plan(place: Place, choose: ColumnChoice, *, shard_rows: int = SHARD_ROWS) -> Plan:
+    """Look at every file of an input, and divide them into shards.
 
     Args:
         place: The input.
-        choose: Gives the columns that are read of a schema, whose file is named; it raises an
-            InputError if there are none such.
-        shard_rows: A file of more is split where one of its row groups ends.
+        choose: Gives the columns to read.
+        shard_rows: A file of more rows is split where one of its row groups ends.
 
     Raises:
         InputError: There is no .parquet file, or two shards would be written to one name.
     """
-    found = place.files()
     endings = (".parquet", ".npy") if place.is_file else (".parquet",)
-    files = [one for one in found if one.path.lower().endswith(endings)]
+    files, bad = [], []
+    for file in place.files():
+        if file.path.lower().endswith(endings):
+            files.append(file)
+        else:
+            reason = f"{place.named(file.path)} is no .parquet file, and would not be read"
+            bad.append(Bad(file.path, reason))
     if not files:
         kinds = ".parquet or .npy file" if place.is_file else "folder with .parquet files in it"
         raise InputError(f"{place.where} is no {kinds}; give one")
     with ThreadPoolExecutor(READERS) as pool:
-        looked = list(pool.map(lambda one: _looked_at(place, one, choose, shard_rows), files))
+        looked_at = list(pool.map(lambda file: _looked_at(place, file, choose, shard_rows), files))
     shards: list[Shard] = []
-    bad = [
-        Bad(one.path, f"{place.named(one.path)} is no .parquet file, and would not be read")
-        for one in found
-        if not one.path.lower().endswith(endings)
-    ]
-    whole: Any = None
-    home = ""
-    for one, found_there in zip(files, looked, strict=True):
-        if isinstance(found_there, Bad):
-            bad.append(found_there)
+    common: Any = None
+    first_file = ""
+    for result in looked_at:
+        if isinstance(result, Bad):
+            bad.append(result)
             continue
-        parts, schema = found_there
-        if whole is None:
-            whole, home = schema, one.path
-        elif (why := _differing(whole, schema)) is not None:
-            bad.append(Bad(one.path, f"{place.named(one.path)}: {why} in {place.named(home)}"))
-            continue
-        whole = _merged(whole, schema)
-        shards += parts
-    names: dict[str, Shard] = {}
-    for shard in shards:
-        if (other := names.setdefault(shard.name, shard)) is not shard:
-            raise InputError(
-                f"{place.named(other.path)} and {place.named(shard.path)} would both be written to "
-                f"{shard.name}; rename one of them"
-            )
-    return Plan(shards, whole, bad)
-
-
-def _looked_at(
-    place: Place, file: Found, choose: Choose, shard_rows: int
-) -> tuple[list[Shard], Any] | Bad:
-    try:
-        if file.path.lower().endswith(".npy"):
-            return _npy_shards(place, file, shard_rows), _npy_schema(place, file.path)
-        with _parquet(place, file.path) as table:
-            schema = _chosen(table.schema_arrow, choose, place.named(file.path))
-            return _parquet_shards(table.metadata, file, shard_rows), schema
-    except InputError as error:
-        return Bad(file.path, str(error))
-
-
-def _chosen(schema: Any, choose: Choose, name: str) -> Any:
-    import pyarrow
-
-    return pyarrow.schema([schema.field(column) for column in choose(schema, name)])
-
-
-def _differing(first: Any, other: Any) -> str | None:
-    """What is not as in the first file. A column without a value may have no type."""
-    from pyarrow import types
-
-    if first.names != other.names:
-        return f"its columns are {listed(other.names)}, but {listed(first.names)}"
-    for one, field in zip(first, other, strict=True):
-        if one.type != field.type and not (types.is_null(one.type) or types.is_null(field.type)):
-            return f"column {one.name!r} is {field.type}, but {one.type}"
-    return None
-
-
-def _merged(first: Any, other: Any) -> Any:
-    import pyarrow
-
-    pairs = zip(first, other, strict=True)
-    return pyarrow.schema(
-        [field if pyarrow.types.is_null(one.type) else one for one, field in pairs]
-    )
-
-
-def _parquet_shards(metadata: Any, file: Found, shard_rows: int) -> list[Shard]:
-    ends, starts, rows = [], [0], [0]
-    for group in range(metadata.num_row_groups):
-        rows.append(rows[-1] + metadata.row_group(group).num_rows)
-        if rows[-1] - rows[starts[-1]] >= shard_rows:
-            ends.append(group + 1)
-            starts.append(group + 1)
-    if not ends or ends[-1] != metadata.num_row_groups:
-        ends.append(metadata.num_row_groups)
-    begins = [0, *(_offset(metadata.row_group(end)) for end in ends[:-1])]
-    if sorted(set(begins)) != begins:  # Row groups in another order than their bytes.
-        ends, begins = [metadata.num_row_groups], [0]
-    stops = [*begins[1:], file.size]
-    starts = [0, *ends[:-1]]
-    return [
-        Shard(
-            _part_name(file.path, number, len(ends)),
-            file.path,
-            file.size,
-            file.modified,
-            start,
-            stop,
-            rows[start],
-            rows[stop] - rows[start],
-            (begins[number], stops[number]),
-        )
-        for number, (start, stop) in enumerate(zip(starts, ends, strict=True))
-    ]
-
-
-def _offset(group: Any) -> int:
-    """Where the bytes of a row group begin."""
-    columns = [group.column(number) for number in range(group.num_columns)]
-    return min(
-        int(c.dictionary_page_offset) if c.has_dictionary_page else int(c.data_page_offset)
-        for c in columns
-    )
-
-
-def _npy_shards(place: Place, file: Found, shard_rows: int) -> list[Shard]:
-    vectors = read_vectors(place.local(file.path))
-    starts = list(range(0, len(vectors), shard_rows)) or [0]
-    stops = [*starts[1:], len(vectors)]
-    row = vectors.itemsize * vectors.shape[1]
-    if not vectors.flags.c_contiguous:  # Its columns lie one after the other.
-        starts, stops, row = [0], [len(vectors)], 0
-    begins = [0, *(file.size - row * (len(vectors) - start) for start in starts[1:])]
-    return [
-        Shard(
-            f"{_part_name(file.path, number, len(starts))}.parquet",
-            file.path,
-            file.size,
-            file.modified,
-            start,
-            stop,
-            start,
-            stop - start,
-            (begin, end),
-        )
-        for number, (start, stop, begin, end) in enumerate(
-            zip(starts, stops, begins, [*begins[1:], file.size], strict=True)
-        )
-    ]
-
-
-def _part_name(path: str, number: int, of: int) -> str:
-    if of == 1:
-        return path
-    stem, _, ending = path.rpartition(".")
-    return f"{stem}.part-{number:05d}-of-{of:05d}.{ending}"
+        parts, schema = result
+        path = parts[0].path
+        try:
+            common, first_file = _unified(common or schema, schema), first_file or path
+        except InputError as error:
+            reason = f"{place.named(path)}: {error} in {place.named(first_file)}"
+            bad.append(Bad(path, reason))
+        else:
+            shards += parts
+    _check_names(place, shards)
+    return Plan(shards, common, bad)
 
 
 def read(
-    place: Place, shard: Shard, schema: Any, choose: Choose, *, batch_rows: int = BATCH_ROWS
+    place: Place,
+    shard: Shard,
+    schema: Any,
+    choose: ColumnChoice,
+    *,
+    batch_rows: int = BATCH_ROWS,
 ) -> Iterator[Any]:
-    """The rows of a shard, in record batches of at most so many.
+    """The rows of a shard, in record batches of at most `batch_rows`.
 
     Args:
         place: The input.
         shard: A part of it.
-        schema: Of the batches, which the plan has.
+        schema: The plan's, which every batch gets.
         choose: As in `plan`.
         batch_rows: Rows of a batch.
 
     Raises:
-        InputError: It cannot be read, or has changed since it was planned; it is named.
+        InputError: The file cannot be read, or has changed since it was planned; it is named.
     """
-    _unchanged(place, shard)
+    _check_unchanged(place, shard)
     if shard.path.lower().endswith(".npy"):
         yield from _read_npy(place, shard, batch_rows)
     else:
         with _parquet(place, shard.path) as table:
             columns = _chosen(table.schema_arrow, choose, place.named(shard.path)).names
             count = 0
-            # A group at a time: several ahead would be memory that grows with the file.
+            # One group at a time: reading ahead would take memory that grows with the file.
             for group in range(shard.start, shard.stop):
                 for batch in table.iter_batches(batch_rows, row_groups=[group], columns=columns):
                     count += batch.num_rows
@@ -285,48 +270,131 @@ def read(
                     f"{place.named(shard.path)} has {count:,} rows where its end says "
                     f"{shard.rows:,}; write it again"
                 )
-    _unchanged(place, shard)
+    _check_unchanged(place, shard)
 
 
-def _typed(batch: Any, schema: Any) -> Any:
-    """A batch with the types of all shards, where it has none of its own."""
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
     import pyarrow
 
-    columns = [
-        column if column.type == field.type else pyarrow.nulls(len(column), field.type)
-        for column, field in zip(batch.columns, schema, strict=True)
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{name} cannot be read: {reason_of(error)}") from None
+
+
+def _file_system(where: str) -> tuple[Any, str]:
+    """The file system of a path or address, and the path in it."""
+    import pyarrow
+    from pyarrow import fs
+
+    scheme, separator, _ = where.partition("://")
+    if not separator:
+        return fs.LocalFileSystem(), Path(where).absolute().as_posix()
+    try:
+        if scheme in ARROW_SCHEMES:
+            system, root = fs.FileSystem.from_uri(where)
+            return system, root
+        import fsspec
+
+        other, root = fsspec.core.url_to_fs(where)
+        return fs.PyFileSystem(fs.FSSpecHandler(other)), root
+    except ImportError as error:
+        raise MissingDependencyError(f"{where} cannot be reached: {error}") from None
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise InputError(f"{where} cannot be reached: {reason_of(error)}") from None
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part.startswith((".", "_")) for part in path.split("/"))
+
+
+def _looked_at(
+    place: Place, file: FileVersion, choose: ColumnChoice, shard_rows: int
+) -> tuple[list[Shard], Any] | Bad:
+    """The shards of a file and the schema of the columns to read."""
+    try:
+        if file.path.lower().endswith(".npy"):
+            vectors = read_vectors(place.local(file.path))
+            return _npy_shards(file, len(vectors), shard_rows), _npy_schema(vectors)
+        with _parquet(place, file.path) as table:
+            schema = _chosen(table.schema_arrow, choose, place.named(file.path))
+            return _parquet_shards(file, table.metadata, shard_rows), schema
+    except InputError as error:
+        return Bad(file.path, str(error))
+
+
+def _chosen(schema: Any, choose: ColumnChoice, name: str) -> Any:
+    import pyarrow
+
+    return pyarrow.schema([schema.field(column) for column in choose(schema, name)])
+
+
+def _unified(first: Any, other: Any) -> Any:
+    """A schema that both have. A column without any value has no type, and takes the other's.
+
+    Raises:
+        InputError: Their columns or types differ.
+    """
+    import pyarrow
+
+    if first.names != other.names:
+        raise InputError(f"its columns are {listed(other.names)}, but {listed(first.names)}")
+    fields = []
+    for expected, field in zip(first, other, strict=True):
+        if pyarrow.types.is_null(expected.type):
+            expected = field
+        elif expected.type != field.type and not pyarrow.types.is_null(field.type):
+            raise InputError(f"column {field.name!r} is {field.type}, but {expected.type}")
+        fields.append(expected)
+    return pyarrow.schema(fields)
+
+
+def _parquet_shards(file: FileVersion, metadata: Any, shard_rows: int) -> list[Shard]:
+    parts = []
+    start, first, rows = 0, 0, 0
+    for group in range(metadata.num_row_groups):
+        rows += metadata.row_group(group).num_rows
+        if rows >= shard_rows:
+            parts.append((start, group + 1, first, rows))
+            start, first, rows = group + 1, first + rows, 0
+    if start < metadata.num_row_groups or not parts:
+        parts.append((start, metadata.num_row_groups, first, rows))
+    return [
+        Shard(_part_name(file.path, number, len(parts)), file, *part)
+        for number, part in enumerate(parts)
     ]
-    return pyarrow.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _npy_schema(place: Place, path: str) -> Any:
-    import pyarrow
-
-    vectors = read_vectors(place.local(path))
-    number = pyarrow.from_numpy_dtype(_as_numbers(vectors[:0]).dtype)
-    return pyarrow.schema([(VECTOR, pyarrow.list_(number, vectors.shape[1]))])
-
-
-def _as_numbers(rows: Array) -> Array:
-    """Rows of a type that Arrow has for vectors."""
-    if rows.dtype.kind != "f" or rows.dtype.itemsize > 8 or not rows.dtype.isnative:
-        return rows.astype(np.float64)
-    return rows
+def _npy_shards(file: FileVersion, count: int, shard_rows: int) -> list[Shard]:
+    starts = range(0, count, shard_rows) or [0]
+    shards = []
+    for number, start in enumerate(starts):
+        stop = min(start + shard_rows, count)
+        name = f"{_part_name(file.path, number, len(starts))}.parquet"
+        shards.append(Shard(name, file, start, stop, start, stop - start))
+    return shards
 
 
-def _read_npy(place: Place, shard: Shard, batch_rows: int) -> Iterator[Any]:
-    import pyarrow
-
-    vectors = read_vectors(place.local(shard.path))
-    for start in range(shard.start, shard.stop, batch_rows):
-        rows = _as_numbers(np.array(vectors[start : min(start + batch_rows, shard.stop)]))
-        let_go(vectors)
-        yield pyarrow.RecordBatch.from_arrays([vector_column(rows)], [VECTOR])
+def _part_name(path: str, number: int, count: int) -> str:
+    if count == 1:
+        return path
+    stem, _, ending = path.rpartition(".")
+    return f"{stem}.part-{number:05d}-of-{count:05d}.{ending}"
 
 
-def _unchanged(place: Place, shard: Shard) -> None:
-    now = place.found(shard.path)
-    if (now.size, now.modified) != (shard.size, shard.modified):
+def _check_names(place: Place, shards: Sequence[Shard]) -> None:
+    by_name: dict[str, Shard] = {}
+    for shard in shards:
+        if (other := by_name.setdefault(shard.name, shard)) is not shard:
+            raise InputError(
+                f"{place.named(other.path)} and {place.named(shard.path)} would both be written to "
+                f"{shard.name}; rename one of them"
+            )
+
+
+def _check_unchanged(place: Place, shard: Shard) -> None:
+    if place.found(shard.path) != shard.file:
         raise InputError(f"{place.named(shard.path)} was changed meanwhile; run it again")
 
 
@@ -337,137 +405,43 @@ def _parquet(place: Place, path: str) -> Iterator[Any]:
 
     with place.opened(path) as file:
         try:
-            yield pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=BUFFER)
+            yield pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=BUFFER_BYTES)
         except (pyarrow.ArrowException, OSError) as error:
-            said = " ".join(str(error).split())
-            raise InputError(f"{place.named(path)} is not a whole parquet file: {said}") from None
-
-
-# Columns of vectors.
-
-
-def vector_column(vectors: Array) -> Any:
-    """Vectors (N, D) as a column of lists of one length, without copying them."""
-    import pyarrow
-
-    flat = pyarrow.array(np.ascontiguousarray(vectors).reshape(-1))
-    return pyarrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
-
-
-def vectors_of(column: Any, place: str, first: int = 0) -> Array:
-    """The vectors (N, D) of a column of lists.
-
-    Args:
-        column: An Arrow array of lists of numbers, all of one length.
-        place: What it is, for messages.
-        first: The number of its first row there.
-
-    Raises:
-        InputError: A vector is missing or of another length than the others, or one of its numbers
-            is missing; the message names the row.
-    """
-    import pyarrow
-    from pyarrow import compute, types
-
-    if isinstance(column, pyarrow.ExtensionArray):
-        column = column.storage
-    if types.is_null(column.type):
-        column = column.cast(pyarrow.list_(pyarrow.float32()))
-    if column.null_count:
-        row = first + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        raise InputError(f"{place}, row {row}: there is no vector; leave that row out")
-    flat = column.flatten()
-    if types.is_fixed_size_list(column.type):
-        width = column.type.list_size
-    else:
-        lengths = compute.list_value_length(column).to_numpy(zero_copy_only=False)
-        width = int(lengths[0]) if len(lengths) else 0
-        if (lengths != width).any():
-            row = int(np.flatnonzero(lengths != width)[0])
             raise InputError(
-                f"{place}, row {first + row}: its vector has {lengths[row]} numbers, that of row "
-                f"{first} has {width}"
-            )
-    if flat.null_count:
-        missing = int(np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False))[0])
-        raise InputError(f"{place}, row {first + missing // width}: its vector lacks a number")
-    rows: Array = flat.to_numpy(zero_copy_only=False).reshape(len(column), width)
-    return rows
+                f"{place.named(path)} is not a whole parquet file: {reason_of(error)}"
+            ) from None
 
 
-def is_vectors(kind: Any) -> bool:
-    """Whether a column's type is lists of floating numbers."""
-    from pyarrow import BaseExtensionType, types
-
-    if isinstance(kind, BaseExtensionType):
-        kind = kind.storage_type
-    lists = (types.is_fixed_size_list, types.is_list, types.is_large_list)
-    return any(one(kind) for one in lists) and bool(types.is_floating(kind.value_type))
-
-
-# What is written.
-
-
-class _Hashed:
-    """A file that is written and hashed at once."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.digest = hashlib.sha256()
-        self.closed = False
-
-    def write(self, data: Any) -> int:
-        self.digest.update(data)
-        return int(self._file.write(data))
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def write(path: Path, schema: Any, batches: Iterable[Any]) -> tuple[int, str]:
-    """Write a parquet file through to the disk, each batch while the next is made.
-
-    Args:
-        path: Where. Its folder is there as long as whoever asked for this waits for it.
-        schema: Of all batches.
-        batches: Each becomes a row group.
-
-    Returns:
-        How many rows it has, and the SHA-256 of its bytes.
-
-    Raises:
-        ModelError: It cannot be written.
-    """
+def _typed(batch: Any, schema: Any) -> Any:
+    """A batch whose columns without a type have that of all shards."""
     import pyarrow
-    import pyarrow.parquet
 
-    # Numbers of vectors neither repeat nor compress, and nobody asks for the least of them.
-    plain = [field.name for field in schema if not is_vectors(field.type)]
-    rows = 0
-    try:
-        with path.open("wb") as file:
-            hashed = _Hashed(file)
-            with pyarrow.parquet.ParquetWriter(
-                pyarrow.PythonFile(hashed, mode="w"),
-                schema,
-                use_dictionary=plain,
-                write_statistics=plain,
-                compression={name: "snappy" for name in plain} or "none",
-            ) as writer:
-                with ThreadPoolExecutor(1, "write") as thread:
-                    pending: Future[None] | None = None
-                    for batch in batches:
-                        rows += batch.num_rows
-                        if pending is not None:
-                            pending.result()
-                        pending = thread.submit(writer.write_batch, batch)
-                    if pending is not None:
-                        pending.result()
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
-    return rows, hashed.digest.hexdigest()
+    columns = [
+        column if column.type == field.type else pyarrow.nulls(len(column), field.type)
+        for column, field in zip(batch.columns, schema, strict=True)
+    ]
+    return pyarrow.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _npy_schema(vectors: Array) -> Any:
+    import pyarrow
+
+    number = pyarrow.from_numpy_dtype(_arrow_floats(vectors[:0]).dtype)
+    return pyarrow.schema([(VECTOR, pyarrow.list_(number, vectors.shape[1]))])
+
+
+def _read_npy(place: Place, shard: Shard, batch_rows: int) -> Iterator[Any]:
+    import pyarrow
+
+    vectors = read_vectors(place.local(shard.path))
+    for start in range(shard.start, shard.stop, batch_rows):
+        rows = _arrow_floats(np.array(vectors[start : min(start + batch_rows, shard.stop)]))
+        let_go(vectors)
+        yield pyarrow.RecordBatch.from_arrays([vector_column(rows)], [VECTOR])
+
+
+def _arrow_floats(rows: Array) -> Array:
+    """Rows in a floating type that Arrow has."""
+    if rows.dtype.kind != "f" or rows.dtype.itemsize > 8 or not rows.dtype.isnative:
+        return rows.astype(np.float64)
+    return rows

@@ -1,30 +1,41 @@
-"""What is done with batches of rows: encode, transform, take moments.
+"""Workers, which encode or transform batches of rows, or take their moments.
 
-Each is a class whose instances take a batch and return one, as `ray.data.Dataset.map_batches` wants
-them, and does the same in one process. A model is loaded when the first batch comes, once an
-instance, and does not travel with it.
+An instance takes a batch and returns one, as `ray.data.Dataset.map_batches` wants it. It loads its
+model when the first batch comes, and travels to other processes without it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from safetensors.torch import save
 
 from bertflow.calibrators import Calibrator, Moments, load_calibrator
 from bertflow.calibrators.base import Array, as_tensor, finite, unit_length
 from bertflow.calibrators.storage import calibrator_name
 from bertflow.data.tables import LONGEST_LINE, is_text, listed, too_long
 from bertflow.errors import BertflowError, InputError
-from bertflow.scale.places import needs_pyarrow
-from bertflow.scale.shards import VECTOR, is_vectors, vector_column, vectors_of
+from bertflow.scale.columns import (
+    BATCH,
+    VECTOR,
+    as_arrays,
+    as_table,
+    check_column,
+    check_vectors,
+    is_vectors,
+    needs_pyarrow,
+    storage_type,
+    vector_column,
+    vectors_of,
+)
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -32,23 +43,21 @@ if TYPE_CHECKING:
     from bertflow.encoders import Precision
     from bertflow.encoders.encoding import Encoding
 
-BATCH = "the batch"
-# As a caller of a class knows nothing of shards.
 TYPES = {"float32": np.float32, "float16": np.float16}
 Blank = Literal["refuse", "skip"]
 
 
 class Worker(ABC):
-    """What is done with the rows of a shard."""
+    """Maps the rows of a shard to those of its output."""
 
-    # How many rows have been left out since that was asked last.
-    left_out = 0
+    # Whether each row gives one row, unless it is left out.
+    row_by_row = True
     # The column of text or vectors; None for the one column of text.
     source: str | None
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """All that the output depends on, as JSON can hold it; loads the model."""
+        """All that the output depends on, as JSON can hold it. This loads the model."""
 
     @abstractmethod
     def columns(self, schema: Any, place: str) -> list[str]:
@@ -60,23 +69,23 @@ class Worker(ABC):
 
     @abstractmethod
     def schema(self, read: Any) -> Any:
-        """The schema of what comes of batches with another schema."""
+        """The schema of the output, from the schema of what is read."""
 
     @abstractmethod
     def process(self, batches: Iterable[Any], place: str = BATCH, first: int = 0) -> Iterator[Any]:
-        """What comes of record batches, in order.
+        """Map record batches, in order.
 
         Args:
             batches: With the columns that `columns` gives.
-            place: What they are of, for messages.
-            first: The number of their first row there.
+            place: The file they are of, for messages.
+            first: The number of their first row in that file.
 
         Raises:
             InputError: A row cannot be used; the message names it.
         """
 
     def __call__(self, batch: Any) -> Any:
-        """What comes of one batch.
+        """Map one batch.
 
         Args:
             batch: A `pyarrow.Table`, or a mapping of names to arrays (`batch_format="numpy"`, which
@@ -98,23 +107,21 @@ class Worker(ABC):
                 f"a batch is {type(batch).__name__}; expected a mapping of names to arrays or a "
                 "pyarrow.Table: batch_format='numpy' or 'pyarrow'"
             )
-        columns = {name: _as_column(name, values) for name, values in batch.items()}
         # Not by calling itself: Ray Data gives each call to one thread, which would wait for it.
-        table = self._table(pyarrow.table(columns))
-        return {name: _as_array(table.column(name).combine_chunks()) for name in table.column_names}
+        return as_arrays(self._table(as_table(batch)))
 
     def _table(self, batch: Any) -> Any:
         import pyarrow
 
         if not batch.num_rows and batch.schema.names.count(self.source) == 1:
-            # What is empty says nothing of its type: numpy calls it float64.
+            # An empty array has no type of its own: numpy calls it float64.
             at = batch.schema.get_field_index(self.source)
             kind = batch.schema.field(at).type
             if not (is_text(kind) or is_vectors(kind)):
                 batch = batch.set_column(at, self.source, pyarrow.nulls(0))
         read = batch.select(self.columns(batch.schema, BATCH))
-        found = list(self.process(read.combine_chunks().to_batches()))
-        return pyarrow.Table.from_batches(found, self.schema(read.schema))
+        mapped = list(self.process(read.combine_chunks().to_batches()))
+        return pyarrow.Table.from_batches(mapped, self.schema(read.schema))
 
 
 class Encode(Worker):
@@ -213,7 +220,7 @@ class Encode(Worker):
         if kept is None:
             kept = [name for name in schema.names if name != text]
         for name in kept:
-            _check_column(schema, name, place)
+            check_column(schema, name, place)
         if self.vector in kept:
             raise InputError(
                 f"{place} has a column {self.vector!r} already; name another for the vectors, or "
@@ -303,7 +310,7 @@ class Encode(Worker):
                     "by --column (in Python column=)"
                 )
             return str(texts[0])
-        _check_column(schema, self.column, place)
+        check_column(schema, self.column, place)
         kind = schema.field(self.column).type
         if self.column not in texts and str(kind) != "null":
             raise InputError(f"{place}: column {self.column!r} is {kind}, expected text")
@@ -332,7 +339,6 @@ class Encode(Worker):
                     f"{place}, row {first + int(full.argmin())} has no text: it would have no "
                     "vector; leave such rows out by --skip-blank (in Python blank='skip')"
                 )
-            self.left_out += int((~full).sum())
             texts = [text for text in texts if text]
             batch = batch.take(np.flatnonzero(full))
         try:
@@ -404,24 +410,23 @@ class Transform(Worker):
 
     def describe(self) -> dict[str, Any]:
         """All that the output depends on: what the calibrator has learned, and the direction."""
-        calibrator, digest = self._opened(), hashlib.sha256()
-        for name, tensor in sorted(calibrator._learned().items()):
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        calibrator = self._opened()
+        tensors = calibrator._learned().items()
+        learned = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors}
+        # The device on which it was trained makes no difference to what it has learned.
         arguments = calibrator.get_params(deep=False)
         return {
             "task": "transform",
             "calibrator": calibrator_name(calibrator),
-            # How it was trained, and where, is in what it has learned.
             "arguments": {k: repr(v) for k, v in sorted(arguments.items()) if k != "device"},
-            "learned": digest.hexdigest(),
+            "learned": hashlib.sha256(save(learned)).hexdigest(),
             "vector": self.vector,
             "inverse": self.inverse,
         }
 
     def columns(self, schema: Any, place: str) -> list[str]:
         """All of them."""
-        _check_vectors(schema, self.vector, place)
+        check_vectors(schema, self.vector, place)
         return list(schema.names)
 
     def schema(self, read: Any) -> Any:
@@ -431,7 +436,7 @@ class Transform(Worker):
         calibrator = self._opened()
         width = calibrator.n_features_in_ if self.inverse else calibrator._n_features_out
         at = read.get_field_index(self.vector)
-        kind = _storage(read.field(at).type)
+        kind = storage_type(read.field(at).type)
         number = pyarrow.float32() if str(kind) == "null" else kind.value_type
         return read.set(at, pyarrow.field(self.vector, pyarrow.list_(number, width)))
 
@@ -443,11 +448,8 @@ class Transform(Worker):
             rows = vectors_of(batch.column(self.vector), place, first)
             schema = self.schema(batch.schema)
             if len(rows):
-                try:
+                with _rows_named(place, first):
                     rows = apply(rows)
-                except BertflowError as error:
-                    start = f", with row {first} counted as 0" if first else ""
-                    raise InputError(f"{place}{start}: {error}") from None
                 at = batch.schema.get_field_index(self.vector)
                 columns = [*batch.columns[:at], vector_column(rows), *batch.columns[at + 1 :]]
                 first += batch.num_rows
@@ -480,6 +482,8 @@ class BlockMoments(Worker):
         (100, True)
     """
 
+    row_by_row = False
+
     def __init__(
         self, *, vector: str = VECTOR, covariance: bool = True, normalize: bool = False
     ) -> None:
@@ -488,12 +492,16 @@ class BlockMoments(Worker):
 
     def describe(self) -> dict[str, Any]:
         """Which column, and which moments."""
-        found = {"task": "moments", "vector": self.vector, "covariance": self.covariance}
-        return {**found, "normalize": True} if self.normalize else found
+        return {
+            "task": "moments",
+            "vector": self.vector,
+            "covariance": self.covariance,
+            "normalize": self.normalize,
+        }
 
     def columns(self, schema: Any, place: str) -> list[str]:
         """The vectors alone."""
-        _check_vectors(schema, self.vector, place)
+        check_vectors(schema, self.vector, place)
         return [self.vector]
 
     def schema(self, read: Any) -> Any:
@@ -521,20 +529,23 @@ class BlockMoments(Worker):
                     f"{place}, row {first}: its vector has {rows.shape[1]} numbers, those before "
                     f"have {len(moments.mean)}"
                 )
-            try:
+            with _rows_named(place, first):
                 finite(rows)
-            except InputError as error:
-                start = f", with row {first} counted as 0" if first else ""
-                raise InputError(f"{place}{start}: {error}") from None
             wide = as_tensor(rows)
             moments.update(unit_length(wide.double()) if self.normalize else wide)
             first += len(rows)
         if moments is not None:
-            row = [[value] for value in _packed(moments).values()]
-            yield pyarrow.RecordBatch.from_arrays(
-                [pyarrow.array(v, f.type) for v, f in zip(row, schema, strict=True)],
-                schema=schema,
-            )
+            yield pyarrow.RecordBatch.from_pylist([_packed(moments)], schema=schema)
+
+
+@contextmanager
+def _rows_named(place: str, first: int) -> Iterator[None]:
+    """Say of which file an error's row is, and which of its rows is counted as 0."""
+    try:
+        yield
+    except BertflowError as error:
+        start = f", with row {first} counted as 0" if first else ""
+        raise InputError(f"{place}{start}: {error}") from None
 
 
 def merged_moments(blocks: Iterable[Any]) -> Moments:
@@ -550,31 +561,30 @@ def merged_moments(blocks: Iterable[Any]) -> Moments:
         InputError: There is no block, or they are of different widths or kinds.
     """
     merged: Moments | None = None
-    for block in blocks:
-        for one in _rows(block):
-            if merged is None:
-                merged = one
-                continue
-            if one.second.shape != merged.second.shape:
-                raise InputError(
-                    f"moments of shape {tuple(one.second.shape)} do not go with those of shape "
-                    f"{tuple(merged.second.shape)}; take all of vectors of one width"
-                )
-            merged.merge(one)
+    for moments in (_unpacked(row) for block in blocks for row in _rows(block)):
+        if merged is None:
+            merged = moments
+            continue
+        if moments.second.shape != merged.second.shape:
+            raise InputError(
+                f"moments of shape {tuple(moments.second.shape)} do not go with those of shape "
+                f"{tuple(merged.second.shape)}; take all of vectors of one width"
+            )
+        merged.merge(moments)
     if merged is None:
         raise InputError("there are no moments to merge: the input holds no vector")
     return merged
 
 
-def _rows(block: Any) -> Iterator[Moments]:
+def _rows(block: Any) -> list[Mapping[str, Any]]:
     if hasattr(block, "to_pylist"):
-        for row in block.to_pylist():
-            yield _unpacked(row)
-    elif np.ndim(block["count"]):
-        for row in zip(block["count"], block["mean"], block["second"], strict=True):
-            yield _unpacked(dict(zip(("count", "mean", "second"), row, strict=True)))
-    else:
-        yield _unpacked(block)
+        rows: list[Mapping[str, Any]] = block.to_pylist()
+        return rows
+    if np.ndim(block["count"]) == 0:
+        return [block]
+    names = ("count", "mean", "second")
+    cells = zip(*(block[name] for name in names), strict=True)
+    return [dict(zip(names, row, strict=True)) for row in cells]
 
 
 def _packed(moments: Moments) -> dict[str, Any]:
@@ -596,68 +606,3 @@ def _unpacked(row: Mapping[str, Any]) -> Moments:
     else:
         second = flat
     return Moments.restored(int(row["count"]), mean, second)
-
-
-def digest_of(description: Mapping[str, Any]) -> str:
-    """A hash by which two workers are told to do the same."""
-    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
-
-
-def _check_column(schema: Any, name: str, place: str) -> None:
-    count = schema.names.count(name)
-    if count != 1:
-        said = "no column" if not count else f"{count} columns"
-        raise InputError(f"{place} has {said} {name!r}; it has {listed(schema.names)}")
-
-
-def _check_vectors(schema: Any, name: str, place: str) -> None:
-    vectors = [field.name for field in schema if is_vectors(field.type)]
-    if name not in schema.names and vectors:
-        raise InputError(
-            f"{place} has no column {name!r}; vectors are in {listed(vectors)}: name one by "
-            "--vector (in Python vector=)"
-        )
-    _check_column(schema, name, place)
-    kind = schema.field(name).type
-    if not is_vectors(kind) and str(kind) != "null":  # A column without a value has no type.
-        raise InputError(
-            f"{place}: column {name!r} is {kind}, expected vectors: lists of floating numbers"
-        )
-
-
-def _storage(kind: Any) -> Any:
-    import pyarrow
-
-    return kind.storage_type if isinstance(kind, pyarrow.BaseExtensionType) else kind
-
-
-def _as_column(name: str, values: Any) -> Any:
-    import pyarrow
-
-    array = np.asarray(values)
-    if array.ndim == 2:
-        return vector_column(array)
-    if array.ndim > 2:
-        raise InputError(f"column {name!r} has shape {array.shape}; expected rows or vectors")
-    if array.dtype.kind not in "OUT":
-        return pyarrow.array(array)
-    cells = array.tolist()
-    try:
-        return pyarrow.array(cells)
-    except pyarrow.ArrowException:
-        pass
-    try:
-        return pyarrow.array(cells, from_pandas=True)  # NaN is what data frames have for no text.
-    except pyarrow.ArrowException:
-        kinds = [type(cell).__name__ for cell in cells]
-        row = next((n for n, kind in enumerate(kinds) if kind != kinds[0]), 0)
-        raise InputError(
-            f"{BATCH}: column {name!r} holds {kinds[0]} and, in row {row}, {kinds[row]}; expected "
-            "values of one type"
-        ) from None
-
-
-def _as_array(column: Any) -> Any:
-    if is_vectors(column.type):
-        return vectors_of(column, BATCH)
-    return column.to_numpy(zero_copy_only=False)
