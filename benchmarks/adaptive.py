@@ -67,14 +67,16 @@ def attempts() -> Iterator[tuple[str, Fit]]:
     """What is set side by side on dev splits."""
     yield "none", lambda rows: lambda x: x
     yield "AdaptiveWhitening()", adapted()
-    for noise in (2.0, 4.0, 6.0):
-        yield f"noise {noise:.0f} for 3", adapted(NOISE=noise)
+    for noise in (2.0, 3.0, 5.0):
+        yield f"noise {noise:.0f} for 2.5", adapted(NOISE=noise)
+    for common in (0.1, 0.4):
+        yield f"common {common} for 0.2", adapted(COMMON=common)
     for axes in (20.0, 80.0):
         yield f"few axes {axes:.0f} for 40", adapted(FEW_AXES=axes)
-    for alike in (0.07, 0.15):
-        yield f"many alike {alike} for 0.1", adapted(MANY_ALIKE=alike)
-    for noise in (3.0, 5.0):
-        kind = f"near duplicates not looked for, noise {noise:.0f}"
+    for alike in (0.05, 0.12):
+        yield f"many alike {alike} for 0.08", adapted(MANY_ALIKE=alike)
+    for noise in (2.5, 5.0):
+        kind = f"near duplicates not looked for, noise {noise:g}"
         yield kind, adapted(MANY_ALIKE=1e9, NOISE=noise)
     for power in (0.5, 0.75, 1.5):
         yield f"power {power}", adapted(power)

@@ -37,11 +37,12 @@ def test_the_map_is_the_one_of_its_equation(rng):
     rank = np.exp(-(shares * np.log(shares)).sum())
     cosines = (u @ u.T)[~np.eye(300, dtype=bool)]
     second_term = 3 * 12 / (4 * 300)
-    unit_noise, level = np.trace(covariance) / 12 / cosines.mean(), 3 * rank**3 / (rank**3 + 40**3)
+    unit_noise = np.trace(covariance) / 12 * (1 + (0.2 / cosines.mean()) ** 2)
+    level = 2.5 * rank**3 / (rank**3 + 40**3)
     first = unit(u @ np.linalg.inv(np.eye(12) + second / (unit_noise * (level + second_term))))
     near = first @ first.T
     alike = ((near > 0.8) & (near < 0.9999)).any(axis=1).mean()
-    noise = unit_noise * (level * (1 + (10 * alike) ** 2) + second_term)
+    noise = unit_noise * (level * (1 + (alike / 0.08) ** 2) + second_term)
     assert found.near_duplicates_ == pytest.approx(alike)
     assert 0 < alike < 1
     assert found.effective_axes_ == pytest.approx(rank)

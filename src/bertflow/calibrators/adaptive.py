@@ -16,9 +16,10 @@ from bertflow.calibrators.moments import Moments, principal_axes
 from bertflow.errors import InputError
 
 # The constants of the equation, with which `python -m benchmarks.adaptive` has others compared.
-NOISE = 3.0
+NOISE = 2.5
+COMMON = 0.2
 FEW_AXES = 40.0
-MANY_ALIKE = 0.1
+MANY_ALIKE = 0.08
 # With less of this, few rows make themselves all equally far apart.
 OF_ROWS = 0.75
 # Stands for a mean cosine that is lower, as of a cloud without a common direction.
@@ -36,15 +37,16 @@ class AdaptiveWhitening(LinearCalibrator):
 
     .. math::
         z = \left(I + \tfrac1n S\right)^{-1} x, \qquad
-        n = \frac{\operatorname{tr} \Sigma}{D \max(\bar c, 10^{-4})}
-        \left( \frac{3\, r^3}{r^3 + 40^3} \left(1 + (10\, a)^2\right) + \frac{3D}{4N} \right)
+        n = \frac{\operatorname{tr} \Sigma}{D} \left(1 + \frac{0.2^2}{\bar c^2}\right)
+        \left( \frac{2.5\, r^3}{r^3 + 40^3} \left(1 + \frac{a^2}{0.08^2}\right)
+        + \frac{3D}{4N} \right)
 
     S is the second moment of the rows at unit length, about the origin, and :math:`\Sigma` their
-    covariance; :math:`\bar c` is the mean cosine of two rows, r the count of effective axes (the
-    exponential of the entropy of the principal axes' shares in the variance), and a the share of
-    rows with a near duplicate: among 2,000 rows, another one that is not the same has a cosine
-    above 0.8 in the map with a = 0. z, of shape (N, D), is given along the eigenvectors of S; the
-    first of them lies near the mean.
+    covariance; :math:`\bar c` is the mean cosine of two rows (at least 0.0001), r the count of
+    effective axes (the exponential of the entropy of the principal axes' shares in the variance),
+    and a the share of rows with a near duplicate: among 2,000 rows, another one that is not the
+    same has a cosine above 0.8 in the map with a = 0. z, of shape (N, D), is given along the
+    eigenvectors of S; the first of them lies near the mean.
 
     A direction in which rows have much in common is made small, beginning with the mean. What lies
     below the noise level n stays as it is. So vectors of raw language models, which share one
@@ -163,7 +165,7 @@ class AdaptiveWhitening(LinearCalibrator):
         self.mean_cosine_ = (rows * common - squared) / (rows - 1)
         deviation, axes, _ = principal_axes(covariance + torch.outer(mean, mean))
         cubed = self.effective_axes_**3
-        unit = total / width / max(self.mean_cosine_, LEAST_COSINE)
+        unit = total / width * (1 + (COMMON / max(self.mean_cosine_, LEAST_COSINE)) ** 2)
         level, of_rows = NOISE * cubed / (cubed + FEW_AXES**3), OF_ROWS * width / rows
         self.near_duplicates_ = 0.0
         if self._sample is not None:
