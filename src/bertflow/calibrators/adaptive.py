@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bertflow.calibrators.base import Array, empty, learned_tensor, like, taken, unit_length
-from bertflow.calibrators.containers import matrix
 from bertflow.calibrators.linear import LinearCalibrator
 from bertflow.calibrators.moments import Moments, principal_axes
 from bertflow.errors import InputError
@@ -90,13 +88,13 @@ class AdaptiveWhitening(LinearCalibrator):
     """
 
     from_unit_rows = True
+    needs_sample = True
     components_: Array
     gain_: Array
     noise_: float
     mean_cosine_: float
     effective_axes_: float
     near_duplicates_: float
-    _sample: Tensor | None = None
 
     @property
     def mean_(self) -> Array:  # type: ignore[override]
@@ -108,48 +106,7 @@ class AdaptiveWhitening(LinearCalibrator):
         """What each axis is divided by, shape (D,)."""
         return 1 / self.gain_
 
-    def fit_moments(self, moments: Moments, sample: Any = None) -> Self:
-        """Learn the map from moments of rows at unit length, as the others do from theirs.
-
-        Args:
-            moments: As of the others.
-            sample: Some 2,000 of the rows, shape (n, D), among which near duplicates are looked
-                for; None takes it that there are none.
-
-        Raises:
-            InputError: As of the others, or the moments are of rows of another length.
-
-        Example:
-            >>> import torch
-            >>> rows = torch.nn.functional.normalize(torch.eye(4) + 1)
-            >>> moments = Moments(4)
-            >>> moments.update(rows)
-            >>> AdaptiveWhitening().fit_moments(moments, rows).near_duplicates_
-            0.0
-        """
-        if sample is not None:
-            rows = matrix(sample, len(moments.mean))
-            if rows.shape[1] != len(moments.mean):
-                raise InputError(
-                    f"sample has {rows.shape[1]} columns, but the moments are of "
-                    f"{len(moments.mean)} dimensions"
-                )
-            self._sample = unit_length(torch.as_tensor(rows).cpu().double())
-        try:
-            return super().fit_moments(moments)
-        finally:
-            self.__dict__.pop("_sample", None)
-
-    def _fit(self, rows: Array | Tensor) -> None:
-        drawn = np.random.default_rng(0).permutation(len(rows))[:SAMPLE]
-        sample = taken(rows, torch.from_numpy(np.sort(drawn)))
-        self._sample = unit_length(sample.cpu().double())
-        try:
-            super()._fit(rows)
-        finally:
-            del self._sample
-
-    def _fit_moments(self, moments: Moments) -> None:
+    def _fit_moments(self, moments: Moments, sample: Array | Tensor | None) -> None:
         covariance, mean, rows = moments.covariance(), moments.mean, moments.count
         width, common = len(mean), float(mean.square().sum())
         total = float(covariance.trace())
@@ -168,9 +125,9 @@ class AdaptiveWhitening(LinearCalibrator):
         unit = total / width * (1 + (COMMON / max(self.mean_cosine_, LEAST_COSINE)) ** 2)
         level, of_rows = NOISE * cubed / (cubed + FEW_AXES**3), OF_ROWS * width / rows
         self.near_duplicates_ = 0.0
-        if self._sample is not None:
+        if sample is not None:
             gain = 1 / (1 + deviation.square() / (unit * (level + of_rows)))
-            self.near_duplicates_ = _share_alike(self._sample @ axes.T * gain)
+            self.near_duplicates_ = _share_alike(_drawn(sample) @ axes.T * gain)
         level *= 1 + (self.near_duplicates_ / MANY_ALIKE) ** 2
         self.noise_ = unit * (level + of_rows)
         self.components_ = axes.contiguous().numpy()
@@ -230,6 +187,12 @@ class AdaptiveWhitening(LinearCalibrator):
         for name, tensor in learned.items():
             value = tensor.numpy() if tensor.ndim else float(tensor)
             setattr(self, f"{name}_", value)
+
+
+def _drawn(rows: Array | Tensor) -> Tensor:
+    """Some of the rows, drawn at random, at unit length."""
+    drawn = np.random.default_rng(0).permutation(len(rows))[:SAMPLE]
+    return unit_length(taken(rows, torch.from_numpy(np.sort(drawn))).cpu().double())
 
 
 def _share_alike(rows: Tensor) -> float:

@@ -7,6 +7,7 @@ import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral, Real
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Self, TypeAlias, TypeVar, cast
 
@@ -25,6 +26,8 @@ from bertflow.process_state import pinned
 Array: TypeAlias = npt.NDArray[Any]
 Rows = TypeVar("Rows", Array, Tensor)
 Made = TypeVar("Made")
+# Called after each step of a training with the steps done, their total and the loss.
+Progress = Callable[[int, int, float], None]
 
 CHUNK_ROWS = 4096
 # How much of a memory-mapped file may be in memory before it is given back.
@@ -79,13 +82,22 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     # Set by whoever knows what the rows were: encoder, files, counts, versions.
     provenance_: dict[str, Any]
 
-    def fit(self, X: Any, y: None = None) -> Self:  # noqa: N803
+    def fit(
+        self,
+        X: Any,  # noqa: N803
+        y: None = None,
+        *,
+        progress: Progress | bool | None = None,
+        checkpoint: str | Path | None = None,
+    ) -> Self:
         """Learn the map from rows.
 
         Args:
             X: Vectors, shape (N, D): an array, a memory-mapped file, a tensor, a data frame of
                 numbers; or a list, Series or column whose entries are vectors.
             y: Ignored, there for scikit-learn's sake.
+            progress: How the steps of a `Flow` are shown, see there. The others take no steps.
+            checkpoint: File from which the fit of a `Flow` goes on, see there.
 
         Returns:
             The calibrator itself.
@@ -98,7 +110,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self._kept: dict[Any, Any] = {}
         rows = self._checked(X, fitting=True)
         self.n_samples_ = len(rows)
-        self._fit(rows)
+        self._fit(rows, progress, checkpoint)
         self._fitted = True
         return self
 
@@ -175,7 +187,12 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return finite(rows) if fitting else rows
 
     @abstractmethod
-    def _fit(self, rows: Array | Tensor) -> None:
+    def _fit(
+        self,
+        rows: Array | Tensor,
+        progress: Progress | bool | None,
+        checkpoint: str | Path | None,
+    ) -> None:
         """Learn from checked rows: set the attributes that end in an underscore."""
 
     @abstractmethod

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
@@ -20,6 +21,7 @@ import bertflow
 from bertflow.calibrators.base import (
     Array,
     Calibrator,
+    Progress,
     beyond_float32,
     check_number,
     empty,
@@ -31,7 +33,7 @@ from bertflow.calibrators.checkpoint import Checkpoint, State
 from bertflow.calibrators.folding import FoldedFlow
 from bertflow.calibrators.frame import AxesName, Frame, Framing
 from bertflow.calibrators.presets import RELEASED, TEMPERED
-from bertflow.calibrators.training import Progress, Schedule, put_back, train, training_device
+from bertflow.calibrators.training import Schedule, put_back, train, training_device
 from bertflow.display import Bars, of_stage, watched
 from bertflow.errors import InputError, TrainingError, warn_of_few_rows
 from bertflow.flows import Glow, Permutation, ResidualForm
@@ -265,13 +267,7 @@ class Flow(Calibrator):
                 one some steps before that, whose losses were finite, fitted (`loss_curve_` has
                 its steps), or None where the first loss was not finite.
         """
-        with watched(progress) as report:
-            self._progress = of_stage(report, "fit") if isinstance(report, Bars) else report
-            self._checkpoint = checkpoint
-            try:
-                return super().fit(X)
-            finally:
-                del self._progress, self._checkpoint
+        return super().fit(X, progress=progress, checkpoint=checkpoint)
 
     def log_prob(self, X: Any) -> Any:  # noqa: N803
         """Log-density of each row under the fitted flow, in nats, shape (N,).
@@ -336,19 +332,24 @@ class Flow(Calibrator):
             found["bits per dimension"] = f"{self.loss_:.4f}"
         return found
 
-    def _fit(self, rows: Array | Tensor) -> None:
+    def _fit(
+        self,
+        rows: Array | Tensor,
+        progress: Progress | bool | None,
+        checkpoint: str | Path | None,
+    ) -> None:
         self._check_arguments()
         device = training_device(self.device, rows)
         framing = self._chosen(Framing)
         frame = Frame.of(rows, framing)
         seed = int(check_random_state(self.random_state).randint(2**31))
-        checkpoint = Checkpoint(
-            self._checkpoint,
+        kept = Checkpoint(
+            checkpoint,
             self._run(rows, device, seed),
             rows,
             any_seed=self.random_state is None,
         )
-        generator = torch.Generator().manual_seed(int(checkpoint.run["seed"]))
+        generator = torch.Generator().manual_seed(int(kept.run["seed"]))
 
         wide = beyond_float32(frame.mean, frame.scale)
         # Other devices may lack float64.
@@ -361,24 +362,24 @@ class Flow(Calibrator):
         self.flow_ = self._build(frame.count, generator)
         self.frame_ = frame.tempered(self.flow_, framing)
         self._warn_of_few_steps(len(rows))
-        shown = self._progress
         try:
-            curve = train(
-                self.flow_,
-                fetch,
-                len(rows),
-                self._chosen(Schedule),
-                device=device,
-                generator=generator,
-                progress=shown and (lambda done, of, loss: shown(done, of, frame.bits(loss))),
-                checkpoint=checkpoint,
-                ahead=in_file(rows),
-            )
+            with _reporting(progress, frame) as report:
+                curve = train(
+                    self.flow_,
+                    fetch,
+                    len(rows),
+                    self._chosen(Schedule),
+                    device=device,
+                    generator=generator,
+                    progress=report,
+                    checkpoint=kept,
+                    ahead=in_file(rows),
+                )
             self._conclude(rows, curve, generator)
         except TrainingError as error:
-            checkpoint.save()
-            if checkpoint.state is not None:
-                error.kept = self._kept_at(checkpoint.state, rows, generator)
+            kept.save()
+            if kept.state is not None:
+                error.kept = self._kept_at(kept.state, rows, generator)
             raise
 
     def _warn_of_few_steps(self, rows: int) -> None:
@@ -411,7 +412,6 @@ class Flow(Calibrator):
     ) -> Self | None:
         """The flow as it was in a state of its training, fitted."""
         kept = copy.copy(self)
-        del kept._progress, kept._checkpoint
         put_back(kept.flow_, state)
         try:
             kept._conclude(rows, state.curve, generator)
@@ -557,3 +557,11 @@ class Flow(Calibrator):
             if isinstance(module, Permutation):
                 Permutation(module.order)  # Refuses an order that is none.
         self.flow_.eval().requires_grad_(False)
+
+
+@contextmanager
+def _reporting(progress: Progress | bool | None, frame: Frame) -> Iterator[Progress | None]:
+    """Call a function with the steps and the loss of the rows, or show a bar; see `Flow.fit`."""
+    with watched(progress) as report:
+        show = of_stage(report, "fit") if isinstance(report, Bars) else report
+        yield show and (lambda done, total, loss: show(done, total, frame.bits(loss)))

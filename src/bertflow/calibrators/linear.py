@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -13,12 +14,14 @@ from torch import Tensor
 from bertflow.calibrators.base import (
     Array,
     Calibrator,
+    Progress,
     beyond_float32,
     check_number,
     empty,
     learned_tensor,
     like,
 )
+from bertflow.calibrators.containers import matrix
 from bertflow.calibrators.moments import (
     ROUNDING,
     Moments,
@@ -50,7 +53,10 @@ class LinearCalibrator(Calibrator):
     # Whether the full covariance is learned from, or the variances alone.
     needs_covariance = True
 
-    def fit_moments(self, moments: Moments) -> Self:
+    # Whether some of the rows are looked at beside their moments.
+    needs_sample = False
+
+    def fit_moments(self, moments: Moments, sample: Any = None) -> Self:
         """Learn the map from the moments of rows instead of the rows: those of many files, merged.
 
         What is learned is what `fit` learns from the same moments.
@@ -59,13 +65,15 @@ class LinearCalibrator(Calibrator):
             moments: Count, mean and centred second moments of at least 2 rows; with the full
                 covariance where `needs_covariance` says so, of rows at unit length where
                 `from_unit_rows` does.
+            sample: Some 2,000 of the rows, shape (n, D), where `needs_sample` says so.
 
         Returns:
             The calibrator itself.
 
         Raises:
             InputError: Fewer than 2 rows or dimensions, all rows equal, the diagonal alone where
-                the covariance is needed, or an argument of the constructor out of its range.
+                the covariance is needed, a sample of another width, or an argument of the
+                constructor out of its range.
 
         Example:
             >>> import torch
@@ -90,23 +98,32 @@ class LinearCalibrator(Calibrator):
         if self.needs_covariance and moments.second.ndim != 2:
             raise InputError(f"{name} needs the covariance: build Moments with covariance=True")
         self.n_features_in_ = width
+        rows = None if sample is None else matrix(sample, width)
+        if rows is not None and rows.shape[1] != width:
+            raise InputError(
+                f"sample has {rows.shape[1]} columns, but the moments are of {width} dimensions"
+            )
         check_moments(moments)
-        self._fit_moments(moments)
+        self._fit_moments(moments, rows)
         self._fitted = True
         return self
 
-    def _fit(self, rows: Array | Tensor) -> None:
+    def _fit(
+        self,
+        rows: Array | Tensor,
+        progress: Progress | bool | None,
+        checkpoint: str | Path | None,
+    ) -> None:
         self._check_arguments()
-        self._fit_moments(
-            moments_of(rows, covariance=self.needs_covariance, normalize=self.from_unit_rows)
-        )
+        moments = moments_of(rows, covariance=self.needs_covariance, normalize=self.from_unit_rows)
+        self._fit_moments(moments, rows)
 
     def _check_arguments(self) -> None:
         """Refuse arguments of the constructor that are out of their range."""
 
     @abstractmethod
-    def _fit_moments(self, moments: Moments) -> None:
-        """Learn from checked moments: set the attributes that end in an underscore."""
+    def _fit_moments(self, moments: Moments, rows: Array | Tensor | None) -> None:
+        """Learn from checked moments, and from rows or a sample of them if they are there."""
 
     def affine(self) -> tuple[Tensor, Tensor]:
         r"""The centre :math:`\mu`, shape (D,), and the matrix A, shape (K, D), in float64."""
@@ -168,7 +185,7 @@ class Standardization(LinearCalibrator):
 
     needs_covariance = False
 
-    def _fit_moments(self, moments: Moments) -> None:
+    def _fit_moments(self, moments: Moments, rows: Array | Tensor | None) -> None:
         self.mean_ = moments.mean.numpy()
         self.scale_ = _scale(moments).numpy()
 
@@ -230,7 +247,7 @@ class AllButTheTop(LinearCalibrator):
         if not isinstance(self.standardize, bool | np.bool_):
             raise InputError(f"standardize must be True or False, got {self.standardize!r}")
 
-    def _fit_moments(self, moments: Moments) -> None:
+    def _fit_moments(self, moments: Moments, rows: Array | Tensor | None) -> None:
         self._check_arguments()
         width = self.n_features_in_
         self.mean_ = moments.mean.numpy()
@@ -327,7 +344,7 @@ class Whitening(LinearCalibrator):
         if not (isinstance(self.shrinkage, str) and self.shrinkage == "auto"):
             check_number("shrinkage", self.shrinkage, 0, 1)
 
-    def _fit_moments(self, moments: Moments) -> None:
+    def _fit_moments(self, moments: Moments, rows: Array | Tensor | None) -> None:
         self._check_arguments()
         width, kept = self.n_features_in_, self._n_features_out
         self.shrinkage_ = s = _shrinkage(moments) if self.shrinkage == "auto" else self.shrinkage

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bertflow.calibrators.base import Array, check_device, check_number
+from bertflow.calibrators.base import Array, Progress, check_device, check_number
 from bertflow.calibrators.checkpoint import KEPT_STEPS, Checkpoint, State
 from bertflow.calibrators.recorded import on_a_stream, recorded
 from bertflow.errors import InputError, TrainingError
@@ -22,7 +22,6 @@ from bertflow.threads import one_thread, set_own_threads
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[int, int, float], None]
 Fetch = Callable[[Tensor], Tensor]
 Factors = tuple[float, float, float] | Tensor
 

@@ -215,7 +215,7 @@ def _are_shards(vectors: str) -> bool:
 
 
 def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int | None) -> None:
-    from bertflow.calibrators import Flow, save_calibrator
+    from bertflow.calibrators import save_calibrator
     from bertflow.calibrators.vectors import read_vectors
     from bertflow.cli.terminal import progress_bars
     from bertflow.display import of_stage
@@ -227,14 +227,7 @@ def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int 
     calibrator.provenance_ = {"vectors": str(source), "rows": len(rows), "limit": limit}
     with _checkpoint(output) as checkpoint:
         with vectors_named(source), progress_bars() as report:
-            if isinstance(calibrator, Flow):
-                calibrator.fit(
-                    rows,
-                    progress=of_stage(report, "fit"),
-                    checkpoint=checkpoint,
-                )
-            else:
-                calibrator.fit(rows)
+            calibrator.fit(rows, progress=of_stage(report, "fit"), checkpoint=checkpoint)
         save_or_keep(output, lambda folder: save_calibrator(calibrator, folder))
     show(
         f"fitted on {len(rows):,} vectors of {rows.shape[1]} dimensions "

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bertflow.calibrators import AllButTheTop, Calibrator, Flow
+from bertflow.calibrators import AllButTheTop, Calibrator
 from bertflow.calibrators.base import Array
 from bertflow.errors import FewRowsWarning
 from bertflow.evaluation.correlation import correlate, paired_cosine
@@ -123,10 +123,7 @@ def judged(
     if dev is not None and isinstance(calibrator, AllButTheTop):
         chosen = _best_count(calibrator, rows if tuning is None else tuning, vectors, dev)
         calibrator.set_params(n_components=chosen)
-    if isinstance(calibrator, Flow):
-        calibrator.fit(rows, progress=False)
-    else:
-        calibrator.fit(rows)
+    calibrator.fit(rows, progress=False)
     seconds = time.perf_counter() - began
     return Outcome(
         cosines=[_cosines(vectors, test, calibrator) for test in tests],

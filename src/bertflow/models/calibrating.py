@@ -155,14 +155,11 @@ def calibrate(
             *(calibrator.provenance_["precision"], precision),
         )
         began = time.perf_counter()
-        if isinstance(calibrator, Flow):
-            calibrator.fit(
-                rows,
-                progress=False if report is None else of_stage(report, "fit"),
-                checkpoint=checkpoint,
-            )
-        else:
-            calibrator.fit(rows)
+        calibrator.fit(
+            rows,
+            progress=False if report is None else of_stage(report, "fit"),
+            checkpoint=checkpoint,
+        )
         log.info("%r fitted in %.1f s", calibrator, time.perf_counter() - began)
         looked_at = np.array(rows[encoded.first])
     return _appended(encoder, calibrator, portable, looked_at)
