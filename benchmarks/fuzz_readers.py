@@ -43,8 +43,8 @@ from bertflow.finetuning.checkpoints import (
     open_checkpoints,
     restore_classifier,
 )
-from bertflow.io.folders import check_replaceable
 from bertflow.io.json import read_json
+from bertflow.io.outputs import check_replaceable
 from bertflow.paper.records import Record, Records
 
 Files = dict[str, bytes]

@@ -26,7 +26,7 @@ from bertflow.calibrators.vectors import transform_file, write_vectors
 from bertflow.encoders import calibrate, encode_file, load_encoder, save_model
 from bertflow.errors import InputError, ModelError, quoted
 from bertflow.io.files import check_apart, check_writable, write_bytes, write_text
-from bertflow.io.folders import check_replaceable, part_folder, part_path
+from bertflow.io.outputs import check_replaceable, part_folder, part_path
 from bertflow.report import build_report, write_report
 from conftest import save_tiny_encoder, tree
 

@@ -35,7 +35,7 @@ from bertflow.calibrators.storage import (
     plain_provenance,
 )
 from bertflow.errors import InputError, ModelError
-from bertflow.io.folders import MANIFEST, replaced_folder
+from bertflow.io.outputs import MANIFEST, replaced_folder
 
 CALIBRATORS = {
     "adaptive-whitening": AdaptiveWhitening,

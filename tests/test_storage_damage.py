@@ -28,7 +28,7 @@ from bertflow.calibrators import (
 )
 from bertflow.errors import ModelError
 from bertflow.io.files import check_writable
-from bertflow.io.folders import check_replaceable, replaced_folder
+from bertflow.io.outputs import check_replaceable, replaced_folder
 
 CALIBRATORS = {
     "standardization": Standardization,

@@ -31,9 +31,9 @@ from bertflow.calibrators.linear import AllButTheTop, Standardization, Whitening
 from bertflow.calibrators.presets import PRESETS
 from bertflow.errors import InputError, ModelError, did_you_mean, shown, unknown
 from bertflow.io.files import reason_of
-from bertflow.io.folders import replaced_folder
 from bertflow.io.json import LARGEST as LARGEST_JSON
 from bertflow.io.json import parse_json, read_json
+from bertflow.io.outputs import replaced_folder
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)

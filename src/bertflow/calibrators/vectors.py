@@ -17,7 +17,7 @@ from bertflow.calibrators.base import Array, Calibrator, finite
 from bertflow.errors import InputError, ModelError, quoted, shown
 from bertflow.io.contents import HEAD, contents
 from bertflow.io.files import check_apart, check_writable, placed
-from bertflow.io.folders import part_folder
+from bertflow.io.outputs import part_folder
 
 log = logging.getLogger(__name__)
 

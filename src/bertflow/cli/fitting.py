@@ -157,7 +157,7 @@ def fit(
         raise InputError("give --encoder with at least one --corpus, or --vectors")
     from bertflow.calibrators.storage import save_calibrator
     from bertflow.data import checked_corpus
-    from bertflow.io.folders import save_or_keep
+    from bertflow.io.outputs import save_or_keep
 
     check_folder(output, {"--encoder": encoder, "--corpus": corpus})
     sentences = checked_corpus(corpus, column=column, limit=limit, format=format_)
@@ -219,7 +219,7 @@ def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int 
     from bertflow.calibrators.vectors import read_vectors
     from bertflow.cli.terminal import progress_bars
     from bertflow.display import of_stage
-    from bertflow.io.folders import save_or_keep
+    from bertflow.io.outputs import save_or_keep
 
     check_folder(output, {"--vectors": source})
     rows = read_vectors(source)[:limit]
@@ -249,7 +249,7 @@ def _checkpoint(output: Path, cache: SentenceCache | None = None) -> Iterator[Pa
         TrainingError: The fit's, with where the last good weights are.
         Interrupted: By Ctrl-C, with what the same command goes on from.
     """
-    from bertflow.io.folders import clear_part, part_folder
+    from bertflow.io.outputs import clear_part, part_folder
 
     with part_folder(output) as folder:
         file, done = folder / "flow.safetensors", False
@@ -335,7 +335,7 @@ def transform(
     from bertflow.calibrators import load_calibrator
     from bertflow.calibrators.vectors import transform_file
     from bertflow.cli.terminal import progress_bars
-    from bertflow.io.folders import save_or_keep
+    from bertflow.io.outputs import save_or_keep
 
     calibrator, shape, computed = load_calibrator(folder), (0, 0), 0
     with vectors_named(vectors), progress_bars() as report:
@@ -414,7 +414,7 @@ def encode(
         return
     scaling.refuse_without_engine()
     from bertflow.data import checked_corpus
-    from bertflow.io.folders import part_path
+    from bertflow.io.outputs import part_path
 
     check_files({"--output": output}, {"MODEL": model, "--corpus": corpus}, rows=True)
     _refuse_other_than_npy(

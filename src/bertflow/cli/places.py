@@ -106,7 +106,7 @@ def check_folder(output: Path, reads: Mapping[str, Given] | None = None) -> None
         InputError: It is what is read.
         ModelError: It holds what bertflow did not write, or cannot be written.
     """
-    from bertflow.io.folders import check_replaceable
+    from bertflow.io.outputs import check_replaceable
 
     check_folder_apart(output, reads or {})
     check_replaceable(output)

@@ -104,7 +104,7 @@ def written(path: Path, write: Callable[[Path], object]) -> str | None:
     Returns:
         What went wrong, and where the content is; None where nothing did.
     """
-    from bertflow.io.folders import save_or_keep
+    from bertflow.io.outputs import save_or_keep
 
     try:
         save_or_keep(path, write, when=lambda error: isinstance(error, ModelError))

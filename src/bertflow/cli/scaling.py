@@ -208,7 +208,7 @@ def fit_shards(
     """Fit a calibrator on the merged moments of shards, and save it."""
     from bertflow.calibrators import save_calibrator
     from bertflow.cli.terminal import progress_bars
-    from bertflow.io.folders import clear_part, part_folder, save_or_keep
+    from bertflow.io.outputs import clear_part, part_folder, save_or_keep
     from bertflow.scale import fit_folder
 
     _refuse_encoders_options(scaling)

@@ -44,8 +44,8 @@ from bertflow.encoders.processes import group_encoder
 from bertflow.encoders.sentence_cache import SentenceCache, describe_vectors
 from bertflow.errors import InputError, ModelError
 from bertflow.io.files import check_writable, followed, keep_permissions, write_text
-from bertflow.io.folders import clear_part, part_folder, part_path
 from bertflow.io.json import parse_json
+from bertflow.io.outputs import clear_part, part_folder, part_path
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)

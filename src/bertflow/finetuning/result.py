@@ -17,7 +17,7 @@ from torch import nn
 
 from bertflow.calibrators.card import CARD
 from bertflow.finetuning.card import finetuned_card
-from bertflow.io.folders import replaced_folder
+from bertflow.io.outputs import replaced_folder
 from bertflow.models.portable import name_modules_for_every_version
 
 FORMAT = 1

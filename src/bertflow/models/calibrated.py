@@ -34,7 +34,7 @@ from bertflow.encoders.probe import (
     probed,
 )
 from bertflow.errors import InputError, ModelError
-from bertflow.io.folders import foreign_entries, merged_folder, replaced_folder
+from bertflow.io.outputs import foreign_entries, merged_folder, replaced_folder
 from bertflow.models.card import model_card, renewed
 from bertflow.models.portable import forget_settings, name_modules_for_every_version
 from bertflow.process_state import pinned

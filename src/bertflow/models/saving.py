@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bertflow.calibrators.card import CARD, HERE, named
 from bertflow.io.files import write_text
-from bertflow.io.folders import replaced_folder
+from bertflow.io.outputs import replaced_folder
 from bertflow.process_state import pinned
 
 if TYPE_CHECKING:

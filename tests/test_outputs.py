@@ -12,7 +12,7 @@ import pytest
 from bertflow.errors import ModelError
 from bertflow.io import files as io_files
 from bertflow.io.files import staged, write_text
-from bertflow.io.folders import MANIFEST, check_replaceable, replaced_folder
+from bertflow.io.outputs import MANIFEST, check_replaceable, replaced_folder
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="no locks on folders, no signals")
 LEFT = ".saved-0123abcd.bertflow"
@@ -48,7 +48,7 @@ from pathlib import Path
 import numpy as np
 from bertflow.calibrators import vectors
 from bertflow.io.files import write_text
-from bertflow.io.folders import check_replaceable, replaced_folder
+from bertflow.io.outputs import check_replaceable, replaced_folder
 
 root = Path(sys.argv[1])
 TARGET = root / "saved"
