@@ -16,7 +16,7 @@ from typing import TypedDict, Unpack
 import numpy as np
 import torch
 
-from bertflow.calibrators import AdaptiveWhitening, Calibrator, LinearCalibrator, Moments
+from bertflow.calibrators import Calibrator, LinearCalibrator, Moments
 from bertflow.calibrators.adaptive import SAMPLE
 from bertflow.calibrators.base import Array
 from bertflow.errors import InputError
@@ -250,11 +250,10 @@ def fit_folder(
     )
     if not bool(torch.isfinite(moments.second).all()):
         raise InputError("the vectors hold values too large to square in float64; scale them down")
-    if isinstance(calibrator, AdaptiveWhitening):
-        shard_rows = options.get("shard_rows", SHARD_ROWS)
-        calibrator.fit_moments(moments, _sampled_rows(source, vector, shard_rows))
-    else:
-        calibrator.fit_moments(moments)
+    sample = None
+    if calibrator.needs_sample:
+        sample = _sampled_rows(source, vector, options.get("shard_rows", SHARD_ROWS))
+    calibrator.fit_moments(moments, sample)
     calibrator.provenance_ = {"vectors": str(source), "rows": moments.count, "limit": None}
     return outcome
 
