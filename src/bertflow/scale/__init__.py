@@ -1,5 +1,12 @@
 """Corpora and vectors in shards: folders of parquet, in one process or on a cluster."""
 
+from importlib.util import find_spec
+
+from bertflow.errors import MissingDependencyError
+
+if find_spec("pyarrow") is None:
+    raise MissingDependencyError("shards need pyarrow: pip install 'bertflow[parquet]'")
+
 from bertflow.scale.engines import ENGINES, Engine, Local, RayEngine, opened_engine
 from bertflow.scale.folders import Outcome, fit_folder, folder_moments, run
 from bertflow.scale.manifest import files_of

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+import pyarrow
+from pyarrow import compute, types
 
 from bertflow.calibrators.base import Array
 from bertflow.data.tables import listed
-from bertflow.errors import InputError, MissingDependencyError
+from bertflow.errors import InputError
 
 # The default name of the column of vectors.
 VECTOR = "vector"
@@ -18,20 +19,8 @@ VECTOR = "vector"
 BATCH = "the batch"
 
 
-def needs_pyarrow(purpose: str) -> None:
-    """Check that pyarrow is installed.
-
-    Raises:
-        MissingDependencyError: It is not.
-    """
-    if find_spec("pyarrow") is None:
-        raise MissingDependencyError(f"{purpose} needs pyarrow: pip install 'bertflow[parquet]'")
-
-
 def vector_column(vectors: Array) -> Any:
     """Vectors (N, D) as a column of lists of one length, without copying them."""
-    import pyarrow
-
     flat = pyarrow.array(np.ascontiguousarray(vectors).reshape(-1))
     return pyarrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
 
@@ -48,9 +37,6 @@ def vectors_of(column: Any, place: str, first: int = 0) -> Array:
         InputError: A vector is missing or of another length than the others, or one of its numbers
             is missing; the message names the row.
     """
-    import pyarrow
-    from pyarrow import compute, types
-
     if isinstance(column, pyarrow.ExtensionArray):
         column = column.storage
     if types.is_null(column.type):
@@ -79,15 +65,11 @@ def vectors_of(column: Any, place: str, first: int = 0) -> Array:
 
 def storage_type(kind: Any) -> Any:
     """The Arrow type that a column is stored as, also where it is an extension type."""
-    import pyarrow
-
     return kind.storage_type if isinstance(kind, pyarrow.BaseExtensionType) else kind
 
 
 def is_vectors(kind: Any) -> bool:
     """Whether a column's type is lists of floating numbers."""
-    from pyarrow import types
-
     kind = storage_type(kind)
     lists = (types.is_fixed_size_list, types.is_list, types.is_large_list)
     return any(is_list(kind) for is_list in lists) and bool(types.is_floating(kind.value_type))
@@ -131,8 +113,6 @@ def as_table(batch: Mapping[str, Any]) -> Any:
     Raises:
         InputError: An array has more than two dimensions, or holds values of different types.
     """
-    import pyarrow
-
     return pyarrow.table({name: _as_column(name, values) for name, values in batch.items()})
 
 
@@ -148,8 +128,6 @@ def as_arrays(table: Any) -> dict[str, Any]:
 
 
 def _as_column(name: str, values: Any) -> Any:
-    import pyarrow
-
     array = np.asarray(values)
     if array.ndim == 2:
         return vector_column(array)

@@ -15,6 +15,7 @@ from typing import TypedDict, Unpack
 
 import numpy as np
 import torch
+from pyarrow.parquet import read_table
 
 from bertflow.calibrators import Calibrator, LinearCalibrator, Moments
 from bertflow.calibrators.adaptive import SAMPLE
@@ -106,7 +107,7 @@ def run(
             changed meanwhile (it is named), or files of the output come from files that are gone.
         ModelError: The output cannot be written, holds something else, was made in another way, or
             another process is writing it; or the model cannot be loaded.
-        MissingDependencyError: pyarrow is not installed.
+        MissingDependencyError: The package is missing that reads from such an address.
 
     Example:
         >>> import tempfile
@@ -206,8 +207,6 @@ def folder_moments(
     """
     worker = BlockMoments(vector=vector, covariance=covariance, normalize=normalize)
     outcome = run(worker, source, folder, **options)
-    from pyarrow.parquet import read_table
-
     return merged_moments(read_table(file) for file in files_of(folder)), outcome
 
 

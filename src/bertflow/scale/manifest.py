@@ -15,6 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+from pyarrow.parquet import ParquetWriter, read_metadata
+
 from bertflow.errors import ModelError, shown
 from bertflow.io.files import write_text, writing
 from bertflow.io.json import read_json
@@ -57,8 +60,6 @@ def write_shard(path: Path, schema: Any, batches: Iterable[Any], note: str) -> i
     Raises:
         ModelError: It cannot be written.
     """
-    from pyarrow.parquet import ParquetWriter
-
     # Numbers of vectors neither repeat nor compress, and nobody asks for the least of them.
     plain = [field.name for field in schema if not is_vectors(field.type)]
     rows = 0
@@ -169,8 +170,6 @@ class Manifest:
 
     def rows_done(self, shards: Sequence[Shard], key: str) -> dict[str, int]:
         """The rows of each file that is there and is what the run would make, by its name."""
-        import pyarrow
-        from pyarrow.parquet import read_metadata
 
         def rows(shard: Shard) -> int | None:
             try:

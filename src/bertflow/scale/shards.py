@@ -9,14 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
+import pyarrow
+from pyarrow import fs, types
+from pyarrow.parquet import ParquetFile
 
 from bertflow.calibrators.base import Array, let_go
 from bertflow.calibrators.vectors import read_vectors
 from bertflow.data.tables import listed
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.io.files import reason_of
-from bertflow.scale.columns import VECTOR, needs_pyarrow, vector_column
+from bertflow.scale.columns import VECTOR, vector_column
 
 # A larger file is split: a process that is killed loses the shard it works on.
 SHARD_ROWS = 2**18
@@ -102,22 +106,19 @@ class Place:
 
     Raises:
         InputError: It does not exist, or no file system is known for the address.
-        MissingDependencyError: pyarrow is not installed.
+        MissingDependencyError: The package is missing that reads from such an address.
     """
 
     def __init__(self, where: str | Path) -> None:
         self.where = str(where)
-        needs_pyarrow(f"reading {where}")
-        from pyarrow.fs import FileType
-
         self._files, root = _file_system(self.where)
         with _reading(self.where):
             kind = self._files.get_file_info(root).type
-        if kind == FileType.NotFound:
+        if kind == fs.FileType.NotFound:
             is_pattern = any(mark in self.where for mark in "*?[")
             hint = "; shards take a folder or a file, not a pattern" if is_pattern else ""
             raise InputError(f"{self.where} does not exist{hint}")
-        self.is_file = kind == FileType.File
+        self.is_file = kind == fs.FileType.File
         folder, _, self._only_file = root.rpartition("/") if self.is_file else (root, "", "")
         self._root = folder.rstrip("/")
 
@@ -127,14 +128,12 @@ class Place:
         Raises:
             InputError: The folder cannot be listed.
         """
-        from pyarrow.fs import FileSelector, FileType
-
         if self.is_file:
             return [self.found(self._only_file)]
         with _reading(self.where):
-            infos = self._files.get_file_info(FileSelector(self._root, recursive=True))
+            infos = self._files.get_file_info(fs.FileSelector(self._root, recursive=True))
         below = len(self._root) + 1
-        files = (self._version(i, i.path[below:]) for i in infos if i.type == FileType.File)
+        files = (self._version(i, i.path[below:]) for i in infos if i.type == fs.FileType.File)
         shown = (file for file in files if not _is_hidden(file.path))
         return sorted(shown, key=lambda file: file.path)
 
@@ -144,11 +143,9 @@ class Place:
         Raises:
             InputError: It does not exist any more.
         """
-        from pyarrow.fs import FileType
-
         with _reading(self.named(path)):
             info = self._files.get_file_info(f"{self._root}/{path}")
-        if info.type != FileType.File:
+        if info.type != fs.FileType.File:
             raise InputError(f"{self.named(path)} does not exist any more")
         return self._version(info, path)
 
@@ -157,15 +154,20 @@ class Place:
         return self.where if self.is_file else f"{self.where.rstrip('/')}/{path}"
 
     @contextmanager
-    def opened(self, path: str) -> Iterator[Any]:
-        """Open a file for Arrow to read.
+    def parquet(self, path: str) -> Iterator[ParquetFile]:
+        """Open a .parquet file.
 
         Raises:
             InputError: It cannot be read, now or within the block.
         """
-        with _reading(self.named(path)):
-            with self._files.open_input_file(f"{self._root}/{path}") as file:
-                yield file
+        name = self.named(path)
+        with _reading(name):
+            file = self._files.open_input_file(f"{self._root}/{path}")
+        try:
+            with file:
+                yield ParquetFile(file, pre_buffer=False, buffer_size=BUFFER_BYTES)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise InputError(f"{name} is not a whole parquet file: {reason_of(error)}") from None
 
     def local(self, path: str) -> Path:
         """The path of a file on this machine.
@@ -173,17 +175,13 @@ class Place:
         Raises:
             InputError: It is in an object store.
         """
-        from pyarrow.fs import LocalFileSystem
-
-        if not isinstance(self._files, LocalFileSystem):
+        if not isinstance(self._files, fs.LocalFileSystem):
             raise InputError(f"{self.named(path)} must be on this machine; copy it to a folder")
         return Path(f"{self._root}/{path}")
 
     def _version(self, info: Any, path: str) -> FileVersion:
-        from pyarrow.fs import PyFileSystem
-
         changed = info.mtime_ns
-        if not changed and isinstance(self._files, PyFileSystem):
+        if not changed and isinstance(self._files, fs.PyFileSystem):
             # Not every store of fsspec tells Arrow a time; each can tell versions apart.
             changed = self._files.handler.fs.ukey(f"{self._root}/{path}")
         return FileVersion(path, f"{info.size} {changed}")
@@ -201,13 +199,12 @@ def plan(place: Place, choose: ColumnChoice, *, shard_rows: int = SHARD_ROWS) ->
         InputError: There is no .parquet file, or two shards would be written to one name.
     """
     endings = (".parquet", ".npy") if place.is_file else (".parquet",)
-    files, bad = [], []
-    for file in place.files():
-        if file.path.lower().endswith(endings):
-            files.append(file)
-        else:
-            reason = f"{place.named(file.path)} is no .parquet file, and would not be read"
-            bad.append(Bad(file.path, reason))
+    found = place.files()
+    files = [file for file in found if file.path.lower().endswith(endings)]
+    bad = [
+        Bad(path, f"{place.named(path)} is no .parquet file, and would not be read")
+        for path in sorted({file.path for file in found} - {file.path for file in files})
+    ]
     if not files:
         kinds = ".parquet or .npy file" if place.is_file else "folder with .parquet files in it"
         raise InputError(f"{place.where} is no {kinds}; give one")
@@ -257,26 +254,17 @@ def read(
     if shard.path.lower().endswith(".npy"):
         yield from _read_npy(place, shard, batch_rows)
     else:
-        with _parquet(place, shard.path) as table:
+        with place.parquet(shard.path) as table:
             columns = _chosen(table.schema_arrow, choose, place.named(shard.path)).names
-            count = 0
             # One group at a time: reading ahead would take memory that grows with the file.
             for group in range(shard.start, shard.stop):
                 for batch in table.iter_batches(batch_rows, row_groups=[group], columns=columns):
-                    count += batch.num_rows
                     yield _typed(batch.select(columns), schema)
-            if count != shard.rows:
-                raise InputError(
-                    f"{place.named(shard.path)} has {count:,} rows where its end says "
-                    f"{shard.rows:,}; write it again"
-                )
     _check_unchanged(place, shard)
 
 
 @contextmanager
 def _reading(name: str) -> Iterator[None]:
-    import pyarrow
-
     try:
         yield
     except (pyarrow.ArrowException, OSError) as error:
@@ -285,9 +273,6 @@ def _reading(name: str) -> Iterator[None]:
 
 def _file_system(where: str) -> tuple[Any, str]:
     """The file system of a path or address, and the path in it."""
-    import pyarrow
-    from pyarrow import fs
-
     scheme, separator, _ = where.partition("://")
     if not separator:
         return fs.LocalFileSystem(), Path(where).absolute().as_posix()
@@ -295,8 +280,6 @@ def _file_system(where: str) -> tuple[Any, str]:
         if scheme in ARROW_SCHEMES:
             system, root = fs.FileSystem.from_uri(where)
             return system, root
-        import fsspec
-
         other, root = fsspec.core.url_to_fs(where)
         return fs.PyFileSystem(fs.FSSpecHandler(other)), root
     except ImportError as error:
@@ -317,7 +300,7 @@ def _looked_at(
         if file.path.lower().endswith(".npy"):
             vectors = read_vectors(place.local(file.path))
             return _npy_shards(file, len(vectors), shard_rows), _npy_schema(vectors)
-        with _parquet(place, file.path) as table:
+        with place.parquet(file.path) as table:
             schema = _chosen(table.schema_arrow, choose, place.named(file.path))
             return _parquet_shards(file, table.metadata, shard_rows), schema
     except InputError as error:
@@ -325,8 +308,6 @@ def _looked_at(
 
 
 def _chosen(schema: Any, choose: ColumnChoice, name: str) -> Any:
-    import pyarrow
-
     return pyarrow.schema([schema.field(column) for column in choose(schema, name)])
 
 
@@ -336,15 +317,13 @@ def _unified(first: Any, other: Any) -> Any:
     Raises:
         InputError: Their columns or types differ.
     """
-    import pyarrow
-
     if first.names != other.names:
         raise InputError(f"its columns are {listed(other.names)}, but {listed(first.names)}")
     fields = []
     for expected, field in zip(first, other, strict=True):
-        if pyarrow.types.is_null(expected.type):
+        if types.is_null(expected.type):
             expected = field
-        elif expected.type != field.type and not pyarrow.types.is_null(field.type):
+        elif expected.type != field.type and not types.is_null(field.type):
             raise InputError(f"column {field.name!r} is {field.type}, but {expected.type}")
         fields.append(expected)
     return pyarrow.schema(fields)
@@ -398,24 +377,8 @@ def _check_unchanged(place: Place, shard: Shard) -> None:
         raise InputError(f"{place.named(shard.path)} was changed meanwhile; run it again")
 
 
-@contextmanager
-def _parquet(place: Place, path: str) -> Iterator[Any]:
-    import pyarrow
-    import pyarrow.parquet
-
-    with place.opened(path) as file:
-        try:
-            yield pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=BUFFER_BYTES)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise InputError(
-                f"{place.named(path)} is not a whole parquet file: {reason_of(error)}"
-            ) from None
-
-
 def _typed(batch: Any, schema: Any) -> Any:
     """A batch whose columns without a type have that of all shards."""
-    import pyarrow
-
     columns = [
         column if column.type == field.type else pyarrow.nulls(len(column), field.type)
         for column, field in zip(batch.columns, schema, strict=True)
@@ -424,15 +387,11 @@ def _typed(batch: Any, schema: Any) -> Any:
 
 
 def _npy_schema(vectors: Array) -> Any:
-    import pyarrow
-
     number = pyarrow.from_numpy_dtype(_arrow_floats(vectors[:0]).dtype)
     return pyarrow.schema([(VECTOR, pyarrow.list_(number, vectors.shape[1]))])
 
 
 def _read_npy(place: Place, shard: Shard, batch_rows: int) -> Iterator[Any]:
-    import pyarrow
-
     vectors = read_vectors(place.local(shard.path))
     for start in range(shard.start, shard.stop, batch_rows):
         rows = _arrow_floats(np.array(vectors[start : min(start + batch_rows, shard.stop)]))

@@ -11,10 +11,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import pyarrow
 import torch
 from safetensors.torch import save
 
@@ -31,7 +33,6 @@ from bertflow.scale.columns import (
     check_column,
     check_vectors,
     is_vectors,
-    needs_pyarrow,
     storage_type,
     vector_column,
     vectors_of,
@@ -97,9 +98,6 @@ class Worker(ABC):
         Raises:
             InputError: A column is missing or of another type, or a row cannot be used.
         """
-        needs_pyarrow("batches of rows")
-        import pyarrow
-
         if isinstance(batch, pyarrow.Table):
             return self._table(batch)
         if not isinstance(batch, Mapping):
@@ -111,8 +109,6 @@ class Worker(ABC):
         return as_arrays(self._table(as_table(batch)))
 
     def _table(self, batch: Any) -> Any:
-        import pyarrow
-
         if not batch.num_rows and batch.schema.names.count(self.source) == 1:
             # An empty array has no type of its own: numpy calls it float64.
             at = batch.schema.get_field_index(self.source)
@@ -230,8 +226,6 @@ class Encode(Worker):
 
     def schema(self, read: Any) -> Any:
         """What is kept, and lists of as many numbers as the encoder gives."""
-        import pyarrow
-
         self._opened()
         number = pyarrow.from_numpy_dtype(TYPES[self.numbers])
         kept = [read.field(name) for name in self._kept(read)]
@@ -241,37 +235,26 @@ class Encode(Worker):
 
     def process(self, batches: Iterable[Any], place: str = BATCH, first: int = 0) -> Iterator[Any]:
         """Encode record batches, the next of which is tokenized while one is encoded."""
-        from bertflow.encoders.embedding import first_not_finite, group_size, longest_first
-        from bertflow.encoders.encoding import Group
+        from bertflow.encoders.embedding import encode_lists, first_not_finite
 
         encoding = self._opened()
-        size = group_size(encoding.encoder)
-        waiting: deque[_Window] = deque()
+        begun: deque[_Rows] = deque()
 
-        def groups() -> Iterator[Group]:
+        def lists() -> Iterator[list[str]]:
             start = first
             for batch in batches:
-                window = self._window(batch, place, start)
+                begun.append(rows := self._with_text(batch, place, start))
                 start += batch.num_rows
-                waiting.append(window)
-                distinct = longest_first(window.row_of)
-                window.left = len(distinct)
-                for begin in range(0, len(distinct), size):
-                    yield Group(distinct[begin : begin + size])
+                yield rows.texts
 
-        for group, which, vectors in encoding.each(groups()):
-            # Groups come in order, and so do windows.
-            window, texts = next(one for one in waiting if one.left), group.texts(which)
+        for vectors in encode_lists(encoding, lists()):
+            rows = begun.popleft()
             if (bad := first_not_finite(vectors)) is not None:
-                row = window.rows[int(np.flatnonzero(window.index == window.row_of[texts[bad]])[0])]
                 raise InputError(
-                    f"{place}, row {row}: the encoder's vector is not finite: {texts[bad][:80]!r}"
+                    f"{place}, row {rows.numbers[bad]}: the encoder's vector is not finite: "
+                    f"{rows.texts[bad][:80]!r}"
                 )
-            window.put(texts, vectors)
-            while waiting and not waiting[0].left:
-                yield self._written(waiting.popleft())
-        while waiting:
-            yield self._written(waiting.popleft())
+            yield self._written(rows.batch, vectors)
 
     def _opened(self) -> Encoding:
         if self._encoding is None:
@@ -321,65 +304,50 @@ class Encode(Worker):
         names = list(read.names)
         return names[1:] if self.keep is None or names[0] not in self.keep else names
 
-    def _window(self, batch: Any, place: str, first: int) -> _Window:
-        from bertflow.encoders.encoder import check_text
-
+    def _with_text(self, batch: Any, place: str, first: int) -> _Rows:
+        """The rows of a batch that have text."""
         try:
             cells = batch.column(0).to_pylist()
         except UnicodeDecodeError:
             raise InputError(f"{place}: column {batch.schema.names[0]!r} is not UTF-8") from None
         texts = ["" if cell is None else cell.strip() for cell in cells]
-        for row, text in enumerate(texts, first):
-            if len(text) > LONGEST_LINE:
-                raise too_long(f"{place}, row {row}")
-        full = np.array([bool(text) for text in texts], dtype=bool)
-        if not full.all():
+        numbers = np.flatnonzero([bool(text) for text in texts])
+        if len(numbers) < len(texts):
             if self.blank == "refuse":
+                blank = next(row for row, text in enumerate(texts, first) if not text)
                 raise InputError(
-                    f"{place}, row {first + int(full.argmin())} has no text: it would have no "
-                    "vector; leave such rows out by --skip-blank (in Python blank='skip')"
+                    f"{place}, row {blank} has no text: it would have no vector; leave such rows "
+                    "out by --skip-blank (in Python blank='skip')"
                 )
             texts = [text for text in texts if text]
-            batch = batch.take(np.flatnonzero(full))
-        try:
-            check_text(texts)
-        except InputError as error:
-            raise InputError(f"{place}, rows from {first}: {error}") from None
-        return _Window(batch, texts, first + np.flatnonzero(full), self._width)
+            batch = batch.take(numbers)
+        for row, text in zip(numbers, texts, strict=True):
+            if len(text) > LONGEST_LINE:
+                raise too_long(f"{place}, row {first + row}")
+        return _Rows(batch, texts, first + numbers)
 
-    def _written(self, window: _Window) -> Any:
-        import pyarrow
-
-        kind = TYPES[self.numbers]
-        vectors = window.vectors[window.index].astype(kind, copy=False)
-        if not np.isfinite(vectors).all():
+    def _written(self, batch: Any, vectors: Array) -> Any:
+        if len(vectors) and vectors.shape[1] != self._width:
+            raise InputError(
+                f"the encoder gives vectors of {vectors.shape[1]} numbers, but says {self._width}"
+            )
+        numbers = vectors.reshape(len(vectors), self._width).astype(TYPES[self.numbers], copy=False)
+        if not np.isfinite(numbers).all():
             raise InputError(f"a number of a vector is too large for {self.numbers}; use float32")
-        batch = window.batch
-        kept = self._kept(batch.schema)
-        columns = [*(batch.column(name) for name in kept), vector_column(vectors)]
+        columns = [
+            *(batch.column(name) for name in self._kept(batch.schema)),
+            vector_column(numbers),
+        ]
         return pyarrow.RecordBatch.from_arrays(columns, schema=self.schema(batch.schema))
 
 
-class _Window:
-    """Rows whose sentences are being encoded."""
+@dataclass(frozen=True)
+class _Rows:
+    """Rows that are being encoded: a batch, its texts, and the numbers of its rows in the file."""
 
-    def __init__(self, batch: Any, texts: list[str], rows: Array, width: int) -> None:
-        self.batch, self.rows = batch, rows
-        self.row_of: dict[str, int] = {}
-        self.index = np.fromiter(
-            (self.row_of.setdefault(text, len(self.row_of)) for text in texts), dtype=np.int64
-        )
-        self.vectors = np.empty((len(self.row_of), width), dtype=np.float32)
-        self.left = len(self.row_of)
-
-    def put(self, group: Sequence[str], vectors: Array) -> None:
-        if vectors.shape[1] != self.vectors.shape[1]:
-            raise InputError(
-                f"the encoder gives vectors of {vectors.shape[1]} numbers, but says "
-                f"{self.vectors.shape[1]}"
-            )
-        self.vectors[[self.row_of[text] for text in group]] = vectors
-        self.left -= len(group)
+    batch: Any
+    texts: list[str]
+    numbers: Array
 
 
 class Transform(Worker):
@@ -431,8 +399,6 @@ class Transform(Worker):
 
     def schema(self, read: Any) -> Any:
         """The same with vectors of another width."""
-        import pyarrow
-
         calibrator = self._opened()
         width = calibrator.n_features_in_ if self.inverse else calibrator._n_features_out
         at = read.get_field_index(self.vector)
@@ -506,15 +472,11 @@ class BlockMoments(Worker):
 
     def schema(self, read: Any) -> Any:
         """A count, a mean, and second moments: the upper half of the matrix, row after row."""
-        import pyarrow
-
         numbers = pyarrow.list_(pyarrow.float64())
         return pyarrow.schema([("count", pyarrow.int64()), ("mean", numbers), ("second", numbers)])
 
     def process(self, batches: Iterable[Any], place: str = BATCH, first: int = 0) -> Iterator[Any]:
         """Take moments of all of them together; nothing where there is no row."""
-        import pyarrow
-
         moments: Moments | None = None
         schema: Any = None
         for batch in batches:
