@@ -31,9 +31,10 @@ BESIDES = {
     "bertflow/data/sample/sentences.txt",
     "bertflow/paper/published.toml",
     "bertflow/py.typed",
-    "bertflow/report/page.css",
-    "bertflow/report/page.html",
-    "bertflow/report/page.js",
+    "bertflow/report/templates/page.css",
+    "bertflow/report/templates/page.html",
+    "bertflow/report/templates/page.js",
+    "bertflow/report/templates/parts.html",
 }
 # Printed by the environment's own Python, outside the repository.
 LOADED = """

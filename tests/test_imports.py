@@ -39,7 +39,7 @@ ALLOWED = {
     "demo": {"flows", "calibrators", "encoders", "models", "data", "evaluation", "analysis"},
 }
 ALLOWED["paper"] = {*ALLOWED["demo"], "finetuning", "network"}
-ALLOWED["report"] = {*ALLOWED["paper"], "paper"}
+ALLOWED["report"] = {*ALLOWED["paper"], "paper", "display"}
 ALLOWED["cli"] = {*ALLOWED["report"], "demo", "report", "scale", "display"}
 ALLOWED["__main__"] = {"cli"}
 for allowed in ALLOWED.values():

@@ -14,14 +14,20 @@ import pytest
 
 from bertflow.analysis import diagnose
 from bertflow.calibrators import Flow, Whitening, save_calibrator
-from bertflow.encoders import SentenceCache, calibrate, encoding, load_encoder, save_model
+from bertflow.encoders import (
+    SentenceCache,
+    calibrate,
+    embed,
+    encoding,
+    load_encoder,
+    save_model,
+)
 from bertflow.errors import BertflowError, InputError, ModelError
 from bertflow.evaluation import Difference
-from bertflow.report import build_report, check_page, page, plots, render, write_report
-from bertflow.report.charts import log_ticks, number, ticks
-from bertflow.report.palette import LOOKS
-from bertflow.report.scores import Headline
-from bertflow.report.verdicts import conclude
+from bertflow.report import build_report, check_page, draw, page, render, write_report
+from bertflow.report.draw import LOOKS
+from bertflow.report.svg import VARIABLES
+from bertflow.report.verdicts import Headline, conclude
 from task_files import write_tasks
 
 pytestmark = pytest.mark.usefixtures("as_in_a_process_of_its_own")
@@ -178,7 +184,7 @@ def test_scores_are_those_of_cosines_whose_sentences_all_have_vectors(vectors, r
         assert row.cells["stsb"].value == pytest.approx(100 * expected)
         assert row.cells["stsb"].low < row.cells["stsb"].value < row.cells["stsb"].high
     assert set(found.edits.panels) == {"gold", "before", "after"}
-    figure = plots.edit_distance_scatter(found.edits)
+    figure = draw.edit_distance_scatter(found.edits)
     assert [axes.get_title(loc="left").split("\n")[0] for axes in figure.axes] == [
         *found.edits.panels
     ]
@@ -188,12 +194,9 @@ def test_scores_are_those_of_cosines_whose_sentences_all_have_vectors(vectors, r
     assert "vectors of all of its sentences" in lacking.absent["scores"]
 
 
-def test_a_task_that_nobody_named_decides_nothing(model, monkeypatch, done):
+def test_a_task_that_nobody_named_decides_nothing(model, monkeypatch):
     monkeypatch.setenv("BERTFLOW_CACHE", str(model / "cache"))
     monkeypatch.setenv("BERTFLOW_DATA", str(write_tasks(Path("data"), "stsb", "sts13")))
-    for task in ("stsb", "sts13"):
-        done("evaluate", model / "saved", "--task", task)
-    done("evaluate", model / "saved", "--task", "stsb", "--split", "dev")
     found = build_report(model / "saved")
     assert (found.scores, found.edits) == (None, None)
     assert "benchmark" not in found.verdict.lower()
@@ -308,18 +311,14 @@ def model(tiny_bert, tiny_sentences, tmp_path_factory):
     return home
 
 
-@pytest.fixture
-def no_encoder_runs(monkeypatch):
-    def refuse(*arguments, **options):
-        raise AssertionError("an encoder ran")
+def test_a_model_is_drawn_from_the_cache_where_its_vectors_are(model, monkeypatch, tiny_sentences):
+    def lacking_none(self, groups):
+        for group in groups:
+            assert len(group.lacking) == 0
+        return iter(())
 
-    monkeypatch.setattr(encoding.Encoding, "each", refuse)
-
-
-def test_a_model_is_drawn_from_the_cache_and_no_encoder_runs(
-    model, monkeypatch, no_encoder_runs, tiny_sentences
-):
     monkeypatch.setenv("BERTFLOW_CACHE", str(model / "cache"))
+    monkeypatch.setattr(encoding.Encoding, "each", lacking_none)
     found = build_report(model / "saved")
     assert list(found.sides) == ["before", "after"]
     assert found.texts == list(dict.fromkeys(tiny_sentences))
@@ -329,20 +328,26 @@ def test_a_model_is_drawn_from_the_cache_and_no_encoder_runs(
     assert ("corpus", str(model / "corpus.txt")) in found.provenance
 
 
-def test_what_is_not_in_the_cache_is_told_with_the_command_that_puts_it_there(
-    model, no_encoder_runs, cache_of_its_own
-):
-    found = build_report(model / "saved")
-    command = f"bertflow encode {model / 'saved'} --corpus {model / 'corpus.txt'}"
-    assert command in found.absent["cloud"]
-    assert not cache_of_its_own.exists()
-    with pytest.raises(ModelError, match="have no vector in the cache") as error:
-        build_report(model / "saved", corpus=model / "corpus.txt")
-    assert command in str(error.value)
-    assert "\n" not in str(error.value)
+def test_a_model_encodes_what_the_cache_lacks(model, cache_of_its_own, tiny_bert, tiny_sentences):
+    told = []
+    found = build_report(model / "saved", progress=lambda done, total: told.append((done, total)))
+    count = len(set(tiny_sentences))
+    assert told[-1] == (count, count)
+    assert cache_of_its_own.exists()
+    rows = embed(load_encoder(tiny_bert), found.texts).rows()
+    assert found.diagnoses["before"].mean_cosine == pytest.approx(diagnose(rows).mean_cosine)
 
 
-def test_the_command_that_is_told_makes_the_page(model, done):
+def test_a_model_without_its_corpus_says_what_to_name(model, tiny_bert, tiny_sentences):
+    made = calibrate(load_encoder(tiny_bert), tiny_sentences, Whitening())
+    save_model(made, "alone")
+    found = build_report("alone")
+    assert "--corpus FILE names the sentences" in found.absent["cloud"]
+    assert found.words is not None
+    assert build_report("alone", corpus=model / "corpus.txt").cloud is not None
+
+
+def test_vectors_that_encode_wrote_make_the_page_of_a_model(model, done):
     saved, corpus = model / "saved", model / "corpus.txt"
     done("encode", saved, "--corpus", corpus, "--output", "out.npy")
     said = done("report", saved, "--corpus", corpus, "--output", "r.html")
@@ -428,7 +433,7 @@ def test_sentences_cannot_break_out_of_the_page(shown, texts):
     assert len(found.scripts) == 2
     data = found.data
     assert set(data["texts"]) == {page.shortened(text) for text in texts}
-    assert found.scripts[1] == page._file("page.js")
+    assert found.scripts[1] == page.template_file("page.js")
     assert not any("onerror" in about for _, about in found.elements)
     assert not any("broken" in script for script in found.scripts[1:])
     assert shown.count("</script>") == 2
@@ -516,6 +521,26 @@ def test_the_cloud_shows_the_origin_and_what_all_rows_share(shown, vectors):
     assert 'class="shared"' not in even
 
 
+def test_pictures_are_matplotlibs_without_its_colours_names_and_fonts(shown):
+    charts = re.findall(r"<svg class=\"chart\".*?</svg>", shown, re.DOTALL)
+    assert len(charts) >= 5
+    for chart in charts:
+        # Of every colour the style sheet has a light and a dark one.
+        assert not re.search("#[0-9a-f]{6}|rgb|black|white", chart)
+        assert set(re.findall(r"var\(--([\w-]+)\)", chart)) <= set(VARIABLES.values())
+        assert "DejaVu" not in chart
+        assert "<text" in chart
+        for name in re.findall(r"(?:url\(|href=\")#([^)\"]+)", chart):
+            assert f'id="{name}"' in chart
+    assert "cosine of two random rows</text>" in shown
+
+
+def test_words_of_a_picture_are_named_where_someone_points(model):
+    found = build_report(model / "saved")
+    word, norm = found.words.words[0], found.words.norms[0]
+    assert f"<title>{word}: {norm:.3f}</title>" in render(found)
+
+
 def test_values_below_the_axis_of_the_spectrum_are_counted(vectors):
     still = np.column_stack([vectors, np.zeros((ROWS, 2))])
     np.save("still.npy", still)
@@ -531,7 +556,7 @@ def test_what_is_absent_is_said_with_what_would_fill_it(vectors):
     said = " ".join(" ".join(Page(render(found)).said).split())
     for names, reason in found.left_out():
         assert reason in said
-        assert page.HEADINGS[names[0]].lower() in said.lower()
+        assert page.HEADINGS[names[0]][0].lower() in said.lower()
     assert 'id="training"' not in render(found)
 
 
@@ -550,8 +575,8 @@ def test_a_page_that_would_be_too_large_shows_fewer_points(vectors, texts, monke
     count = len(found.data["queries"])
     assert 0 < count < ROWS
     assert f"{count} rows, the same on every side" in " ".join(found.said)
-    dots = [a for a in found.named("circle") if a.get("r") == "2"]
-    assert len(dots) == count
+    dots = re.search(r'<g class="dots">.*?</g>\s*</g>', text, re.DOTALL)
+    assert dots[0].count("<use") == count
 
 
 def test_long_sentences_are_cut_on_the_page():
@@ -559,21 +584,7 @@ def test_long_sentences_are_cut_on_the_page():
     assert len(page.shortened("x" * 10**5)) == page.LONGEST_TEXT
 
 
-# Drawing.
-
-
-def test_ticks_are_round_and_within(rng):
-    for low, high in rng.normal(size=(200, 2)) * 10.0 ** rng.integers(-5, 6, size=(200, 1)):
-        low, high = sorted((low, high))
-        found = ticks(low, high)
-        assert 2 <= len(found) <= 9
-        assert all(low - 1e-9 * abs(low) <= one <= high + 1e-9 * abs(high) for one in found)
-        steps = np.diff(found)
-        np.testing.assert_allclose(steps, steps[0], rtol=1e-6)
-        assert len(set(map(number, found))) == len(found)
-    assert ticks(1.0, 1.0) == [1.0]
-    assert log_ticks(1.0, 1e4) == [1, 10, 100, 1000, 10000]
-    assert log_ticks(0.5, 4.0) == [0.5, 1, 2]
+# Colours.
 
 
 def colours(block: str) -> dict[str, str]:
@@ -593,11 +604,12 @@ def contrast(one: str, other: str) -> float:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_colours_can_be_read_and_are_those_of_the_plots(dark):
-    style = page._file("page.css")
+    style = page.template_file("page.css")
     light, _, rest = style.partition("@media screen and (prefers-color-scheme: dark)")
     found = colours(light)
     if dark:
         found |= colours(rest.split("}")[0])
+    assert set(VARIABLES.values()) <= found.keys()
     for name in ("ink", "quiet", "second-ink", "first-ink", "print"):
         assert contrast(found[name], found["ground"]) >= 4.5
         assert contrast(found[name], found["raised"]) >= 4.5

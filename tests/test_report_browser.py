@@ -15,7 +15,7 @@ from browser import NAMES, Browser, find_browser
 from task_files import graded_rows, write_tasks
 from test_report import NASTY
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 WIDTHS = {360: 740, 375: 740, 768: 1024, 1280: 900}
 ROWS = 260
 
@@ -161,7 +161,7 @@ def test_a_picture_that_stands_alone_is_not_blown_up(browser, written):
     assert browser.js('document.querySelector(".lone").clientWidth') <= 600
     assert browser.js('document.querySelectorAll(".panels .chart").length') == 1
     sizes = browser.js(
-        """[...document.querySelectorAll(".lone .tick")].map(
+        """[...document.querySelectorAll(".lone .chart text")].map(
             one => one.getBoundingClientRect().height)"""
     )
     assert max(sizes) < 22
@@ -173,7 +173,7 @@ def test_the_common_direction_can_be_seen(page):
             const middle = box => [box.x + box.width / 2, box.y + box.height / 2];
             const frame = svg.getBoundingClientRect();
             const cross = middle(svg.querySelector(".origin").getBoundingClientRect());
-            const dots = [...svg.querySelectorAll(".dots circle")].map(
+            const dots = [...svg.querySelectorAll(".dots use")].map(
                 one => middle(one.getBoundingClientRect())[0]);
             return [cross[0] - frame.x, frame.right - cross[0],
                 dots.reduce((a, b) => a + b) / dots.length - cross[0]];
@@ -190,7 +190,7 @@ def test_the_common_direction_can_be_seen(page):
 def test_the_mouse_marks_the_same_row_on_both_sides_and_a_click_asks_for_it(page):
     before = marked(page)
     assert len(before) == 2
-    x, y = middle(page, ".stage .dots circle", 40)
+    x, y = middle(page, ".stage .dots use", 40)
     page.move(x, y)
     first, second = marked(page)
     assert first == second

@@ -92,24 +92,7 @@ class Diagnosis:
 
     def evidence(self) -> Grid:
         """Every measure beside what it would be at best."""
-        rows = [
-            ["mean cosine of random pairs", f"{self.mean_cosine:.3f}", "0"],
-            [
-                "deviation of cosines, centred",
-                f"{self.cosine_deviation:.3f}",
-                f"from {self.width**-0.5:.3f}",
-            ],
-            ["partition function isotropy", f"{self.partition_isotropy:.3f}", "1"],
-            ["IsoScore", f"{self.isoscore:.3f}", "1"],
-            ["effective rank", f"{self.effective_rank:.0f}", f"{min(self.width, self.rows - 1)}"],
-            ["hubness (skewness, k = 10)", f"{self.hubness.skewness:.2f}", "0"],
-            ["rows that are nobody's neighbour", f"{100 * self.hubness.antihubs:.0f} %", "0 %"],
-            ["uniformity", f"{self.uniformity:.2f}", "-4"],
-            ["dimensions that do not vary", f"{len(self.dead_dimensions)}", "0"],
-        ]
-        if self.alignment is not None:
-            rows.append(["alignment of pairs alike", f"{self.alignment:.3f}", "0"])
-        return Grid("evidence", ["measure", "here", "at best"], rows)
+        return evidence_of({"here": self})
 
     def __repr__(self) -> str:
         lines = [
@@ -132,6 +115,45 @@ class Diagnosis:
             {"dimension": dimension, "share": share} for dimension, share in self.dominance.top(3)
         ]
         return {**asdict(self), "dominance": top, "hubness": asdict(self.hubness)}
+
+
+# Of each measure its name, what it is of a cloud, and what it would be at best.
+MEASURES: tuple[tuple[str, Callable[[Diagnosis], str], Callable[[Diagnosis], str]], ...] = (
+    ("mean cosine of random pairs", lambda one: f"{one.mean_cosine:.3f}", lambda one: "0"),
+    (
+        "deviation of cosines, centred",
+        lambda one: f"{one.cosine_deviation:.3f}",
+        lambda one: f"from {one.width**-0.5:.3f}",
+    ),
+    ("partition function isotropy", lambda one: f"{one.partition_isotropy:.3f}", lambda one: "1"),
+    ("IsoScore", lambda one: f"{one.isoscore:.3f}", lambda one: "1"),
+    (
+        "effective rank",
+        lambda one: f"{one.effective_rank:.0f}",
+        lambda one: f"{min(one.width, one.rows - 1)}",
+    ),
+    ("hubness (skewness, k = 10)", lambda one: f"{one.hubness.skewness:.2f}", lambda one: "0"),
+    (
+        "rows that are nobody's neighbour",
+        lambda one: f"{100 * one.hubness.antihubs:.0f} %",
+        lambda one: "0 %",
+    ),
+    ("uniformity", lambda one: f"{one.uniformity:.2f}", lambda one: "-4"),
+    ("dimensions that do not vary", lambda one: f"{len(one.dead_dimensions)}", lambda one: "0"),
+)
+
+
+def evidence_of(diagnoses: Mapping[str, Diagnosis]) -> Grid:
+    """Every measure of some clouds, by name, beside what it would be at best."""
+    several = list(diagnoses.values())
+    rows = [
+        [name, *map(measure, several), " / ".join(dict.fromkeys(map(best, several)))]
+        for name, measure, best in MEASURES
+    ]
+    if all(one.alignment is not None for one in several):
+        aligned = [f"{one.alignment:.3f}" for one in several]
+        rows.append(["alignment of pairs alike", *aligned, "0"])
+    return Grid("evidence", ["measure", *diagnoses, "at best"], rows)
 
 
 def diagnose(

@@ -141,8 +141,8 @@ def lexical(
     from bertflow.cli.terminal import progress_bars
     from bertflow.evaluation import score_pairs
     from bertflow.evaluation.scores import gold_of
-    from bertflow.report.figures import relate_to_edits
-    from bertflow.report.plots import check_figure, edit_distance_scatter, save_figure
+    from bertflow.report.draw import check_figure, edit_distance_scatter, save_figure
+    from bertflow.report.measures import relate_to_edits
 
     if figure is not None:
         check_figure(figure)

@@ -47,9 +47,8 @@ def report(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Score vectors or a model on it, from vectors that are there: sts12, sts13, "
-            "sts14, sts15, sts16, stsb or sick-r. May be repeated. Default: all that are in "
-            "--data, none without that.",
+            help="Score vectors or a model on it: sts12, sts13, sts14, sts15, sts16, stsb or "
+            "sick-r. May be repeated. Default: all that are in --data, none without that.",
         ),
     ] = None,
     data: Annotated[
@@ -61,16 +60,16 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Write one page about a run, a model or vectors, before and after. Nothing is encoded.
+    """Write one page about a run, a model or vectors, before and after.
 
-    The page stands alone: it opens from disk, without a network. Vectors of a model are those that
-    fit, encode, evaluate and others have left in the cache; what is not there is left out, and the
-    page says what would fill it.
+    The page stands alone: it opens from disk, without a network. A model encodes only what fit,
+    encode, evaluate and others have not left in the cache. Of a section that is left out the page
+    says what would fill it.
     """
     from bertflow.cli.results import written
-    from bertflow.cli.terminal import busy
+    from bertflow.cli.terminal import progress_bars
     from bertflow.report import build_report, check_page, write_report
-    from bertflow.report.runs import is_run
+    from bertflow.report.reproduced import is_run
 
     check_page(output)
     check_own(against, source)
@@ -78,7 +77,7 @@ def report(
     reads: dict[str, Given] = {"the report": source} if not is_run(Path(source)) else {}
     reads |= {"--corpus": None if corpus is None else [corpus], "--against": against or None}
     check_files({"--output": output}, reads, data=data)
-    with busy(f"reading {one_line(source)}"):
+    with progress_bars() as bars:
         names = [part.strip() for name in task or () for part in name.split(",")]
         found = build_report(
             source,
@@ -88,6 +87,7 @@ def report(
             against=against or None,
             data=data,
             tasks=names,
+            progress=lambda done, total: bars("encode", done, total),
         )
         sizes: list[int] = []
         lost = written(output, lambda place: sizes.append(write_report(found, place)))

@@ -207,8 +207,8 @@ def _write(one: TableResult | Sequence[Scatter], folder: Path) -> list[str]:
 
 
 def _draw(scatter: Scatter, folder: Path) -> list[str]:
-    from bertflow.report.figures import relate_to_edits
-    from bertflow.report.plots import edit_distance_scatter, save_figure
+    from bertflow.report.draw import edit_distance_scatter, save_figure
+    from bertflow.report.measures import relate_to_edits
 
     written = []
     for unit, distances in scatter.distances.items():

@@ -228,6 +228,16 @@ class Difference:
             "real": self.real,
         }
 
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Difference:
+        """The difference that `to_dict` gave.
+
+        Raises:
+            KeyError: A part is not there.
+        """
+        low, high = saved["interval"] or (None, None)
+        return cls(saved["value"], low, high, saved["p"], saved["p_holm"])
+
 
 def paired_difference(value: float | None, before: Array, after: Array) -> Difference:
     """Test a difference on resamples that both scores have seen.

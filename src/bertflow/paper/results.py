@@ -165,6 +165,38 @@ class TableResult:
             "settings": dict(self.settings),
         }
 
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> TableResult:
+        """The table that `to_dict` gave.
+
+        Raises:
+            KeyError: A part is not there.
+            TypeError: A part is of another kind.
+        """
+        rows = [
+            RowResult(
+                name=row["row"],
+                label=row["label"],
+                encoder=row["encoder"],
+                aggregation=row["aggregation"],
+                cells={column: _saved_cell(row["cells"][column]) for column in saved["columns"]},
+                published_for=row["published_for"],
+            )
+            for row in saved["rows"]
+        ]
+        claims = [
+            ClaimResult(
+                text=claim["claim"],
+                encoder=claim["encoder"],
+                published=claim["published"],
+                difference=Difference.from_dict(claim),
+                verdict=claim["verdict"],
+            )
+            for claim in saved["claims"]
+        ]
+        plain = {name: saved[name] for name in ("title", "unit", "columns", "notes", "settings")}
+        return cls(name=saved["table"], rows=rows, claims=claims, **plain)
+
     def flat(self) -> list[dict[str, Any]]:
         """A row a cell, as CSV has it."""
         return [
@@ -191,6 +223,12 @@ class TableResult:
             for column in self.columns
             for cell in [row.cells[column]]
         ]
+
+
+def _saved_cell(saved: Mapping[str, Any]) -> CellResult:
+    plain = {name: saved[name] for name in CellResult.__dataclass_fields__}
+    baseline = plain.pop("baseline")
+    return CellResult(**plain, baseline=baseline and Difference.from_dict(baseline))
 
 
 def judged_claims(claims: Sequence[ClaimResult]) -> list[ClaimResult]:

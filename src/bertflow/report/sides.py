@@ -1,27 +1,22 @@
-"""What a report compares: rows of vectors, and the vector of any sentence that has one."""
+"""What a report compares: rows of vectors, and the vectors of sentences where rows have text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators import Calibrator
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.vectors import read_vectors
-from bertflow.encoders import SentenceCache, resolved_precision
-from bertflow.encoders.embedding import halves
-from bertflow.errors import InputError, ModelError, shown
+from bertflow.errors import InputError
 
-# Which of some distinct sentences have a vector, shape (N,), and those vectors, shape (found, D).
-Take: TypeAlias = Callable[[Sequence[str]], tuple[Array, Array | None]]
+# Gives the vectors of sentences, shape (N, D); None where one of them has no vector.
+VectorsOf: TypeAlias = Callable[[Sequence[str]], Array | None]
 
-PRECISIONS = ("auto", "float32", "mixed", "fast")
 # Rows that are measured; from more, so many are drawn.
 ROWS = 10000
 
@@ -34,13 +29,13 @@ class Side:
         name: Short, as in a legend.
         label: What it is, in a line.
         rows: Vectors of the rows that are looked at, shape (n, D).
-        take: Gives vectors of sentences; None where rows have no text.
+        vectors_of: Gives vectors of sentences; None where rows have no text.
     """
 
     name: str
     label: str
     rows: Array
-    take: Take | None = None
+    vectors_of: VectorsOf | None = None
 
     def under(self, calibrator: Calibrator, name: str, label: str) -> Side:
         """The same rows after a calibrator.
@@ -55,19 +50,13 @@ class Side:
                 f"{label} was fitted on vectors of {width} dimensions, but {self.label} has "
                 f"{self.rows.shape[1]}; give the calibrator of these vectors"
             )
-        take = self.take
+        before = self.vectors_of
 
-        def calibrated(sentences: Sequence[str]) -> tuple[Array, Array | None]:
-            assert take is not None
-            found, vectors = take(sentences)
-            return found, None if vectors is None else calibrator._rows(vectors)
+        def calibrated(sentences: Sequence[str]) -> Array | None:
+            vectors = None if before is None else before(sentences)
+            return None if vectors is None else calibrator._rows(vectors)
 
-        return Side(
-            name=name,
-            label=label,
-            rows=calibrator._rows(self.rows),
-            take=None if take is None else calibrated,
-        )
+        return Side(name=name, label=label, rows=calibrator._rows(self.rows), vectors_of=calibrated)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,13 +75,23 @@ class Chosen:
     total: int
     distinct: int
 
+    def notes(self) -> list[str]:
+        """What a reader must know about the choice."""
+        notes = []
+        if self.distinct < self.total:
+            notes.append(f"{self.total:,} sentences, {self.distinct:,} of them distinct")
+        if len(self.rows) < self.distinct:
+            notes.append(
+                f"measured on {len(self.rows):,} of {self.distinct:,} rows, drawn at random"
+            )
+        return notes
+
 
 def choose(total: int, texts: Sequence[str] | None, *, random_state: int = 0) -> Chosen:
     """Rows to look at: of equal texts the first, and of more than 10,000 as many at random."""
     rows = np.arange(total)
     if texts is not None:
-        first = {text: total - 1 - n for n, text in enumerate(reversed(texts))}
-        rows = np.array(sorted(first.values()), dtype=np.int64)
+        rows = np.array(sorted(first_rows(texts).values()), dtype=np.int64)
     distinct = len(rows)
     if distinct > ROWS:
         random = np.random.default_rng(random_state)
@@ -103,6 +102,11 @@ def choose(total: int, texts: Sequence[str] | None, *, random_state: int = 0) ->
         total=total,
         distinct=distinct,
     )
+
+
+def first_rows(texts: Sequence[str]) -> dict[str, int]:
+    """The first row of each text."""
+    return {text: len(texts) - 1 - n for n, text in enumerate(reversed(texts))}
 
 
 def read_matrix(path: str | Path) -> Array:
@@ -128,6 +132,7 @@ def side_of_file(
     Raises:
         InputError: One of the rows that are looked at is not finite; it is named.
     """
+    row_of = {} if texts is None else first_rows(texts)
 
     def rows_of(numbers: Array) -> Array:
         rows = np.asarray(vectors[numbers])
@@ -140,71 +145,13 @@ def side_of_file(
             )
         return rows
 
-    take: Take | None = None
-    if texts is not None:
-        row_of = {text: len(texts) - 1 - n for n, text in enumerate(reversed(texts))}
+    def vectors_of(sentences: Sequence[str]) -> Array | None:
+        numbers = [row_of.get(text, -1) for text in sentences]
+        return None if -1 in numbers else rows_of(np.array(numbers, dtype=np.int64))
 
-        def take(sentences: Sequence[str]) -> tuple[Array, Array | None]:
-            numbers = np.array([row_of.get(text, -1) for text in sentences], dtype=np.int64)
-            found = numbers >= 0
-            return found, rows_of(numbers[found]) if found.any() else None
-
-    return Side(name=name, label=str(path), rows=rows_of(chosen.rows), take=take)
-
-
-@contextmanager
-def cached_vectors(
-    model: SentenceTransformer, folder: Path, sentences: Sequence[str]
-) -> Iterator[tuple[Take, str]]:
-    """The encoder's vectors that lie in the user's cache, for a saved calibrated model.
-
-    Its weights tell its encoder from all others; no sentence goes through it.
-
-    Args:
-        model: As `bertflow.load` gives it.
-        folder: Where it was saved, for messages.
-        sentences: Distinct. Of several precisions, the one is taken that has most of them.
-
-    Yields:
-        What gives vectors of sentences, and the precision they were encoded in.
-
-    Raises:
-        ModelError: Its encoder is not told apart from its calibrator.
-    """
-    bare, _ = halves(model)
-    if bare is model:
-        raise ModelError(
-            f"{folder} computes in half precision or by code of its own, so that the cache holds "
-            "its own vectors, not its encoder's; write the encoder's to a file (bertflow encode "
-            "ENCODER) and give that with --against this model"
-        )
-    cache = SentenceCache()
-    best: tuple[int, str] | None = None
-    for kind in dict.fromkeys(resolved_precision(one, model) for one in PRECISIONS):  # type: ignore[arg-type]
-        if not cache.has(bare, precision=kind):
-            continue
-        with cache.opened(bare, precision=kind) as kept:
-            count = int(kept.take(sentences)[0].sum())
-        if best is None or count > best[0]:
-            best = count, kind
-    if best is None:
-        yield (lambda asked: (np.zeros(len(asked), dtype=bool), None)), "float32"
-        return
-    with cache.opened(bare, precision=best[1]) as kept:
-        yield kept.take, best[1]
-
-
-def rows_of_all(take: Take, sentences: Sequence[str], remedy: str) -> Array:
-    """The vectors of sentences that all must have one.
-
-    Raises:
-        ModelError: Some have none; the message is the command that puts them there.
-    """
-    found, vectors = take(sentences)
-    if vectors is None or not found.all():
-        lost = sentences[int(found.argmin())]
-        raise ModelError(
-            f"{int((~found).sum()):,} of {len(sentences):,} sentences have no vector in the cache, "
-            f"the first is {shown(lost)}; {remedy} puts them there"
-        )
-    return vectors
+    return Side(
+        name=name,
+        label=str(path),
+        rows=rows_of(chosen.rows),
+        vectors_of=None if texts is None else vectors_of,
+    )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from bertflow.analysis import Diagnosis
-from bertflow.report.scores import Headline
+from bertflow.display.numbers import fixed, span
+from bertflow.evaluation import Difference
 
 BEFORE, AFTER = "before", "after"
 LIKELY = {
@@ -29,6 +31,25 @@ MEANT = {
     "uninformative": "all pairs were equally alike, so that a cosine said nothing",
 }
 SENTENCES, VECTORS = "sentences", "vectors"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Headline:
+    """The difference that a report's verdict is about.
+
+    Attributes:
+        what: What is scored.
+        before: The first side's score, times 100.
+        after: The last side's.
+        difference: After less before, times 100.
+        grades: Whose grades they are.
+    """
+
+    what: str
+    before: float
+    after: float
+    difference: Difference
+    grades: str = "people's grades"
 
 
 def conclude(
@@ -128,7 +149,7 @@ def _alike(one: Diagnosis) -> str:
 
 
 def _cosine(one: Diagnosis) -> str:
-    return f"{one.mean_cosine:.2f}".replace("-0.00", "0.00").replace("-", "−")
+    return fixed(one.mean_cosine)
 
 
 def _sentence(told: str) -> str:
@@ -136,32 +157,28 @@ def _sentence(told: str) -> str:
 
 
 def _of_headline(found: Headline, names: Sequence[str]) -> str:
-    one = found.difference
-    span = "" if one.low is None else f", 95 % {_signed(one.low)} to {_signed(one.high or 0.0)}"
+    change = found.difference
+    ends = span(change.low, change.high, signed=True)
     figures = (
-        f"(Spearman × 100 from {found.before:.2f} to {found.after:.2f}: "
-        f"{_signed(one.value or 0.0)}{span})"
+        f"(Spearman × 100 from {fixed(found.before)} to {fixed(found.after)}: "
+        f"{fixed(change.value or 0.0, signed=True)}{f', 95 % {ends}' if ends else ''})"
     )
     usual = list(names) == [BEFORE, AFTER]
-    better = (one.value or 0.0) > 0
-    if not one.real:
+    better = (change.value or 0.0) > 0
+    if not change.real:
         whom = "calibration" if usual else f"{names[-1]} beside {names[0]}"
         return (
             f"What {whom} changes on {found.what} may be chance: how well cosines agree with "
             f"{found.grades} hardly differs {figures}."
         )
+    how = "better" if better else "less"
     if usual:
-        what, how = ("helped", "better") if better else ("made it worse", "less")
+        came = "helped" if better else "made it worse"
         return (
-            f"Calibration {what}: on {found.what}, cosines agree {how} with {found.grades} than "
+            f"Calibration {came}: on {found.what}, cosines agree {how} with {found.grades} than "
             f"before {figures}."
         )
-    order, how = ("ahead of", "better") if better else ("behind", "less")
     return (
-        f"{names[-1]} is {order} {names[0]}: on {found.what}, its cosines agree {how} with "
-        f"{found.grades} {figures}."
+        f"{names[-1]} is {'ahead of' if better else 'behind'} {names[0]}: on {found.what}, its "
+        f"cosines agree {how} with {found.grades} {figures}."
     )
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")

@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 from bertflow.analysis import word_statistics
 from bertflow.analysis.frequency import Words
 from bertflow.errors import InputError
-from bertflow.report.figures import (
+from bertflow.report.measures import (
     ScoreCell,
     Spectra,
     find_neighbours,

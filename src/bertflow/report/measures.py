@@ -1,11 +1,11 @@
-"""What the pictures show, as plain numbers: the page and the plots draw the same ones."""
+"""What the pictures of a report show, as plain numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from bertflow.calibrators.base import Array, check_number
 from bertflow.calibrators.moments import moments_of
 from bertflow.errors import InputError
 from bertflow.evaluation.correlation import correlate, paired_cosine
+from bertflow.paper.results import ClaimResult
 from bertflow.threads import one_thread
 
 Sides = Mapping[str, Array]
@@ -50,6 +51,14 @@ class CosineHistogram:
     shares: Mapping[str, Array]
     means: Mapping[str, float]
     pairs: int
+
+    def bins(self) -> Iterator[tuple[float, float, list[str]]]:
+        """Of each bin that is not empty, its ends and the share of each side, in percent."""
+        for low, high, *shares in zip(
+            self.edges[:-1], self.edges[1:], *self.shares.values(), strict=True
+        ):
+            if any(shares):
+                yield low, high, [f"{100 * share:.2f} %" for share in shares]
 
 
 def measure_cosines(sides: Sides, *, pairs: int = 20000, random_state: int = 0) -> CosineHistogram:
@@ -291,6 +300,11 @@ class NeighbourLists:
     among: int
 
     @property
+    def k(self) -> int:
+        """How many there are of each query."""
+        return int(next(iter(self.rows.values())).shape[1])
+
+    @property
     def kept(self) -> float | None:
         """The mean share of neighbours that the first and the last side have in common.
 
@@ -385,6 +399,11 @@ class WordNorms:
     words: Sequence[str] = ()
     ranks: Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     norms: Array = field(default_factory=lambda: np.empty(0))
+
+    def point_titles(self) -> list[str]:
+        """Of each word that is drawn, the word and its norm."""
+        named = zip(self.words, self.norms.tolist(), strict=True)
+        return [f"{word}: {norm:.3f}" for word, norm in named]
 
 
 def measure_word_norms(
@@ -493,6 +512,15 @@ class EditScatter:
         """Which pairs are short, shape (n,)."""
         close: Array = self.distances <= self.short
         return close
+
+    @property
+    def kinds(self) -> list[str]:
+        """What the short pairs and the others are called in a legend, with their numbers."""
+        near = int(self.is_near.sum())
+        return [
+            f"at most {self.short} {self.unit} apart ({near:,} pairs)",
+            f"the others ({len(self.distances) - near:,})",
+        ]
 
 
 def relate_to_edits(
@@ -652,6 +680,13 @@ class ScoreRow:
     aggregation: str | None = None
     published_for: str | None = None
 
+    @property
+    def full_label(self) -> str:
+        """The label with the aggregation, and with whom the published numbers are of."""
+        said = [self.aggregation] if self.aggregation else []
+        said += [f"published: {self.published_for}"] if self.published_for else []
+        return f"{self.label} ({', '.join(said)})" if said else self.label
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreTable:
@@ -662,7 +697,7 @@ class ScoreTable:
         measure: What the numbers are, such as "Spearman × 100".
         columns: The tasks.
         rows: The models.
-        claims: What is claimed, and what came of it: text, difference, interval, verdict.
+        claims: What is claimed, and what came of it.
         notes: What must be said beside it.
     """
 
@@ -670,8 +705,24 @@ class ScoreTable:
     measure: str
     columns: Sequence[str]
     rows: Sequence[ScoreRow]
-    claims: Sequence[Mapping[str, Any]] = ()
+    claims: Sequence[ClaimResult] = ()
     notes: Sequence[str] = ()
+
+    @property
+    def drawn(self) -> list[ScoreRow]:
+        """The two rows that are in the picture; fewer where fewer are marked."""
+        return [row for row in self.rows if row.drawn][:2]
+
+    @property
+    def has_drawn_score(self) -> bool:
+        """Whether there is a score to draw."""
+        return any(cell.value is not None for row in self.drawn for cell in row.cells.values())
+
+    @property
+    def published_label(self) -> str:
+        """What the published numbers are called, with the encoder where it is another."""
+        whose = dict.fromkeys(row.published_for for row in self.drawn if row.published_for)
+        return f"published for {', '.join(whose)}" if whose else "published"
 
 
 def check_sides(sides: Sides) -> dict[str, Array]:

@@ -1,14 +1,15 @@
 """Figures for notebooks and papers, and their files; drawing changes nothing outside of them.
 
-Each takes the numbers that `bertflow.report.figures` measures, which the page of `bertflow report`
-draws, too, and gives a matplotlib figure for `save_figure`.
+Each function takes the numbers that `bertflow.report.measures` gives. The page of `bertflow report`
+shows the same figures.
 """
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertflow.calibrators.base import Array
+from bertflow.display.numbers import fixed
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.io.files import check_writable, write_bytes
-from bertflow.report.figures import (
+from bertflow.report.measures import (
     Cloud,
     CosineHistogram,
     EditScatter,
@@ -28,25 +30,56 @@ from bertflow.report.figures import (
     TrainingCurve,
     WordNorms,
 )
-from bertflow.report.palette import LOOKS, PUBLISHED, Look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# What would say when a file was written, by format: None leaves it out.
+# None leaves the date out, so that files are the same every time.
 UNDATED: dict[str, dict[str, None]] = {
     ".svg": {"Date": None},
     ".png": {},
     ".pdf": {"CreationDate": None},
 }
 PNG_DPI = 200
-# Light and round for the many, dark and pointed for the few: told apart without colour, too.
+# Without a salt of its own, matplotlib names the parts of an SVG at random.
+SAME_FILES: Any = {"svg.hashsalt": "bertflow", "svg.fonttype": "none", "pdf.fonttype": 42}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a side is drawn, so that sides differ without colour, too.
+
+    Attributes:
+        color: On a light ground.
+        dark: On a dark ground.
+        dashes: Of its lines, in points; none are solid.
+        marker: Of its points, as matplotlib names it.
+    """
+
+    color: str
+    dark: str
+    dashes: tuple[float, ...]
+    marker: str
+
+    @property
+    def linestyle(self) -> Any:
+        """The dashes as matplotlib takes them."""
+        return (0, self.dashes) if self.dashes else "solid"
+
+
+# The first side, and the second. Source of the hues: Okabe and Ito (2008), for any colour vision.
+LOOKS = (
+    Look(color="#d55e00", dark="#e69f00", dashes=(5.0, 3.0), marker="^"),
+    Look(color="#0072b2", dark="#56b4e9", dashes=(), marker="o"),
+)
+PUBLISHED_COLOR = "#57606a"
+INK, FAINT, GROUND, STRIPE = "#262626", "#8c8c8c", "#ffffff", "#f3f4f6"
+# Light and round for the many, dark and pointed for the few.
 REST: dict[str, Any] = {"color": "#56a0d3", "marker": "o", "s": 9, "alpha": 0.4, "linewidths": 0}
 SHORT: dict[str, Any] = {"color": "#b34700", "marker": "^", "alpha": 0.9, "linewidths": 0.4}
 # Areas of the few's markers in points²: large where they are few, and smaller as they crowd.
 LARGE, SMALL, ROOMY = 26.0, 14.0, 60
-INK, FAINT = "#262626", "#8c8c8c"
 PANEL_WIDTH, PANEL_HEIGHT, LABELS = 3.1, 3.1, 0.5
 PANELS_A_ROW = 4
 TITLE_CHARACTERS = 32
@@ -68,7 +101,7 @@ def cosine_histogram(found: CosineHistogram) -> Figure:
     """Draw histograms of the cosines of random pairs, one over the other, and their means.
 
     Args:
-        found: As `bertflow.report.figures.measure_cosines` gives it.
+        found: As `bertflow.report.measures.measure_cosines` gives it.
 
     Returns:
         The figure, for `save_figure`; no global state of matplotlib has been touched.
@@ -81,7 +114,7 @@ def cosine_histogram(found: CosineHistogram) -> Figure:
 
     Example:
         >>> import numpy as np
-        >>> from bertflow.report.figures import measure_cosines
+        >>> from bertflow.report.measures import measure_cosines
         >>> x = np.random.default_rng(0).normal(size=(100, 8))
         >>> figure = cosine_histogram(measure_cosines({"before": x + 3.0, "after": x}))
         >>> figure.axes[0].get_xlabel()
@@ -89,15 +122,15 @@ def cosine_histogram(found: CosineHistogram) -> Figure:
     """
     figure, axes = _single()
     for (name, share), look in zip(found.shares.items(), _looks(found.shares), strict=True):
-        # Of one colour throughout: the outline carries the pattern that tells the sides apart.
+        # The fill has no pattern: the outline carries the dashes that tell the sides apart.
         axes.stairs(100 * share, found.edges, fill=True, color=look.color, alpha=0.16)
         axes.stairs(
             100 * share,
             found.edges,
             color=look.color,
             linewidth=1.5,
-            linestyle=_dashes(look),
-            label=f"{name}, mean {_number(found.means[name], 2)}",
+            linestyle=look.linestyle,
+            label=f"{name}, mean {fixed(found.means[name])}",
         )
         axes.axvline(found.means[name], color=look.color, linewidth=0.8, linestyle=":")
     axes.set_xlim(float(found.edges[0]), float(found.edges[-1]))
@@ -109,7 +142,7 @@ def spectrum(found: Spectra) -> Figure:
     """Draw singular values relative to the first, by rank, on logarithmic axes.
 
     Args:
-        found: As `bertflow.report.figures.measure_spectra` gives it. Values below 1e-4, which are
+        found: As `bertflow.report.measures.measure_spectra` gives it. Values below 1e-4, which are
             rounding or of dimensions that do not vary, lie on the axis.
 
     Returns:
@@ -123,7 +156,7 @@ def spectrum(found: Spectra) -> Figure:
 
     Example:
         >>> import numpy as np
-        >>> from bertflow.report.figures import measure_spectra
+        >>> from bertflow.report.measures import measure_spectra
         >>> figure = spectrum(measure_spectra({"before": np.diag([4.0, 2.0])}))
         >>> figure.axes[0].lines[0].get_ydata().tolist()
         [1.0, 0.5]
@@ -135,7 +168,7 @@ def spectrum(found: Spectra) -> Figure:
             np.maximum(values, found.floor),
             color=look.color,
             linewidth=1.5,
-            linestyle=_dashes(look),
+            linestyle=look.linestyle,
             label=name,
         )
     axes.set_xscale("log")
@@ -153,7 +186,7 @@ def cloud(found: Cloud) -> Figure:
     cross.
 
     Args:
-        found: As `bertflow.report.figures.project` gives it.
+        found: As `bertflow.report.measures.project` gives it.
 
     Returns:
         The figure, for `save_figure`; no global state of matplotlib has been touched. Points are
@@ -165,67 +198,66 @@ def cloud(found: Cloud) -> Figure:
 
     Example:
         >>> import numpy as np
-        >>> from bertflow.report.figures import project
+        >>> from bertflow.report.measures import project
         >>> x = np.random.default_rng(0).normal(size=(50, 4))
         >>> [axes.get_title(loc="left") for axes in cloud(project({"before": x, "after": x})).axes]
         ['before', 'after']
     """
-    _check_matplotlib()
-    from matplotlib.figure import Figure
+    return _clouds(found, found.points, titled=True)
 
-    count = len(found.points)
+
+def cloud_panel(found: Cloud, name: str) -> Figure:
+    """Draw one side of a cloud, at the scale of all sides, without its title."""
+    return _clouds(found, [name], titled=False)
+
+
+def _clouds(found: Cloud, names: Iterable[str], *, titled: bool) -> Figure:
+    names = list(names)
     across, upward = found.limits
     tall = float(np.ptp(upward) / np.ptp(across))
-    figure = Figure(
-        figsize=(PANEL_WIDTH * count + LABELS, PANEL_HEIGHT * tall + 2 * LABELS),
-        facecolor="white",
-        layout="constrained",
-    )
-    for place, ((name, points), look) in enumerate(
-        zip(found.points.items(), _looks(found.points), strict=True)
-    ):
-        axes = figure.add_subplot(1, count, place + 1)
-        axes.scatter(
-            points[:, 0],
-            points[:, 1],
-            s=7,
-            color=look.color,
-            marker=look.marker,
-            alpha=0.45,
-            linewidths=0,
-            rasterized=len(points) > RASTER,
-        )
-        axes.plot(0, 0, marker="+", markersize=9, markeredgewidth=1.2, color=INK, zorder=3)
-        if found.lengths[name] > LEAST_ARROW:
-            axes.annotate(
-                "",
-                (float(found.means[name][0]), float(found.means[name][1])),
-                (0.0, 0.0),
-                arrowprops={"arrowstyle": "->", "color": INK, "shrinkA": 0, "shrinkB": 0},
-            )
-        axes.set_xlim(*across)
-        axes.set_ylim(*upward)
-        axes.set_aspect("equal")
-        axes.locator_params(nbins=5)
-        _quieten(axes)
-        first, second = (f"{100 * share:.3g} %" for share in found.explained[name].tolist())
-        axes.set_title(
-            "\n".join(textwrap.wrap(name, TITLE_CHARACTERS) or [""]),
-            loc="left",
-            fontsize=9,
-            color=INK,
-            parse_math=False,
-        )
-        axes.set_xlabel(f"first axis, {first} of squared length", **LABEL)
-        axes.set_ylabel(f"second axis, {second}", **LABEL)
+    figure = _figure(PANEL_WIDTH * len(names) + LABELS, PANEL_HEIGHT * tall + 2 * LABELS)
+    looks = dict(zip(found.points, _looks(found.points), strict=True))
+    for place, name in enumerate(names):
+        axes = figure.add_subplot(1, len(names), place + 1)
+        _draw_cloud(axes, found, name, looks[name])
+        if titled:
+            _entitle(axes, _wrapped(name))
     return _settled(figure)
+
+
+def _draw_cloud(axes: Axes, found: Cloud, name: str, look: Look) -> None:
+    points = found.points[name]
+    axes.scatter(
+        points[:, 0],
+        points[:, 1],
+        s=7,
+        color=look.color,
+        marker=look.marker,
+        alpha=0.45,
+        linewidths=0,
+        rasterized=len(points) > RASTER,
+        gid=".dots",
+    )
+    axes.plot(
+        0, 0, marker="+", markersize=9, markeredgewidth=1.2, color=INK, zorder=3, gid=".origin"
+    )
+    if found.lengths[name] > LEAST_ARROW:
+        x, y = found.means[name].tolist()
+        arrow = {"arrowstyle": "->", "color": INK, "shrinkA": 0, "shrinkB": 0, "gid": ".shared"}
+        axes.annotate("", (x, y), (0.0, 0.0), arrowprops=arrow)
+    axes.set_xlim(*found.limits[0])
+    axes.set_ylim(*found.limits[1])
+    axes.set_aspect("equal")
+    axes.locator_params(nbins=5)
+    first, second = (f"{100 * share:.3g} %" for share in found.explained[name].tolist())
+    _name_axes(axes, f"first axis, {first} of squared length", f"second axis, {second}")
 
 
 def norm_by_frequency(found: WordNorms) -> Figure:
     """Draw norms of word embeddings by frequency rank, and the means of Table 1's ranges.
 
     Args:
-        found: As `bertflow.report.figures.measure_word_norms` gives it. Where it has published
+        found: As `bertflow.report.measures.measure_word_norms` gives it. Where it has published
             means, they are drawn as well.
 
     Returns:
@@ -240,54 +272,32 @@ def norm_by_frequency(found: WordNorms) -> Figure:
     Example:
         >>> import numpy as np
         >>> from bertflow.analysis.frequency import Words
-        >>> from bertflow.report.figures import measure_word_norms
+        >>> from bertflow.report.measures import measure_word_norms
         >>> words = Words(["the", "of"], ranks=np.array([0, 3]), rows=np.array([0, 1]))
         >>> found = measure_word_norms(np.eye(2), words, ranges=[(0, 10)])
         >>> norm_by_frequency(found).axes[0].get_ylabel()
         'ℓ2 norm'
     """
     figure, axes = _single()
-    look, named = LOOKS[1], False
+    color = LOOKS[1].color
     if len(found.words):
-        axes.scatter(
-            found.ranks + 1,
-            found.norms,
-            s=4,
-            color=REST["color"],
-            alpha=REST["alpha"],
-            linewidths=0,
-            label="words",
-        )
-    for group in found.groups:
-        span = max(group.low, 1), group.high
-        if group.published is not None:
-            axes.hlines(
-                group.published,
-                *span,
-                color=PUBLISHED.color,
-                linewidth=1.3,
-                linestyle=":",
-                label="_" if named else "published, BERT-base",
-            )
-            named = True
-        if group.value is None:
-            continue
-        drawn = any(one.get_label() == "mean of a range" for one in axes.collections)
-        axes.hlines(
-            group.value,
-            *span,
-            color=look.color,
-            linewidth=2.2,
-            label="_" if drawn else "mean of a range",
-        )
-        if group.least is not None and group.most is not None:
-            axes.vlines(
-                math.sqrt(span[0] * span[1]),
-                group.least,
-                group.most,
-                color=look.color,
-                linewidth=1.3,
-            )
+        dots = REST | {"s": 4, "label": "words", "gid": ".titled"}
+        axes.scatter(found.ranks + 1, found.norms, **dots)
+    spans = np.array([(max(group.low, 1), group.high) for group in found.groups], dtype=float)
+    means, least, most, published = (
+        np.array([getattr(group, name) for group in found.groups], dtype=float)
+        for name in ("value", "least", "most", "published")
+    )
+    for values, label, style in (
+        (published, "published, BERT-base", {"color": PUBLISHED_COLOR, "linestyle": ":"}),
+        (means, "mean of a range", {"color": color, "linewidth": 2.2}),
+    ):
+        known = np.isfinite(values)
+        if known.any():
+            axes.hlines(values[known], *spans[known].T, label=label, **{"linewidth": 1.3} | style)
+    known = np.isfinite(least) & np.isfinite(most)
+    middles = np.sqrt(spans.prod(axis=1))
+    axes.vlines(middles[known], least[known], most[known], color=color, linewidth=1.3)
     axes.set_xscale("log")
     return _labelled(figure, axes, "rank of the word's frequency", "ℓ2 norm")
 
@@ -296,7 +306,7 @@ def training_curve(found: TrainingCurve) -> Figure:
     """Draw the loss of a fit over its steps: the mean in windows, and the range within them.
 
     Args:
-        found: As `bertflow.report.figures.summarize_training` gives it.
+        found: As `bertflow.report.measures.summarize_training` gives it.
 
     Returns:
         The figure, for `save_figure`; no global state of matplotlib has been touched.
@@ -306,25 +316,20 @@ def training_curve(found: TrainingCurve) -> Figure:
 
     Example:
         >>> import numpy as np
-        >>> from bertflow.report.figures import summarize_training
+        >>> from bertflow.report.measures import summarize_training
         >>> figure = training_curve(summarize_training(np.linspace(3.0, 1.0, 100)))
         >>> figure.axes[0].get_ylabel()
         'bits per dimension'
     """
     figure, axes = _single()
-    look = LOOKS[1]
+    color = LOOKS[1].color
     axes.fill_between(
-        found.steps, found.low, found.high, color=look.color, alpha=0.16, linewidth=0, label="range"
+        found.steps, found.low, found.high, color=color, alpha=0.16, linewidth=0, label="range"
     )
-    axes.plot(found.steps, found.mean, color=look.color, linewidth=1.5, label="mean of a window")
+    axes.plot(found.steps, found.mean, color=color, linewidth=1.5, label="mean of a window")
     if found.final is not None:
-        axes.axhline(
-            found.final,
-            color=PUBLISHED.color,
-            linewidth=1,
-            linestyle="--",
-            label=f"fitted rows, {_number(found.final, 3)}",
-        )
+        label = f"fitted rows, {fixed(found.final, 3)}"
+        axes.axhline(found.final, color=PUBLISHED_COLOR, linewidth=1, linestyle="--", label=label)
     axes.set_xlim(0, found.total)
     return _labelled(figure, axes, "step", "bits per dimension")
 
@@ -347,64 +352,57 @@ def score_forest(found: ScoreTable) -> Figure:
         Paper, Table 2, for what is published.
 
     Example:
-        >>> from bertflow.report.figures import ScoreCell, ScoreRow
+        >>> from bertflow.report.measures import ScoreCell, ScoreRow
         >>> row = ScoreRow(label="encoder", cells={"stsb": ScoreCell(value=59.0, low=55, high=62)})
         >>> table = ScoreTable(title="STS", measure="Spearman × 100", columns=["stsb"], rows=[row])
         >>> [label.get_text() for label in score_forest(table).axes[0].get_yticklabels()]
         ['stsb']
     """
-    drawn = [row for row in found.rows if row.drawn][:2]
-    if not any(cell.value is not None for row in drawn for cell in row.cells.values()):
+    drawn = found.drawn
+    if not found.has_drawn_score:
         raise InputError("no row that is drawn has a score; there is nothing to draw")
     band = SCORE_STEP * (len(drawn) + 1)
     height = band * len(found.columns) + 0.45 + 0.2 * (len(drawn) + 1)
     figure, axes = _single(height=height)
-    published_named = False
-    for place, column in enumerate(found.columns):
-        if place % 2:
-            axes.axhspan(place - 0.5, place + 0.5, color="#f3f4f6", linewidth=0, zorder=0)
-        for side, (row, look) in enumerate(zip(drawn, LOOKS, strict=False)):
-            cell = row.cells[column]
-            y = place + (side - (len(drawn) - 1) / 2) / (len(drawn) + 1)
-            if cell.published is not None:
-                axes.plot(
-                    cell.published,
-                    y,
-                    marker=PUBLISHED.marker,
-                    markersize=4.5,
-                    markerfacecolor="white",
-                    markeredgecolor=look.color,
-                    linestyle="none",
-                    label="_" if published_named else _published_label(found),
-                    zorder=2,
-                )
-                published_named = True
-            if cell.value is None:
-                continue
-            if cell.low is not None and cell.high is not None:
-                axes.hlines(y, cell.low, cell.high, color=look.color, linewidth=1.4, zorder=3)
+    for place in range(1, len(found.columns), 2):
+        axes.axhspan(place - 0.5, place + 0.5, color=STRIPE, linewidth=0, zorder=0)
+    published_label = found.published_label
+    for side, (row, look) in enumerate(zip(drawn, LOOKS, strict=False)):
+        value, low, high, published = (
+            np.array([getattr(row.cells[name], part) for name in found.columns], dtype=float)
+            for part in ("value", "low", "high", "published")
+        )
+        shift = (side - (len(drawn) - 1) / 2) / (len(drawn) + 1)
+        heights = np.arange(len(found.columns)) + shift
+        if np.isfinite(published).any():
             axes.plot(
-                cell.value,
-                y,
-                marker=look.marker,
-                markersize=5.5,
-                color=look.color,
-                markeredgecolor="white",
-                markeredgewidth=0.5,
+                published,
+                heights,
+                marker="D",
+                markersize=4.5,
+                markerfacecolor=GROUND,
+                markeredgecolor=look.color,
                 linestyle="none",
-                label="_" if any(one.get_label() == row.label for one in axes.lines) else row.label,
-                zorder=4,
+                label=published_label,
+                zorder=2,
             )
+            published_label = "_"
+        axes.hlines(heights, low, high, color=look.color, linewidth=1.4, zorder=3)
+        axes.plot(
+            value,
+            heights,
+            marker=look.marker,
+            markersize=5.5,
+            color=look.color,
+            markeredgecolor=GROUND,
+            markeredgewidth=0.5,
+            linestyle="none",
+            label=row.label,
+            zorder=4,
+        )
     axes.set_ylim(len(found.columns) - 0.5, -0.5)
     axes.set_yticks(range(len(found.columns)), found.columns)
     return _labelled(figure, axes, found.measure, "")
-
-
-def _published_label(found: ScoreTable) -> str:
-    whose = dict.fromkeys(
-        row.published_for for row in found.rows if row.drawn and row.published_for
-    )
-    return f"published for {', '.join(whose)}" if whose else "published"
 
 
 def edit_distance_scatter(found: EditScatter) -> Figure:
@@ -414,7 +412,7 @@ def edit_distance_scatter(found: EditScatter) -> Figure:
     edit distance, over all pairs and over those that are close.
 
     Args:
-        found: As `bertflow.report.figures.relate_to_edits` gives it, such as
+        found: As `bertflow.report.measures.relate_to_edits` gives it, such as
             `build_report(...).edits`. The first panel is gold, the others are cosines.
 
     Returns:
@@ -428,56 +426,31 @@ def edit_distance_scatter(found: EditScatter) -> Figure:
 
     Example:
         >>> import numpy as np
-        >>> from bertflow.report.figures import relate_to_edits
+        >>> from bertflow.report.measures import relate_to_edits
         >>> panels = {"gold": np.array([5.0, 4.0, 0.0]), "raw": np.array([0.9, 0.8, 0.7])}
         >>> figure = edit_distance_scatter(relate_to_edits(panels, np.array([1, 2, 30])))
         >>> print(figure.axes[1].get_title(loc="left"))
         raw
         ρ × 100: −100.00, ≤ 4 apart: −100.00
     """
-    _check_matplotlib()
-    from matplotlib.figure import Figure
-
-    panels, apart = found.panels, found.distances
-    columns = min(len(panels), PANELS_A_ROW)
-    rows = math.ceil(len(panels) / columns)
-    figure = Figure(
-        figsize=(PANEL_WIDTH * columns + LABELS, PANEL_HEIGHT * rows + LABELS),
-        facecolor="white",
-        layout="constrained",
-    )
+    columns = min(len(found.panels), PANELS_A_ROW)
+    rows = math.ceil(len(found.panels) / columns)
+    figure = _figure(PANEL_WIDTH * columns + LABELS, PANEL_HEIGHT * rows + LABELS)
     figure.get_layout_engine().set(wspace=0.06, hspace=0.08)  # type: ignore[call-arg, union-attr]
     grid = figure.add_gridspec(rows, columns)
     first: Axes | None = None
-    for number, (name, values) in enumerate(panels.items()):
+    for number, name in enumerate(found.panels):
         axes = figure.add_subplot(grid[divmod(number, columns)], sharey=first)
         first = first or axes
-        _draw_panel(axes, values, apart, found.is_near)
-        _quieten(axes)
-        axes.set_title(
-            _title(name, found),
-            loc="left",
-            fontsize=9,
-            color=INK,
-            linespacing=1.4,
-            parse_math=False,
-        )
-        if number == 0 and _is_graded(values):
-            axes.set_xlim(GRADES[0] - MARGIN, GRADES[1] + MARGIN)
-        axes.set_xlabel("gold similarity" if number == 0 else "cosine similarity", **LABEL)
-        if number % columns == 0:
-            axes.set_ylabel(f"edit distance ({found.unit})", **LABEL)
-        else:
+        _draw_edits(axes, found, name)
+        _entitle(axes, _wrapped(name), _correlations(found, name))
+        if number % columns:
+            axes.set_ylabel("")
             axes.tick_params(labelleft=False)
     assert first is not None
-    first.set_ylim(bottom=min(0.0, float(apart.min())) - 0.03 * float(np.ptp(apart) or 1))
-    near = int(found.is_near.sum())
     figure.legend(
         first.collections,
-        [
-            f"at most {found.short} {found.unit} apart ({near:,} pairs)",
-            f"the others ({len(apart) - near:,})",
-        ],
+        found.kinds,
         loc="outside lower center",
         ncols=min(columns, 2),
         frameon=False,
@@ -488,10 +461,32 @@ def edit_distance_scatter(found: EditScatter) -> Figure:
     return _settled(figure)
 
 
-def _draw_panel(axes: Axes, values: Array, apart: Array, near: Array) -> None:
+def edits_panel(found: EditScatter, name: str) -> Figure:
+    """Draw one panel of the scatter of edit distances, without title and legend."""
+    figure = _figure(PANEL_WIDTH + LABELS, PANEL_HEIGHT + LABELS)
+    _draw_edits(figure.add_subplot(), found, name)
+    return _settled(figure)
+
+
+def _draw_edits(axes: Axes, found: EditScatter, name: str) -> None:
+    values, apart, near = found.panels[name], found.distances, found.is_near
     area = float(np.clip(LARGE * ROOMY / max(int(near.sum()), 1), SMALL, LARGE))
-    axes.scatter(values[near], apart[near], s=area, zorder=3, edgecolors="white", **SHORT)
+    axes.scatter(values[near], apart[near], s=area, zorder=3, edgecolors=GROUND, **SHORT)
     axes.scatter(values[~near], apart[~near], zorder=2, **REST)
+    is_gold = name == next(iter(found.panels))
+    if is_gold and GRADES[0] <= values.min() and 1 < values.max() <= GRADES[1]:
+        axes.set_xlim(GRADES[0] - MARGIN, GRADES[1] + MARGIN)
+    axes.set_ylim(bottom=min(0.0, float(apart.min())) - 0.03 * float(np.ptp(apart) or 1))
+    similarity = "gold similarity" if is_gold else "cosine similarity"
+    _name_axes(axes, similarity, f"edit distance ({found.unit})")
+
+
+def _correlations(found: EditScatter, name: str) -> str:
+    whole, near = (
+        "undefined" if rho is None else fixed(100 * rho)
+        for rho in (found.whole[name], found.near[name])
+    )
+    return f"ρ × 100: {whole}, ≤ {found.short} apart: {near}"
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
@@ -517,17 +512,19 @@ def save_figure(figure: Figure, path: str | Path) -> None:
         >>> file.read_text(encoding="utf-8")[:5]
         '<?xml'
     """
-    path = Path(path)
-    suffix = _known_suffix(path)
-    _check_matplotlib()
+    suffix = _known_suffix(Path(path))
+    write_bytes(Path(path), file_content(figure, suffix))
+
+
+def file_content(figure: Figure, suffix: str) -> bytes:
+    """The bytes of a figure's file of the kind that a suffix names, such as ".svg"."""
+    check_matplotlib()
     import matplotlib
 
     content = BytesIO()
-    with matplotlib.rc_context(
-        {"svg.hashsalt": "bertflow", "svg.fonttype": "none", "pdf.fonttype": 42}
-    ):
+    with matplotlib.rc_context(SAME_FILES):
         figure.savefig(content, format=suffix[1:], dpi=PNG_DPI, metadata=UNDATED[suffix])
-    write_bytes(path, content.getvalue())
+    return content.getvalue()
 
 
 def check_figure(path: str | Path) -> None:
@@ -544,8 +541,21 @@ def check_figure(path: str | Path) -> None:
         bertflow.errors.InputError: scatter.jpg must end in .svg, .png or .pdf to hold a figure
     """
     _known_suffix(Path(path))
-    _check_matplotlib()
+    check_matplotlib()
     check_writable(path)
+
+
+def check_matplotlib(what: str = "figures") -> None:
+    """Refuse to go on without matplotlib.
+
+    Args:
+        what: What needs it.
+
+    Raises:
+        MissingDependencyError: matplotlib is not there; the message is the pip line.
+    """
+    if find_spec("matplotlib") is None:
+        raise MissingDependencyError(f"{what} need matplotlib: pip install 'bertflow[report]'")
 
 
 def _known_suffix(path: Path) -> str:
@@ -555,43 +565,24 @@ def _known_suffix(path: Path) -> str:
     return suffix
 
 
-def _check_matplotlib() -> None:
-    if find_spec("matplotlib") is None:
-        raise MissingDependencyError("figures need matplotlib: pip install 'bertflow[report]'")
+# Layout.
 
 
-def _title(name: str, found: EditScatter) -> str:
-    # Wrapped, not cut: names may be paths that differ at the end or in the middle.
-    lines = textwrap.wrap(name, TITLE_CHARACTERS) or [""]
-    whole, close = (
-        "undefined" if rho is None else _number(100 * rho, 2)
-        for rho in (found.whole[name], found.near[name])
-    )
-    return "\n".join([*lines, f"ρ × 100: {whole}, ≤ {found.short} apart: {close}"])
+def _figure(width: float, height: float) -> Figure:
+    check_matplotlib()
+    from matplotlib.figure import Figure
 
-
-def _number(value: float, digits: int) -> str:
-    return f"{value:.{digits}f}".replace("-", "−")
-
-
-def _is_graded(gold: Array) -> bool:
-    return bool(GRADES[0] <= gold.min() and 1 < gold.max() <= GRADES[1])
+    return Figure(figsize=(width, height), facecolor=GROUND, layout="constrained")
 
 
 def _single(*, height: float = FIGURE_HEIGHT) -> tuple[Figure, Axes]:
-    """A figure of one picture, a column of a paper wide."""
-    _check_matplotlib()
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(FIGURE_WIDTH, height), facecolor="white", layout="constrained")
+    figure = _figure(FIGURE_WIDTH, height)
     return figure, figure.add_subplot()
 
 
 def _labelled(figure: Figure, axes: Axes, x: str, y: str) -> Figure:
-    """Name the axes, say above them what is what, and lay the figure out."""
-    _quieten(axes)
-    axes.set_xlabel(x, **LABEL)
-    axes.set_ylabel(y, **LABEL)
+    """Name the axes, put a legend above them, and lay the figure out."""
+    _name_axes(axes, x, y)
     handles, labels = axes.get_legend_handles_labels()
     if labels:
         legend = figure.legend(
@@ -615,19 +606,27 @@ def _settled(figure: Figure) -> Figure:
     return figure
 
 
-def _looks(sides: Mapping[str, Any]) -> list[Look]:
-    return [LOOKS[place % len(LOOKS)] for place in range(len(sides))]
-
-
-def _dashes(look: Look) -> Any:
-    return (0, look.dashes) if look.dashes else "solid"
-
-
-def _quieten(axes: Axes) -> None:
-    """Leave the frame's two lines that are read against, and say outright what rcParams might."""
-    axes.set_facecolor("white")
+def _name_axes(axes: Axes, x: str, y: str) -> None:
+    """Name both axes, keep two lines of the frame, and leave nothing to rcParams."""
+    axes.set_xlabel(x, **LABEL)
+    axes.set_ylabel(y, **LABEL)
+    axes.set_facecolor(GROUND)
     axes.grid(False)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set(color=FAINT, linewidth=0.8)
-    axes.tick_params(color=FAINT, labelcolor=INK, labelsize=8, length=3, width=0.8)
+    axes.tick_params(which="both", color=FAINT, labelcolor=INK, labelsize=8, width=0.8)
+    axes.tick_params(length=3)
+
+
+def _entitle(axes: Axes, *lines: str) -> None:
+    axes.set_title("\n".join(lines), loc="left", linespacing=1.4, parse_math=False, **LABEL)
+
+
+def _wrapped(name: str) -> str:
+    # Not cut: names may be paths that differ at the end or in the middle.
+    return "\n".join(textwrap.wrap(name, TITLE_CHARACTERS) or [""])
+
+
+def _looks(sides: Mapping[str, Array | float]) -> list[Look]:
+    return [LOOKS[place % len(LOOKS)] for place in range(len(sides))]

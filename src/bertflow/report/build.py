@@ -1,13 +1,12 @@
-"""A report's content: what a run, a model or vectors say, measured once for page and plots."""
+"""A report's content: what a run, a model or vectors say, measured once for page and figures."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
@@ -20,11 +19,12 @@ from bertflow.calibrators.card import last_part
 from bertflow.calibrators.presets import preset_name
 from bertflow.calibrators.storage import SUBFOLDER
 from bertflow.data import STS_TASKS, read_corpus, sample_pairs, sample_texts
-from bertflow.encoders import library_versions
+from bertflow.encoders import Precision, SentenceCache, embed, library_versions
+from bertflow.encoders.encoder import encoder_of
 from bertflow.errors import BertflowError, InputError, ModelError, quoted
 from bertflow.models import load
 from bertflow.paper.published import published
-from bertflow.report.figures import (
+from bertflow.report.measures import (
     Cloud,
     CosineHistogram,
     EditScatter,
@@ -40,22 +40,28 @@ from bertflow.report.figures import (
     project,
     summarize_training,
 )
-from bertflow.report.runs import SAME, Run, is_run, take_from
-from bertflow.report.scores import LACKING, Headline, edits_of_sides, headline_of, score_sides
-from bertflow.report.sides import (
-    Chosen,
-    Side,
-    cached_vectors,
-    choose,
-    read_matrix,
-    rows_of_all,
-    side_of_file,
-)
-from bertflow.report.verdicts import AFTER, BEFORE, SENTENCES, VECTORS, conclude
+from bertflow.report.reproduced import Run, is_run
+from bertflow.report.sides import Side, VectorsOf, choose, read_matrix, side_of_file
+from bertflow.report.task_scores import edits_of_sides, headline_of, score_sides
+from bertflow.report.verdicts import AFTER, BEFORE, SENTENCES, VECTORS, Headline, conclude
 
 T = TypeVar("T")
 
 NEIGHBOURS = 5
+# What `bertflow demo` says that a model was fitted on.
+DEMO = "demo"
+MODEL_FILES = ("config.json", f"{SUBFOLDER}/config.json")
+# The sections that a report may lack, in order.
+SECTIONS = (
+    "cosines",
+    "spectra",
+    "cloud",
+    "neighbours",
+    "scores",
+    "words",
+    "edits",
+    "training",
+)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -116,18 +122,21 @@ class Report:
 
 @dataclass(frozen=True)
 class _Corpus:
-    """Sentences in a file, as `read_corpus` takes them."""
+    """Sentences in files, as `read_corpus` takes them."""
 
-    source: str | Path
-    column: str | None
-    format: str | None
+    files: Sequence[str | Path]
+    column: str | None = None
+    format: str | None = None
+    limit: int | None = None
 
     def __str__(self) -> str:
-        return str(self.source)
+        return ", ".join(map(str, self.files))
 
     def read(self, **how: Any) -> list[str]:
         """The sentences."""
-        return read_corpus([self.source], column=self.column, format=self.format, **how)
+        return read_corpus(
+            self.files, column=self.column, format=self.format, limit=self.limit, **how
+        )
 
     def beside(self, vectors: Array, file: str | Path) -> list[str]:
         """The sentences of vectors, row by row.
@@ -142,6 +151,23 @@ class _Corpus:
                 "row i must be the vector of sentence i"
             )
         return texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """What a report was asked for, as in `build_report`."""
+
+    path: Path
+    corpus: _Corpus | None
+    against: str | Path | None
+    data: str | Path | None
+    tasks: Sequence[str]
+    progress: Callable[[int, int], None] | None
+
+    @property
+    def against_vectors(self) -> bool:
+        """Whether it is set beside a file of vectors."""
+        return self.against is not None and str(self.against).endswith(".npy")
 
 
 @dataclass(eq=False)
@@ -168,6 +194,20 @@ class _Draft:
             return None
         return found
 
+    def lack_vectors(self, reason: str) -> None:
+        """Say of all sections that need vectors what would fill them."""
+        for section in ("cosines", "spectra", "cloud", "neighbours"):
+            self.absent[section] = reason
+        for section in ("scores", "edits"):
+            if getattr(self, section) is None:
+                self.absent.setdefault(section, reason)
+
+    def apply(self, place: str | Path) -> None:
+        """Add the first side under a saved calibrator as the side after."""
+        self.calibrator = load_calibrator(place)
+        self.sides.append(self.sides[0].under(self.calibrator, AFTER, str(place)))
+        self.provenance += _calibrator_facts(self.calibrator, str(place))
+
 
 def build_report(
     source: str | Path,
@@ -178,14 +218,15 @@ def build_report(
     against: str | Path | None = None,
     data: str | Path | None = None,
     tasks: Sequence[str] = (),
+    progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Put together what records say of a run, a model or vectors; no sentence is encoded.
+    """Put together what there is to say of a run, a model or vectors.
 
     Args:
         source: A folder of `bertflow reproduce`; a saved calibrated model or calibrator; or a .npy
             file of vectors, one a row. A run's flow is fitted again from its record, on the run's
-            vectors, and held against the record's cosines. A model's vectors are those that
-            `bertflow fit` and the other commands have left in the cache.
+            vectors, and held against the record's cosines. A model encodes sentences, unless
+            `bertflow fit` or another command has left their vectors in the cache.
         corpus: Sentences, as `bertflow.data.read_corpus` takes them: of vectors their texts, row by
             row; of a model or run those to look at. None takes those it was fitted on.
         column: Text column of a table.
@@ -197,6 +238,7 @@ def build_report(
             or by `tasks`; a run has its scores. The model hub is not asked.
         tasks: STS tasks to score on; none takes all whose files are in `data`. Where `data` is None
             they are in the environment variable BERTFLOW_DATA.
+        progress: Called with the distinct sentences that a model has encoded and their total.
 
     Returns:
         The report; a section without data is None, and `absent` says what would fill it.
@@ -204,8 +246,8 @@ def build_report(
     Raises:
         InputError: A file or folder is none of these, a task is unknown, or what is given does not
             belong together.
-        ModelError: A model, calibrator or record cannot be read, or sentences that were asked for
-            have no vector: the message is the command that makes them.
+        ModelError: A model, calibrator or record cannot be read, or a run has no vector of the
+            sentences that were asked for.
 
     Example:
         >>> import numpy as np, tempfile
@@ -217,14 +259,20 @@ def build_report(
     path = Path(source)
     if (column is not None or format is not None) and corpus is None:
         raise InputError("a column or format goes with a corpus")
-    told = None if corpus is None else _Corpus(corpus, column, format)
     if unknown := [task for task in tasks if task not in STS_TASKS]:
         raise InputError(
             f"a report has no task {unknown[0]!r}; expected some of {', '.join(STS_TASKS)}"
         )
-    named = tasks or (STS_TASKS if data is not None else ())
+    request = _Request(
+        path=path,
+        corpus=None if corpus is None else _Corpus([corpus], column, format),
+        against=against,
+        data=data,
+        tasks=tasks or (STS_TASKS if data is not None else ()),
+        progress=progress,
+    )
     if str(source).endswith(".npy"):
-        return _finished(_of_vectors(path, told, against, data, named))
+        return _finished(_of_vectors(request))
     if not path.exists():
         raise InputError(
             f"{path} does not exist; give a folder of bertflow reproduce, a saved model or "
@@ -233,41 +281,30 @@ def build_report(
     if path.is_dir() and is_run(path):
         if tasks:
             raise InputError(f"{path} is a run, which has its scores; leave out the tasks")
-        return _finished(_of_run(path, told, against, data))
-    if path.is_dir() and any((path / name).is_file() for name in _MARKS):
-        with ExitStack() as opened:
-            return _finished(_of_model(path, told, against, data, named, opened))
+        return _finished(_of_run(request))
+    if path.is_dir() and any((path / name).is_file() for name in MODEL_FILES):
+        return _finished(_of_model(request))
     raise InputError(
         f"{path} is no folder of bertflow reproduce, saved calibrator or .npy file; of a bare "
         "encoder write the vectors first: bertflow encode ENCODER --corpus FILE --output OUT.npy"
     )
 
 
-# What `bertflow demo` says that a model was fitted on.
-DEMO = "demo"
-_MARKS = ("config.json", f"{SUBFOLDER}/config.json")
+# Of vectors.
 
 
-def _of_vectors(
-    path: Path,
-    corpus: _Corpus | None,
-    against: str | Path | None,
-    data: str | Path | None,
-    tasks: Sequence[str],
-) -> _Draft:
+def _of_vectors(request: _Request) -> _Draft:
+    path, corpus, against = request.path, request.corpus, request.against
     vectors = read_matrix(path)
-    texts = None
-    if corpus is not None:
-        texts = corpus.beside(vectors, path)
+    texts = None if corpus is None else corpus.beside(vectors, path)
     chosen = choose(len(vectors), texts)
     before = side_of_file(BEFORE, path, vectors, chosen, texts)
-    draft = _Draft(title=path.name, sides=[before], texts=chosen.texts)
+    draft = _Draft(title=path.name, sides=[before], texts=chosen.texts, notes=chosen.notes())
     draft.provenance += [
         ("vectors", f"{path}: {len(vectors):,} of {vectors.shape[1]} dimensions, {vectors.dtype}"),
         *([] if corpus is None else [("corpus", str(corpus))]),
     ]
-    kinds = [""]
-    if against is not None and str(against).endswith(".npy"):
+    if against is not None and request.against_vectors:
         other = read_matrix(against)
         if len(other) != len(vectors):
             raise InputError(
@@ -276,14 +313,9 @@ def _of_vectors(
             )
         draft.sides.append(side_of_file(AFTER, against, other, chosen, texts))
         draft.provenance.append(("after", f"{against}: {other.shape[1]} dimensions"))
-        kinds.append("")
     elif against is not None:
-        draft.calibrator = load_calibrator(against)
-        draft.sides.append(before.under(draft.calibrator, AFTER, str(against)))
-        draft.provenance += _calibrator_facts(draft.calibrator, str(against))
-        kinds.append("")
-    _tell_chosen(draft, chosen)
-    _score(draft, kinds, data, tasks)
+        draft.apply(against)
+    _score(draft, [""] * len(draft.sides), request)
     draft.absent["words"] = (
         "the report of a saved model shows it (bertflow fit --encoder), or of bertflow reproduce "
         "table1"
@@ -291,242 +323,141 @@ def _of_vectors(
     return draft
 
 
-def _of_model(
-    path: Path,
-    corpus: _Corpus | None,
-    against: str | Path | None,
-    data: str | Path | None,
-    tasks: Sequence[str],
-    opened: ExitStack,
-) -> _Draft:
+# Of a model.
+
+
+def _of_model(request: _Request) -> _Draft:
+    path, against = request.path, request.against
     calibrator = load_calibrator(path)
     draft = _Draft(title=path.resolve().name, calibrator=calibrator)
     draft.provenance += _calibrator_facts(calibrator, str(path))
-    saved: Mapping[str, Any] = calibrator.provenance_
     if (path / "modules.json").is_file():
-        model = load(path, device="cpu")
-        base = _of_cache(draft, model, path, saved, corpus, opened)
-        draft.words = draft.put("words", _words_of(model, path.resolve().name))
+        _encode_sides(draft, request, calibrator.provenance_)
     else:
-        base = _of_fitted_rows(draft, path, saved, corpus)
+        _take_fitted_rows(draft, request, calibrator)
         draft.absent["words"] = "the report of a saved model shows it (bertflow fit --encoder)"
-    if base is None:
+    if not draft.sides:
         if against is not None:
             raise ModelError(f"there is nothing to set {against} beside: {draft.absent['cosines']}")
         return draft
     kinds = ["encoder", "flow" if isinstance(calibrator, Flow) else ""]
-    after = base.under(calibrator, AFTER, str(path))
-    draft.sides = [base, after]
     if against is not None:
-        draft.sides, kinds = _two_models(draft, path, base, after, against), ["", ""]
-    elif corpus is None and saved.get("corpus") == DEMO and draft.texts is not None:
-        draft.gains = measure_gains(sample_pairs(), draft.texts, base.rows, after.rows)
-    _score(
-        draft,
-        kinds,
-        data,
-        tasks,
-        lambda task: f"bertflow evaluate {quoted(path)} --task {task} keeps them",
-    )
+        draft.sides, kinds = _two_models(draft, request), ["", ""]
+    elif request.corpus is None and calibrator.provenance_.get("corpus") == DEMO:
+        if draft.texts is not None:
+            before, after = draft.sides
+            draft.gains = measure_gains(sample_pairs(), draft.texts, before.rows, after.rows)
+    _score(draft, kinds, request)
     return draft
 
 
-def _of_cache(
-    draft: _Draft,
-    model: SentenceTransformer,
-    path: Path,
-    saved: Mapping[str, Any],
-    corpus: _Corpus | None,
-    opened: ExitStack,
-) -> Side | None:
-    """The encoder's vectors of the corpus, or a note of what puts them there."""
-    if corpus is None and saved.get("corpus") == DEMO:
-        texts: Sequence[str] = sample_texts()
-        named = f"the {len(texts):,} everyday sentences that come with bertflow"
-        shown = "bertflow demo, as it was called but without --no-cache,"
-        draft.notes.append(f"shown are {named}; bertflow demo fitted it on these and others")
+def _encode_sides(draft: _Draft, request: _Request, saved: Mapping[str, Any]) -> None:
+    """The vectors of the encoder and of the model, or a note that there is no sentence."""
+    model = load(request.path)
+    draft.words = draft.put("words", _words_of(model, draft.title))
+    corpus = request.corpus or _fitted_corpus(saved)
+    if request.corpus is None and saved.get("corpus") == DEMO:
+        texts = sample_texts()
+        name = f"the {len(texts):,} everyday sentences that come with bertflow"
+        draft.notes.append(f"shown are {name}; bertflow demo fitted it on these and others")
     else:
-        files, column, limit = _fitted_corpus(saved)
-        kind = saved.get("format")
-        if corpus is not None:
-            files, column, kind, limit = [corpus.source], corpus.column, corpus.format, None
-        lacking = [file for file in files if not Path(file).is_file()]
-        if not files or lacking:
+        lacking = [file for file in corpus.files if not Path(file).is_file()]
+        if not corpus.files or lacking:
             told = f"{lacking[0]}, which it was fitted on, is not there" if lacking else "no corpus"
-            _nothing(draft, f"{told}: --corpus FILE names the sentences to look at")
-            return None
-        texts = read_corpus(files, column=column, limit=limit, format=kind)
-        named = ", ".join(map(str, files))
-        shown = f"bertflow encode {quoted(path)} --corpus {quoted(files[0])} --output OUT.npy"
-        if column is not None:
-            shown += f" --column {quoted(column)}"
-        if kind is not None:
-            shown += f" --format {kind}"
+            draft.lack_vectors(f"{told}: --corpus FILE names the sentences to look at")
+            return
+        texts, name = corpus.read(), str(corpus)
     chosen = choose(len(texts), texts)
     assert chosen.texts is not None
-    try:
-        take, precision = opened.enter_context(cached_vectors(model, path, chosen.texts))
-        rows = rows_of_all(take, chosen.texts, shown)
-    except ModelError as error:
-        if corpus is not None:
-            raise
-        _nothing(draft, str(error))
-        return None
+    cache = SentenceCache()
+    precision: Any = saved.get("precision")
+    if precision not in get_args(Precision):
+        precision = "auto"
+
+    def vectors_of(encoder: SentenceTransformer) -> VectorsOf:
+        return lambda sentences: embed(
+            encoder,
+            sentences,
+            count_cut=False,
+            cache=cache,
+            precision=precision,
+            progress=request.progress,
+        ).rows()
+
+    label = (saved.get("encoder") or {}).get("name") or "its encoder"
+    for side, encoder, what in (
+        (BEFORE, encoder_of(model), str(label)),
+        (AFTER, model, str(request.path)),
+    ):
+        give = vectors_of(encoder)
+        rows = give(chosen.texts)
+        assert rows is not None
+        draft.sides.append(Side(name=side, label=what, rows=rows, vectors_of=give))
     draft.texts = chosen.texts
-    draft.provenance += [
-        ("corpus", named),
-        ("vectors", f"of the cache, encoded in {precision}"),
-    ]
-    _tell_chosen(draft, chosen)
-    name = (saved.get("encoder") or {}).get("name") or "its encoder"
-    return Side(name=BEFORE, label=str(name), rows=rows, take=take)
+    draft.provenance.append(("corpus", name))
+    draft.notes += chosen.notes()
 
 
-def _of_fitted_rows(
-    draft: _Draft,
-    path: Path,
-    saved: Mapping[str, Any],
-    corpus: _Corpus | None,
-) -> Side | None:
+def _take_fitted_rows(draft: _Draft, request: _Request, calibrator: Calibrator) -> None:
     """The rows that a calibrator was fitted on, or a note of what to give instead."""
+    path, saved = request.path, calibrator.provenance_
     file = saved.get("vectors")
     if not isinstance(file, str) or not Path(file).is_file():
-        what = (
-            f"{file}, which it was fitted on, is not there"
-            if file
-            else "a calibrator holds no vectors"
-        )
+        what = "a calibrator holds no vectors"
+        if file:
+            what = f"{file}, which it was fitted on, is not there"
         remedy = (
             f"bertflow report VECTORS.npy --against {quoted(path)} draws vectors of its encoder"
         )
-        if corpus is not None:
+        if request.corpus is not None:
             raise ModelError(f"{path} is a calibrator without its encoder, and {what}; {remedy}")
-        _nothing(draft, f"{what}: {remedy}")
-        return None
-    limit = saved.get("limit")
-    vectors = read_matrix(file)[: limit if isinstance(limit, int) else None]
+        draft.lack_vectors(f"{what}: {remedy}")
+        return
+    vectors = read_matrix(file)[: saved.get("limit")]
     texts = None
-    if corpus is not None:
-        texts = corpus.beside(vectors, file)
-        draft.provenance.append(("corpus", str(corpus)))
+    if request.corpus is not None:
+        texts = request.corpus.beside(vectors, file)
+        draft.provenance.append(("corpus", str(request.corpus)))
     chosen = choose(len(vectors), texts)
     draft.texts = chosen.texts
-    _tell_chosen(draft, chosen)
-    return side_of_file(BEFORE, file, vectors, chosen, texts)
+    draft.notes += chosen.notes()
+    before = side_of_file(BEFORE, file, vectors, chosen, texts)
+    draft.sides = [before, before.under(calibrator, AFTER, str(path))]
 
 
-def _two_models(
-    draft: _Draft, path: Path, base: Side, after: Side, against: str | Path
-) -> list[Side]:
+def _two_models(draft: _Draft, request: _Request) -> list[Side]:
     """Two calibrators of one encoder side by side, or a model and vectors of the same corpus."""
-    names = [Path(one).resolve().name for one in (path, against)]
+    path, against = request.path, request.against
+    assert against is not None
+    base, after = draft.sides
+    names = [Path(place).resolve().name for place in (path, against)]
     if names[0] == names[1] or "gold" in names:
         names = [str(path), str(against)]
-    one = Side(name=names[0], label=after.label, rows=after.rows, take=after.take)
-    if str(against).endswith(".npy"):
+    first = Side(name=names[0], label=after.label, rows=after.rows, vectors_of=after.vectors_of)
+    if request.against_vectors:
         other = read_matrix(against)
         if len(other) != len(base.rows):
             raise InputError(
                 f"{against} holds {len(other):,} rows, but {len(base.rows):,} distinct sentences "
                 "are looked at; row i must be the vector of the i-th of them"
             )
-        chosen = choose(len(other), None)
-        return [one, side_of_file(names[1], against, other, chosen, draft.texts)]
+        return [
+            first,
+            side_of_file(names[1], against, other, choose(len(other), None), draft.texts),
+        ]
     calibrator = load_calibrator(against)
     encoders = [
-        {k: v for k, v in (found.provenance_.get("encoder") or {}).items() if k != "name"}
-        for found in (draft.calibrator, calibrator)
-        if found is not None
+        {name: value for name, value in encoder.items() if name != "name"}
+        for one in (draft.calibrator, calibrator)
+        if one is not None and (encoder := one.provenance_.get("encoder"))
     ]
-    if all(encoders) and encoders[0] != encoders[1]:
+    if len(encoders) == 2 and encoders[0] != encoders[1]:
         raise InputError(
             f"{against} was fitted on another encoder than {path}; encode the corpus with both "
             "(bertflow encode) and compare the files: bertflow report ONE.npy --against OTHER.npy"
         )
     draft.provenance += _calibrator_facts(calibrator, str(against))
-    return [one, base.under(calibrator, names[1], str(against))]
-
-
-def _of_run(
-    path: Path,
-    corpus: _Corpus | None,
-    against: str | Path | None,
-    data: str | Path | None,
-) -> _Draft:
-    run = Run(path, data)
-    draft = _Draft(title=run.folder.name)
-    draft.provenance += run.provenance()
-    draft.words = draft.put("words", run.words())
-    draft.edits = draft.put("edits", run.edits())
-    scores = draft.put("scores", run.scores())
-    if scores is not None:
-        draft.scores, draft.headline = scores
-    if len(run.settings["encoders"]) > 1:
-        draft.notes.append(f"clouds, words and edit distance are those of {run.encoder}")
-    if against is not None and str(against).endswith(".npy"):
-        raise InputError(f"a run goes with a calibrator or calibrated model, got {against}")
-    if run.pair is None:
-        reason = "bertflow reproduce table2 with this encoder, and its records, would fill it"
-        if corpus is not None or against is not None:
-            raise ModelError(f"{run.folder} has no vectors to look at: {reason}")
-        _nothing(draft, reason)
-        return draft
-    try:
-        cache = run.vectors()
-        fitted_on = run.corpus() if corpus is None or against is None else []
-    except ModelError as error:
-        if corpus is not None or against is not None:
-            raise
-        _nothing(draft, str(error))
-        return draft
-    texts = fitted_on if corpus is None else corpus.read()
-    chosen = choose(len(texts), texts)
-    assert chosen.texts is not None
-    take = take_from(cache)
-    remedy = "bertflow encode ENCODER --corpus FILE --output OUT.npy and bertflow report OUT.npy"
-    found, rows = take(chosen.texts)
-    if rows is None or not found.all():
-        lost = chosen.texts[int(found.argmin())]
-        raise ModelError(
-            f"{int((~found).sum()):,} of {len(found):,} sentences were not in the run, the first "
-            f"is {lost[:80]!r}; for sentences of your own: {remedy}"
-        )
-    draft.texts = chosen.texts
-    before, after = run.pair
-    pooling = before.about["pooling"] or "its own pooling"
-    draft.sides = [
-        Side(name=BEFORE, label=f"{run.encoder}, {pooling}", rows=rows, take=take),
-    ]
-    if against is not None:
-        draft.calibrator = load_calibrator(against)
-        draft.sides.append(draft.sides[0].under(draft.calibrator, AFTER, str(against)))
-        draft.provenance += _calibrator_facts(draft.calibrator, str(against))
-    else:
-        fitted = run.fit_again(cache, fitted_on)
-        draft.calibrator = fitted.calibrator
-        about = after.about
-        label = (
-            f"{preset_name(about['calibrator'])} fitted on {about['fitted_on']}, "
-            f"seed {about['seed']}"
-        )
-        draft.sides.append(draft.sides[0].under(draft.calibrator, AFTER, label))
-        draft.notes.append(f"the calibrator of the clouds is fitted again from record {after.key}")
-        if fitted.apart is None:
-            draft.notes.append("it is not held against its record: the pairs are not there")
-        elif fitted.apart <= SAME:
-            draft.notes.append(
-                f"its cosines of {fitted.checked:,} pairs are the record's, up to "
-                f"{fitted.apart:.1e}"
-            )
-        else:
-            draft.notes.append(
-                f"its cosines of {fitted.checked:,} pairs differ from the record's by up to "
-                f"{fitted.apart:.2g}: other versions or another processor; the scores are the "
-                "record's"
-            )
-    draft.provenance.append(("corpus", str(corpus or f"text of {after.about['fitted_on']}")))
-    _tell_chosen(draft, chosen)
-    return draft
+    return [first, base.under(calibrator, names[1], str(against))]
 
 
 def _words_of(model: SentenceTransformer, label: str) -> WordNorms | str:
@@ -541,35 +472,66 @@ def _words_of(model: SentenceTransformer, label: str) -> WordNorms | str:
     return measure_word_norms(table, found, encoder=label, published=printed)
 
 
-def _fitted_corpus(saved: Mapping[str, Any]) -> tuple[list[str | Path], str | None, int | None]:
+def _fitted_corpus(saved: Mapping[str, Any]) -> _Corpus:
     """The files that a model was fitted on, as its provenance names them."""
-    files, column, limit = saved.get("corpus"), saved.get("column"), saved.get("limit")
-    named = isinstance(files, list) and all(isinstance(file, str) for file in files)
-    return (
-        [*files] if named and isinstance(files, list) else [],
-        column if isinstance(column, str) else None,
-        limit if isinstance(limit, int) else None,
+    files = saved.get("corpus")
+    return _Corpus(
+        files if isinstance(files, list) else [],
+        saved.get("column"),
+        saved.get("format"),
+        saved.get("limit"),
     )
 
 
-def _nothing(draft: _Draft, reason: str) -> None:
-    """Say of all sections that need vectors what would fill them."""
-    for section in ("cosines", "spectra", "cloud", "neighbours"):
-        draft.absent[section] = reason
-    for section in ("scores", "edits"):
-        if getattr(draft, section) is None:
-            draft.absent.setdefault(section, reason)
+# Of a run.
 
 
-def _score(
-    draft: _Draft,
-    kinds: Sequence[str],
-    data: str | Path | None,
-    tasks: Sequence[str],
-    remedy: Callable[[str], str] = lambda task: "give the vectors of a corpus that holds them",
-) -> None:
+def _of_run(request: _Request) -> _Draft:
+    corpus, against = request.corpus, request.against
+    if request.against_vectors:
+        raise InputError(f"a run goes with a calibrator or calibrated model, got {against}")
+    run = Run(request.path, request.data)
+    draft = _Draft(title=run.folder.name)
+    draft.provenance += run.provenance()
+    draft.words = draft.put("words", run.words())
+    draft.edits = draft.put("edits", run.edits())
+    scores = draft.put("scores", run.scores())
+    if scores is not None:
+        draft.scores, draft.headline = scores
+    if len(run.settings["encoders"]) > 1:
+        draft.notes.append(f"clouds, words and edit distance are those of {run.encoder}")
+    try:
+        texts = run.corpus() if corpus is None else corpus.read()
+        vectors = run.vectors_of(texts)
+    except ModelError as error:
+        if corpus is not None or against is not None:
+            raise
+        draft.lack_vectors(str(error))
+        return draft
+    chosen = choose(len(texts), texts)
+    draft.texts = chosen.texts
+    draft.sides = [Side(name=BEFORE, label=run.before_label, rows=vectors[chosen.rows])]
+    if against is not None:
+        draft.apply(against)
+    else:
+        fitted = run.fit_again()
+        draft.calibrator = fitted.calibrator
+        draft.sides.append(draft.sides[0].under(fitted.calibrator, AFTER, run.after_label))
+        draft.notes += fitted.notes
+    draft.provenance.append(("corpus", str(corpus or f"text of {run.fitted_on}")))
+    draft.notes += chosen.notes()
+    return draft
+
+
+# What all have in common.
+
+
+def _score(draft: _Draft, kinds: Sequence[str], request: _Request) -> None:
     """Score the sides on those tasks whose sentences have vectors, and set them beside edits."""
-    if "stsb" not in tasks:
+    data, tasks = request.data, request.tasks
+    if "stsb" in tasks:
+        draft.edits = draft.put("edits", edits_of_sides(draft.sides, data))
+    else:
         draft.absent["edits"] = "--task stsb, or --data DIR, would fill it: it is of STS-B dev"
     if not tasks:
         draft.absent["scores"] = (
@@ -580,14 +542,8 @@ def _score(
     if draft.scores is None:
         draft.absent["scores"] = (
             "it takes a task's pairs (--data DIR or BERTFLOW_DATA) and vectors of all of its "
-            f"sentences: {remedy(','.join(tasks))}"
+            "sentences: give a model, or the vectors of a corpus that holds them"
         )
-    if "stsb" not in tasks:
-        return
-    told = edits_of_sides(draft.sides, data)
-    if told == LACKING:
-        told = f"{LACKING}: {remedy('stsb --split dev')}"
-    draft.edits = draft.put("edits", told)
 
 
 def _calibrator_facts(calibrator: Calibrator, where: str) -> list[tuple[str, str]]:
@@ -608,6 +564,8 @@ def _calibrator_facts(calibrator: Calibrator, where: str) -> list[tuple[str, str
         )
         facts.append(("encoder", f"{encoder.get('name') or 'unnamed'}: {told}"))
         facts.append(("weights", f"SHA-256 {str(encoder.get('weights'))[:16]}"))
+    if "precision" in saved:
+        facts.append(("precision", str(saved["precision"])))
     versions = saved.get("versions")
     if isinstance(versions, Mapping):
         facts.append(("fitted with", json.dumps(dict(versions)).strip("{}").replace('"', "")))
@@ -619,46 +577,37 @@ def _count(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _tell_chosen(draft: _Draft, chosen: Chosen) -> None:
-    looked = len(chosen.rows)
-    if chosen.texts is not None and chosen.distinct < chosen.total:
-        draft.notes.append(f"{chosen.total:,} sentences, {chosen.distinct:,} of them distinct")
-    if looked < chosen.distinct:
-        draft.notes.append(f"measured on {looked:,} of {chosen.distinct:,} rows, drawn at random")
-
-
 def _finished(draft: _Draft) -> Report:
     """Measure the sides, and say what comes of it."""
     rows = {side.name: side.rows for side in draft.sides}
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     diagnoses: dict[str, Diagnosis] = {}
     if rows:
-        measured: dict[str, Callable[[], Any]] = {
-            "cosines": lambda: measure_cosines(rows),
-            "spectra": lambda: measure_spectra(rows),
-            "cloud": lambda: project(rows),
-        }
-        for name, measure in measured.items():
-            found[name] = draft.put(name, _or_reason(measure))
+        measured["cosines"] = draft.put("cosines", _or_reason(measure_cosines, rows))
+        measured["spectra"] = draft.put("spectra", _or_reason(measure_spectra, rows))
+        measured["cloud"] = draft.put("cloud", _or_reason(project, rows))
         for side, vectors in rows.items():
-            one = _or_reason(lambda vectors=vectors: diagnose(vectors))  # type: ignore[misc]
-            if isinstance(one, str):
-                draft.notes.append(f"{side}: {one}")
+            diagnosis = _or_reason(diagnose, vectors)
+            if isinstance(diagnosis, str):
+                draft.notes.append(f"{side}: {diagnosis}")
             else:
-                diagnoses[side] = one
-        if found["cloud"] is not None and len(draft.sides[0].rows) > NEIGHBOURS:
-            found["neighbours"] = _neighbours(rows, found["cloud"].rows)
+                diagnoses[side] = diagnosis
+        if measured["cloud"] is not None and len(draft.sides[0].rows) > NEIGHBOURS:
+            queries = measured["cloud"].rows
+            measured["neighbours"] = find_neighbours(rows, queries, k=NEIGHBOURS)
         else:
             draft.absent["neighbours"] = f"more than {NEIGHBOURS} rows would fill it"
     training = draft.put("training", _training(draft.calibrator))
     verdict, evidence = conclude(
-        [side.name for side in draft.sides] or [BEFORE, AFTER],
+        list(rows) or [BEFORE, AFTER],
         diagnoses,
         draft.headline or headline_of(draft.gains),
         scored=draft.scores is not None,
         lacking=draft.absent.get("cosines", ""),
         rows=VECTORS if draft.texts is None else SENTENCES,
     )
+    version = [("bertflow", library_versions()["bertflow"])]
+    known = any(name == "bertflow" for name, _ in draft.provenance)
     return Report(
         title=draft.title,
         verdict=verdict,
@@ -671,44 +620,18 @@ def _finished(draft: _Draft) -> Report:
         words=draft.words,
         edits=draft.edits,
         training=training,
-        provenance=[
-            *draft.provenance,
-            *(
-                (name, version)
-                for name, version in library_versions().items()
-                if name == "bertflow"
-            ),
-        ]
-        if not any(name == "bertflow" for name, _ in draft.provenance)
-        else draft.provenance,
+        provenance=[*draft.provenance, *([] if known else version)],
         notes=draft.notes,
         absent={name: draft.absent[name] for name in SECTIONS if name in draft.absent},
-        **found,
+        **measured,
     )
 
 
-SECTIONS = (
-    "cosines",
-    "spectra",
-    "cloud",
-    "neighbours",
-    "scores",
-    "words",
-    "edits",
-    "training",
-)
-
-
-def _or_reason(measure: Callable[[], T]) -> T | str:
+def _or_reason(measure: Callable[[Any], T], rows: Any) -> T | str:
     try:
-        return measure()
+        return measure(rows)
     except InputError as error:
         return str(error)
-
-
-def _neighbours(rows: Mapping[str, Array], queries: Array) -> NeighbourLists:
-    count = len(next(iter(rows.values())))
-    return find_neighbours(rows, queries, k=min(NEIGHBOURS, count - 1))
 
 
 def _training(calibrator: Calibrator | None) -> TrainingCurve | str:

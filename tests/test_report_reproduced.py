@@ -16,7 +16,7 @@ from bertflow.encoders import VectorCache
 from bertflow.errors import InputError, ModelError
 from bertflow.paper import Material, Options, Planner, Workplace, identify, reproduce, scoring
 from bertflow.report import build_report, render
-from bertflow.report.runs import Run
+from bertflow.report.reproduced import Run
 from conftest import tree
 from task_files import write_tasks
 from test_cli_reproduce import COMMAND
@@ -83,8 +83,7 @@ def test_the_flow_that_is_fitted_again_is_the_one_of_the_record():
     assert list(found.sides) == ["before", "after"]
     assert any("are the record's, up to" in note for note in found.notes)
     assert found.training is not None
-    run = Run("runs", "data")
-    fitted = run.fit_again(run.vectors(), run.corpus())
+    fitted = Run("runs", "data").fit_again()
     assert fitted.checked == 24
     assert fitted.apart < 1e-5
 

@@ -12,9 +12,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from bertflow.analysis.frequency import Words
 from bertflow.errors import InputError, MissingDependencyError
-from bertflow.report import figures, plots, save_figure
-from bertflow.report.figures import ScoreCell, ScoreRow, ScoreTable
-from bertflow.report.palette import LOOKS
+from bertflow.report import draw, measures, save_figure
+from bertflow.report.draw import GROUND, LOOKS
+from bertflow.report.measures import ScoreCell, ScoreRow, ScoreTable
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def sides(rng):
 def words(rng):
     found = Words([f"w{n}" for n in range(50)], ranks=np.arange(50) * 20, rows=np.arange(50))
     ranges = [(0, 100), (100, 500), (500, 1000)]
-    return figures.measure_word_norms(
+    return measures.measure_word_norms(
         rng.normal(size=(50, 4)), found, ranges=ranges, published=[1.0, 2.0, None]
     )
 
@@ -56,14 +56,14 @@ def scores():
 @pytest.fixture
 def drawn(sides, words, scores, rng):
     """A figure of each kind."""
-    training = figures.summarize_training(rng.normal(size=300), final=-0.25)
+    training = measures.summarize_training(rng.normal(size=300), final=-0.25)
     return {
-        "cosines": plots.cosine_histogram(figures.measure_cosines(sides, pairs=500)),
-        "spectra": plots.spectrum(figures.measure_spectra(sides)),
-        "cloud": plots.cloud(figures.project(sides)),
-        "words": plots.norm_by_frequency(words),
-        "training": plots.training_curve(training),
-        "scores": plots.score_forest(scores),
+        "cosines": draw.cosine_histogram(measures.measure_cosines(sides, pairs=500)),
+        "spectra": draw.spectrum(measures.measure_spectra(sides)),
+        "cloud": draw.cloud(measures.project(sides)),
+        "words": draw.norm_by_frequency(words),
+        "training": draw.training_curve(training),
+        "scores": draw.score_forest(scores),
     }
 
 
@@ -72,8 +72,8 @@ def legend(figure) -> list[str]:
 
 
 def test_a_histogram_has_a_step_of_the_right_height_for_each_bin(sides):
-    found = figures.measure_cosines(sides, pairs=500)
-    axes = plots.cosine_histogram(found).axes[0]
+    found = measures.measure_cosines(sides, pairs=500)
+    axes = draw.cosine_histogram(found).axes[0]
     outlines = [patch for patch in axes.patches if not patch.get_fill()]
     for outline, share in zip(outlines, found.shares.values(), strict=True):
         assert_allclose(outline.get_data().values, 100 * share)
@@ -83,15 +83,15 @@ def test_a_histogram_has_a_step_of_the_right_height_for_each_bin(sides):
 
 
 def test_the_means_stand_in_the_legend(sides):
-    found = figures.measure_cosines(sides, pairs=500)
-    named = legend(plots.cosine_histogram(found))
+    found = measures.measure_cosines(sides, pairs=500)
+    named = legend(draw.cosine_histogram(found))
     assert [name.split(",")[0] for name in named] == ["before", "after"]
     assert f"{found.means['before']:.2f}" in named[0]
 
 
 def test_a_spectrum_is_drawn_by_rank_on_logarithms(sides):
-    found = figures.measure_spectra(sides)
-    axes = plots.spectrum(found).axes[0]
+    found = measures.measure_spectra(sides)
+    axes = draw.spectrum(found).axes[0]
     for line, values in zip(axes.lines, found.values.values(), strict=True):
         assert_array_equal(line.get_xdata(), np.arange(1, len(values) + 1))
         assert_allclose(line.get_ydata(), values)
@@ -100,15 +100,15 @@ def test_a_spectrum_is_drawn_by_rank_on_logarithms(sides):
 
 def test_dimensions_that_do_not_vary_do_not_stretch_the_axis_of_a_spectrum(rng):
     flat = np.outer(rng.normal(size=20), [1.0, 2.0, 0.0])
-    found = figures.measure_spectra({"flat": flat})
-    axes = plots.spectrum(found).axes[0]
+    found = measures.measure_spectra({"flat": flat})
+    axes = draw.spectrum(found).axes[0]
     assert axes.get_ylim()[0] == found.floor == 1e-4
     assert axes.lines[0].get_ydata().min() == found.floor
 
 
 def test_a_cloud_has_a_panel_a_side_and_both_axes_at_one_scale(sides):
-    found = figures.project(sides)
-    figure = plots.cloud(found)
+    found = measures.project(sides)
+    figure = draw.cloud(found)
     for axes, (name, points) in zip(figure.axes, found.points.items(), strict=True):
         assert_allclose(np.asarray(axes.collections[0].get_offsets()), points)
         assert axes.get_title(loc="left") == name
@@ -119,15 +119,15 @@ def test_a_cloud_has_a_panel_a_side_and_both_axes_at_one_scale(sides):
     # The arrow goes from the origin to the mean, if that is not at the origin itself.
     arrows = [[(text.xyann, text.xy) for text in axes.texts] for axes in figure.axes]
     assert arrows[0] == [((0.0, 0.0), tuple(found.means["before"]))]
-    centred = figures.project({"centred": np.concatenate([sides["after"], -sides["after"]])})
-    assert not list(plots.cloud(centred).axes[0].texts)
+    centred = measures.project({"centred": np.concatenate([sides["after"], -sides["after"]])})
+    assert not list(draw.cloud(centred).axes[0].texts)
 
 
 def test_words_and_means_lie_at_their_ranks_and_norms(words):
-    axes = plots.norm_by_frequency(words).axes[0]
+    axes = draw.norm_by_frequency(words).axes[0]
     points = np.asarray(axes.collections[0].get_offsets())
     assert_allclose(points, np.column_stack([words.ranks + 1, words.norms]))
-    levels = [c.get_segments()[0] for c in axes.collections[1:]]
+    levels = [segment for c in axes.collections[1:] for segment in c.get_segments()]
     for group in words.groups:
         span = [max(group.low, 1), group.high]
         assert any(np.allclose(s, [[span[0], group.value], [span[1], group.value]]) for s in levels)
@@ -136,44 +136,57 @@ def test_words_and_means_lie_at_their_ranks_and_norms(words):
 
 
 def test_a_training_curve_is_the_means_and_ends_at_the_loss_that_is_left(rng):
-    found = figures.summarize_training(rng.normal(size=300), final=-0.25)
-    figure = plots.training_curve(found)
+    found = measures.summarize_training(rng.normal(size=300), final=-0.25)
+    figure = draw.training_curve(found)
     line, final = figure.axes[0].lines
     assert_allclose(line.get_ydata(), found.mean)
     assert_array_equal(line.get_xdata(), found.steps)
     assert set(final.get_ydata()) == {-0.25}
     assert "fitted rows, −0.250" in legend(figure)
-    without = figures.summarize_training(rng.normal(size=300))
-    assert len(plots.training_curve(without).axes[0].lines) == 1
+    without = measures.summarize_training(rng.normal(size=300))
+    assert len(draw.training_curve(without).axes[0].lines) == 1
 
 
 def test_scores_stand_on_their_intervals_with_the_published_hollow(scores):
-    axes = plots.score_forest(scores).axes[0]
-    points = {
-        (line.get_marker(), float(line.get_xdata()[0]))
-        for line in axes.lines
-        if line.get_markerfacecolor() != "white"
-    }
+    axes = draw.score_forest(scores).axes[0]
+    lines = [line for line in axes.lines if line.get_markerfacecolor() != GROUND]
+    hollow = [line for line in axes.lines if line.get_markerfacecolor() == GROUND]
     shown = scores.rows[:2]
-    assert points == {
-        (look.marker, cell.value)
-        for row, look in zip(shown, LOOKS, strict=True)
-        for cell in row.cells.values()
-    }
-    hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
-    assert len(hollow) == 6
-    spans = sorted(tuple(c.get_segments()[0][:, 0]) for c in axes.collections)
-    assert spans == sorted((c.low, c.high) for row in shown for c in row.cells.values())
+    for row, look, line, published, spans in zip(
+        shown, LOOKS, lines, hollow, axes.collections, strict=True
+    ):
+        cells = list(row.cells.values())
+        assert line.get_marker() == look.marker
+        assert line.get_xdata().tolist() == [cell.value for cell in cells]
+        assert published.get_xdata().tolist() == [cell.published for cell in cells]
+        ends = [segment[:, 0].tolist() for segment in spans.get_segments()]
+        assert ends == [[cell.low, cell.high] for cell in cells]
+        assert line.get_ydata().tolist() == published.get_ydata().tolist()
     assert [label.get_text() for label in axes.get_yticklabels()] == list(scores.columns)
     assert axes.get_ylim()[0] > axes.get_ylim()[1]
     assert "in the table alone" not in legend(axes.figure)
     assert "published for BERT-base" in legend(axes.figure)
 
 
+def test_a_score_that_lacks_its_interval_is_drawn_without_one(scores):
+    cells = dict(scores.rows[0].cells) | {"stsb": ScoreCell(), "sick-r": ScoreCell(value=1.0)}
+    bare = ScoreTable(
+        title="STS",
+        measure="Spearman × 100",
+        columns=scores.columns,
+        rows=[ScoreRow(label="some", cells=cells)],
+    )
+    axes = draw.score_forest(bare).axes[0]
+    (spans,) = axes.collections
+    assert [len(segment) for segment in spans.get_segments()] == [0, 0, 2]
+    value = next(line for line in axes.lines if line.get_markerfacecolor() != GROUND)
+    assert np.isfinite(value.get_xdata()).tolist() == [False, True, True]
+
+
 def test_no_score_is_no_figure(scores):
     empty = ScoreTable(title="", measure="", columns=["stsb"], rows=[scores.rows[2]])
     with pytest.raises(InputError, match="nothing to draw"):
-        plots.score_forest(empty)
+        draw.score_forest(empty)
 
 
 def test_the_sides_are_told_apart_without_colour():
@@ -219,21 +232,21 @@ def test_files_are_the_same_every_time_and_small(drawn, tmp_path):
 
 
 def test_many_points_are_an_image_within_a_vector_file(rng, tmp_path):
-    x = rng.normal(size=(plots.RASTER + 1, 3))
-    figure = plots.cloud(figures.project({"many": x}, points=len(x)))
+    x = rng.normal(size=(draw.RASTER + 1, 3))
+    figure = draw.cloud(measures.project({"many": x}, points=len(x)))
     save_figure(figure, tmp_path / "cloud.svg")
     assert b"data:image/png" in (tmp_path / "cloud.svg").read_bytes()
 
 
 def test_matplotlib_is_as_it_was(sides, words, scores):
     before = dict(matplotlib.rcParams)
-    plots.cloud(figures.project(sides))
-    plots.norm_by_frequency(words)
-    plots.score_forest(scores)
+    draw.cloud(measures.project(sides))
+    draw.norm_by_frequency(words)
+    draw.score_forest(scores)
     assert dict(matplotlib.rcParams) == before
 
 
 def test_a_missing_package_is_named_with_the_line_that_installs_it(sides, monkeypatch):
-    monkeypatch.setattr(plots, "find_spec", lambda name: None)
+    monkeypatch.setattr(draw, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'bertflow\[report\]'"):
-        plots.spectrum(figures.measure_spectra(sides))
+        draw.spectrum(measures.measure_spectra(sides))

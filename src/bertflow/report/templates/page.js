@@ -27,13 +27,15 @@
 
   const stages = [...document.querySelectorAll(".stage")].map((stage) => {
     const svg = stage.querySelector("svg");
-    const dots = [...svg.querySelectorAll(".dots circle")];
+    const dots = [...svg.querySelectorAll(".dots use")];
+    const marks = document.createElementNS(SVG, "g");
+    svg.append(marks);
     return {
       stage,
       svg,
-      x: dots.map((dot) => Number(dot.getAttribute("cx"))),
-      y: dots.map((dot) => Number(dot.getAttribute("cy"))),
-      marks: svg.querySelector(".marks"),
+      x: dots.map((dot) => Number(dot.getAttribute("x"))),
+      y: dots.map((dot) => Number(dot.getAttribute("y"))),
+      marks,
     };
   });
   const readout = document.getElementById("readout");
@@ -52,10 +54,10 @@
     stages.forEach((one, side) => {
       one.marks.replaceChildren();
       for (const row of data.near[side][point]) {
-        if (pointOf.has(row)) mark(one, "near", pointOf.get(row), 4.5);
+        if (pointOf.has(row)) mark(one, "near", pointOf.get(row), 3.4);
       }
-      mark(one, "around", point, 7);
-      mark(one, "core", point, 3);
+      mark(one, "around", point, 5);
+      mark(one, "core", point, 2.2);
     });
     if (readout) readout.textContent = textOf(data.queries[point]);
   }

@@ -15,9 +15,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import spearmanr
 
 from bertflow.errors import InputError, MissingDependencyError, ModelError
-from bertflow.report import check_figure, edit_distance_scatter, plots, save_figure
-from bertflow.report.figures import relate_to_edits
-from bertflow.report.plots import REST, SHORT
+from bertflow.report import check_figure, draw, edit_distance_scatter, save_figure
+from bertflow.report.draw import REST, SHORT
+from bertflow.report.measures import relate_to_edits
 
 PAIRS = 60
 MAGIC = {".svg": b"<?xml", ".png": b"\x89PNG", ".pdf": b"%PDF"}
@@ -320,10 +320,11 @@ def test_matplotlib_is_as_it_was(material, tmp_path):
 
 def test_importing_loads_no_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    spec = importlib.util.spec_from_file_location("plots_again", plots.__file__)
+    spec = importlib.util.spec_from_file_location("plots_again", draw.__file__)
     again = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "plots_again", again)
     spec.loader.exec_module(again)
-    assert again.edit_distance_scatter is not plots.edit_distance_scatter
+    assert again.edit_distance_scatter is not draw.edit_distance_scatter
 
 
 def test_drawing_loads_no_pyplot(material, tmp_path, monkeypatch):

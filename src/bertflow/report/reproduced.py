@@ -1,0 +1,440 @@
+"""What a folder of `bertflow reproduce` holds, for a report: tables, records and vectors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertflow.calibrators import Calibrator
+from bertflow.calibrators.base import Array
+from bertflow.calibrators.presets import preset_name
+from bertflow.calibrators.storage import CALIBRATORS
+from bertflow.data import CATALOG, DATA_VARIABLE
+from bertflow.data.layouts import find_files
+from bertflow.encoders import VectorCache
+from bertflow.errors import InputError, ModelError
+from bertflow.evaluation import Difference, paired_cosine
+from bertflow.io.json import read_json
+from bertflow.paper.jobs import key_of
+from bertflow.paper.material import Material
+from bertflow.paper.published import published
+from bertflow.paper.records import Record, Records
+from bertflow.paper.results import CellResult, RowResult, TableResult
+from bertflow.paper.tables import AVERAGE, SCORE_TABLES
+from bertflow.report.measures import (
+    EditScatter,
+    NormGroup,
+    ScoreCell,
+    ScoreRow,
+    ScoreTable,
+    WordNorms,
+)
+from bertflow.report.task_scores import (
+    NO_RAPIDFUZZ,
+    NO_STSB_DEV,
+    edits_of,
+    local_pairs,
+    mark_of,
+)
+from bertflow.report.verdicts import Headline
+
+# Tables in which a row is an encoder and another its flow, fitted on the target's text.
+BEFORE_AFTER = {
+    "table2": ("last2avg", "flow target"),
+    "table5": ("", "flow target"),
+    "table7": ("last2avg", "flow"),
+    "table3": ("nli last2avg", "nli flow target"),
+}
+LARGEST_TABLE = 2 * 10**7
+# Cosines of a flow that is fitted again are those of its record up to this.
+SAME = 1e-4
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is one of `bertflow reproduce`: of tables, or of all its records."""
+    return (folder / "records").is_dir() or any(folder.glob("table[1-8].json"))
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A calibrator that was fitted again from its record.
+
+    Attributes:
+        calibrator: Fitted.
+        key: Of the record.
+        checked: How many pairs it was held against.
+        apart: How far its cosines are from the record's at most; None where the pairs are not
+            there.
+    """
+
+    calibrator: Calibrator
+    key: str
+    checked: int = 0
+    apart: float | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know about it."""
+        if self.apart is None:
+            held = "it is not held against its record: the pairs are not there"
+        elif self.apart <= SAME:
+            held = f"its cosines of {self.checked:,} pairs are the record's, up to {self.apart:.1e}"
+        else:
+            held = (
+                f"its cosines of {self.checked:,} pairs differ from the record's by up to "
+                f"{self.apart:.2g}: other versions or another processor; the scores are the "
+                "record's"
+            )
+        return [f"the calibrator of the clouds is fitted again from record {self.key}", held]
+
+
+class Run:
+    """A folder of tables, and the records and vectors beside it; nothing in them is changed.
+
+    Args:
+        folder: One of tables, or one that holds `records` and a single folder of tables.
+        data: As in `bertflow.data.read_task`; the model hub is not asked.
+
+    Raises:
+        InputError: It holds no table, or those of several encoders to choose from.
+        ModelError: A table cannot be read.
+    """
+
+    def __init__(self, folder: str | Path, data: str | Path | None = None) -> None:
+        self.folder = _folder_of_tables(Path(folder))
+        self.home = self.folder.parent
+        self.records = Records(self.home / "records")
+        self.data = data
+        self.tables = {
+            path.stem: _read_table(path) for path in sorted(self.folder.glob("table[1-8].json"))
+        }
+        self.settings = next(iter(self.tables.values())).settings
+        # Of several encoders the first: the paper's base.
+        self.encoder: str = next(iter(self.settings["encoders"]))
+        self.material = Material(data or os.environ.get(DATA_VARIABLE), self.settings["limit"])
+
+    @cached_property
+    def pair(self) -> tuple[Record, Record] | None:
+        """Records of the encoder and of its flow, seed 0, on one task; None where there are none.
+
+        The task is STS-B where that is there.
+        """
+        for name, rows in BEFORE_AFTER.items():
+            if name not in self.tables:
+                continue
+            before, after = (self._cells(name, row) for row in rows)
+            for column in ("stsb", *self.tables[name].columns):
+                keys = [
+                    cells[column].records[:1] if column in cells else ()
+                    for cells in (before, after)
+                ]
+                found = [self.records.get(key) for several in keys for key in several]
+                if len(found) == 2 and found[0] is not None and found[1] is not None:
+                    return found[0], found[1]
+        return None
+
+    def _cells(self, table: str, row: str) -> Mapping[str, CellResult]:
+        for one in self.tables[table].rows:
+            if one.name == row and one.encoder == self.encoder:
+                return one.cells
+        return {}
+
+    def _need_pair(self) -> tuple[Record, Record]:
+        if self.pair is None:
+            raise ModelError(
+                "bertflow reproduce table2 with this encoder, and its records, would fill it"
+            )
+        return self.pair
+
+    @property
+    def before_label(self) -> str:
+        """The encoder and its pooling."""
+        return f"{self.encoder}, {self._need_pair()[0].about['pooling'] or 'its own pooling'}"
+
+    @property
+    def after_label(self) -> str:
+        """The flow and what it was fitted on."""
+        about = self._need_pair()[1].about
+        name = preset_name(about["calibrator"])
+        return f"{name} fitted on {about['fitted_on']}, seed {about['seed']}"
+
+    @property
+    def fitted_on(self) -> str:
+        """The name of the flow's corpus."""
+        return str(self._need_pair()[1].about["fitted_on"])
+
+    @cached_property
+    def cache(self) -> VectorCache:
+        """The encoder's vectors.
+
+        Raises:
+            ModelError: They are not there.
+        """
+        recipe = dict(self._need_pair()[0].recipe["encoding"])
+        folder = self.home / "vectors" / key_of(recipe)
+        if not (folder / "vectors.f32").is_file():
+            raise ModelError(
+                f"the run's vectors are not in {folder}; the bertflow reproduce that made the "
+                "tables makes them again"
+            )
+        return VectorCache(folder, recipe, read_only=True)
+
+    def vectors_of(self, texts: Sequence[str]) -> Array:
+        """The encoder's vectors of sentences.
+
+        Raises:
+            ModelError: One was not in the run.
+        """
+        rows = self.cache.find(texts)
+        if (rows < 0).any():
+            raise ModelError(
+                f"{int((rows < 0).sum()):,} of {len(texts):,} sentences were not in the run, the "
+                f"first is {texts[int(rows.argmin())][:80]!r}; for sentences of your own: bertflow "
+                "encode ENCODER --corpus FILE --output OUT.npy and bertflow report OUT.npy"
+            )
+        return np.asarray(self.cache.vectors()[rows])
+
+    def corpus(self) -> list[str]:
+        """The sentences that the flow was fitted on, repeats kept.
+
+        Raises:
+            ModelError: They are not there, or are others than the run's.
+        """
+        digest = self._need_pair()[1].recipe["fitting"]["corpus"]
+        name = self.fitted_on
+        remedy = f"give the folder that the run was made on by --data DIR or {DATA_VARIABLE}"
+        title = CATALOG[name].title if name in CATALOG else name
+        if name not in CATALOG or not _is_there(name, self.material.data):
+            raise ModelError(f"the text of {title} is not there; {remedy}")
+        if self.material.corpus_digest(name) != digest:
+            raise ModelError(f"the corpus of {title} is another than the run's; {remedy}")
+        return self.material.corpus(name)
+
+    def fit_again(self) -> Fitted:
+        """Fit the flow as its record says, on the run's vectors, and hold it against the record.
+
+        Raises:
+            ModelError: The corpus or a vector is not there.
+        """
+        record = self._need_pair()[1]
+        about, recipe = record.about, record.recipe["fitting"]
+        arguments = dict(recipe["arguments"])
+        if about.get("n_components") is not None:
+            arguments["n_components"] = about["n_components"]
+        calibrator = CALIBRATORS[recipe["calibrator"]](**arguments)
+        if "device" in calibrator.get_params():
+            calibrator.set_params(device="cpu")
+        calibrator.fit(self.vectors_of(self.corpus()))
+        pairs = local_pairs(about["task"], self.data, about["split"])
+        if pairs is None or not self._has_the_pairs_of(record):
+            return Fitted(calibrator, record.key)
+        pairs = self.material.pairs(about["task"], about["split"])
+        first, second, _ = pairs.graded()
+        graded = np.array([grade is not None for grade in pairs.gold])
+        known = self.records.arrays(record.key)["cosines"][graded]
+        halves = (calibrator._rows(self.vectors_of(texts)) for texts in (first, second))
+        apart = np.nanmax(np.abs(paired_cosine(*halves) - known))
+        return Fitted(calibrator, record.key, len(known), float(apart))
+
+    def _has_the_pairs_of(self, record: Record) -> bool:
+        """Whether the pairs that are there are those that a record was made on."""
+        digest = self.material.pairs_digest(record.about["task"], record.about["split"])
+        return bool(digest == record.recipe["pairs"])
+
+    def edits(self) -> EditScatter | str:
+        """Figure 2 from the cosines in records, or what would fill that section."""
+        if find_spec("rapidfuzz") is None:
+            return NO_RAPIDFUZZ
+        if self.pair is None:
+            return "bertflow reproduce table6 with this encoder would fill it"
+        before, after = self.pair
+        found = {}
+        for name, fitting in (("before", None), ("after", after.recipe["fitting"])):
+            for one in self.records:
+                if (
+                    one.kind == "score"
+                    and (one.about["task"], one.about["split"]) == ("stsb", "dev")
+                    and one.recipe["encoding"] == before.recipe["encoding"]
+                    and one.recipe["fitting"] == fitting
+                ):
+                    found[name] = one
+                    break
+        if len(found) < 2:
+            return "bertflow reproduce figure2 with this encoder would fill it"
+        if local_pairs("stsb", self.data, "dev") is None:
+            return NO_STSB_DEV
+        if not self._has_the_pairs_of(found["before"]):
+            return "STS-B dev as the run had it would fill it; the one in the folder is another"
+        cosines = {name: self.records.arrays(one.key)["cosines"] for name, one in found.items()}
+        return edits_of(self.material.pairs("stsb", "dev"), cosines)
+
+    def words(self) -> WordNorms | str:
+        """Norms by frequency from the record of Table 1, or what would fill that section."""
+        files = self.settings["encoders"][self.encoder]["files"]
+        for one in self.records:
+            known = one.recipe.get("encoder")
+            if one.kind != "words" or not isinstance(known, str):
+                continue
+            if known.startswith(files) if files else one.about["label"] == self.encoder:
+                return _recorded_norms(one, self.encoder)
+        return "bertflow reproduce table1 with this encoder would fill it"
+
+    def scores(self) -> tuple[ScoreTable, Headline | None] | str:
+        """The run's table of scores, or what would fill that section."""
+        for name, rows in BEFORE_AFTER.items():
+            if name in self.tables:
+                return self._score_table(name, rows), self._headline(name, rows)
+        return "bertflow reproduce table2 with this encoder would fill it"
+
+    def _score_table(self, name: str, drawn: tuple[str, str]) -> ScoreTable:
+        table = self.tables[name]
+        labels = [row.label for row in table.rows]
+
+        def label(row: RowResult) -> str:
+            shared = row.encoder and labels.count(row.label) > 1
+            return f"{row.encoder}: {row.label}" if shared else row.label
+
+        return ScoreTable(
+            title=f"{table.title} ({name.replace('table', 'Table ')})",
+            measure="Spearman × 100",
+            columns=table.columns,
+            rows=[
+                ScoreRow(
+                    label=label(row),
+                    cells={column: _score_cell(cell) for column, cell in row.cells.items()},
+                    drawn=row.name in drawn and row.encoder == self.encoder,
+                    aggregation=row.aggregation,
+                    published_for=row.published_for,
+                )
+                for row in table.rows
+            ],
+            claims=table.claims,
+            notes=table.notes,
+        )
+
+    def _headline(self, name: str, rows: tuple[str, str]) -> Headline | None:
+        """The claim that the flow beats its encoder, on average, else on the first task."""
+        before, after = (self._cells(name, row) for row in rows)
+        declared = [one for one in SCORE_TABLES[name].claims if (one.below, one.above) == rows]
+        texts = [one.text for one in declared if one.column == AVERAGE]
+        columns = self.tables[name].columns
+        changes = [
+            (AVERAGE if AVERAGE in columns else columns[0], claim.difference)
+            for claim in self.tables[name].claims
+            if claim.text in texts and claim.encoder == self.encoder
+        ]
+        changes += [
+            (column, change)
+            for column in columns
+            if column in after and (change := after[column].baseline)
+        ]
+        if not changes:
+            return None
+        column, difference = changes[0]
+        values = [cells[column].value if column in cells else None for cells in (before, after)]
+        if values[0] is None or values[1] is None or difference.value is None:
+            return None
+        title = "the seven STS tasks" if column == AVERAGE else CATALOG[column].title
+        return Headline(what=title, before=values[0], after=values[1], difference=difference)
+
+    def provenance(self) -> list[tuple[str, str]]:
+        """What the tables and the picture of the cloud depend on."""
+        settings = self.settings
+        facts = [("run", str(self.folder))]
+        for label, one in settings["encoders"].items():
+            which = f"revision {one['revision']}" if one["revision"] else f"files {one['files']}"
+            facts.append(
+                (
+                    f"encoder {label}",
+                    f"{one['name']} ({which}), pooling {one['pooling']}, at most "
+                    f"{one['max_length']} tokens",
+                )
+            )
+        if settings.get("flow"):
+            facts.append(("flow", f"{settings['flow']}, {settings['seeds']} seeds"))
+        if settings.get("limit"):
+            facts.append(("only a trial", f"about {settings['limit']:,} pairs of each split"))
+        facts.append(("tables", ", ".join(self.tables)))
+        for name, one in zip(("before", "after"), self.pair or (), strict=False):
+            made = f"{one.about['task']} {one.about['split']}, {one.time}"
+            facts.append((f"record {name}", f"{one.key}: {made}"))
+        return facts + [(name, str(number)) for name, number in settings["versions"].items()]
+
+
+def _read_table(path: Path) -> TableResult:
+    saved: Any = read_json(path, largest=LARGEST_TABLE)
+    try:
+        table = TableResult.from_dict(saved)
+        if table.name == path.stem and table.settings["encoders"]:
+            return table
+        reason = "it names no encoder" if table.name == path.stem else f"it is {table.name}"
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        reason = repr(error)
+    raise ModelError(f"{path} is no table of bertflow reproduce ({reason}); make it again")
+
+
+def _folder_of_tables(folder: Path) -> Path:
+    if any(folder.glob("table[1-8].json")):
+        return folder
+    several = sorted({path.parent for path in folder.glob("*/table[1-8].json")})
+    if len(several) == 1:
+        return several[0]
+    if not several:
+        raise InputError(
+            f"{folder} holds records but no table; bertflow reproduce table2 writes one"
+        )
+    raise InputError(
+        f"{folder} holds the tables of {len(several)} runs; give one of "
+        f"{', '.join(map(str, several))}"
+    )
+
+
+def _is_there(task: str, root: str | Path | None) -> bool:
+    data_set = CATALOG[task]
+    return bool(root) and any(
+        find_files(data_set, split, Path(str(root)))[0] for split in data_set.splits
+    )
+
+
+def _recorded_norms(record: Record, label: str) -> WordNorms:
+    numbers = published("table1")
+    groups = []
+    try:
+        for group in record.result["groups"]:
+            mean = group["norm"] or {"value": None, "low": None, "high": None}
+            column = f"{group['low']}-{group['high']}"
+            groups.append(
+                NormGroup(
+                    low=group["low"],
+                    high=group["high"],
+                    words=group["words"],
+                    value=mean["value"],
+                    least=mean["low"],
+                    most=mean["high"],
+                    published=numbers.value("norm", column) if column in numbers.columns else None,
+                )
+            )
+    except (KeyError, TypeError) as error:
+        raise ModelError(f"record {record.key} lacks {error}; remove it and run again") from None
+    return WordNorms(groups=groups, encoder=label)
+
+
+def _score_cell(cell: CellResult) -> ScoreCell:
+    change: Difference | None = cell.baseline if cell.value is not None else None
+    return ScoreCell(
+        value=cell.value,
+        low=cell.low,
+        high=cell.high,
+        published=cell.published,
+        comparable=cell.comparable,
+        doubts=cell.doubts,
+        mark="" if change is None else mark_of(change),
+        reason=cell.reason,
+    )
