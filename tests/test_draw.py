@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import matplotlib
@@ -12,9 +13,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from bertflow.analysis.frequency import Words
 from bertflow.errors import InputError, MissingDependencyError
+from bertflow.paper.results import CellResult, RowResult, TableResult
 from bertflow.report import draw, measures, save_figure
 from bertflow.report.draw import GROUND, LOOKS
-from bertflow.report.measures import ScoreCell, ScoreRow, ScoreTable
+from bertflow.report.measures import ScoreTable
 
 
 @pytest.fixture
@@ -34,23 +36,22 @@ def words(rng):
 
 @pytest.fixture
 def scores():
-    def row(label, start, **more):
+    def row(label, start, published_for=None):
         cells = {
-            task: ScoreCell(
+            task: CellResult(
                 value=start + n, low=start + n - 3, high=start + n + 2, published=start + 1.5
             )
             for n, task in enumerate(("stsb", "sick-r", "average"))
         }
-        return ScoreRow(label=label, cells=cells, **more)
+        return RowResult(label=label, cells=cells, published_for=published_for)
 
     rows = [
-        row("an encoder", 55.0, published_for="BERT-base"),
-        row("its flow", 65.0, published_for="BERT-base"),
-        row("in the table alone", 10.0, drawn=False),
+        row("an encoder", 55.0, "BERT-base"),
+        row("its flow", 65.0, "BERT-base"),
+        row("in the table alone", 10.0),
     ]
-    return ScoreTable(
-        title="STS", measure="Spearman × 100", columns=["stsb", "sick-r", "average"], rows=rows
-    )
+    table = TableResult(title="STS", columns=["stsb", "sick-r", "average"], rows=rows)
+    return ScoreTable(table=table, drawn=rows[:2])
 
 
 @pytest.fixture
@@ -130,7 +131,10 @@ def test_words_and_means_lie_at_their_ranks_and_norms(words):
     levels = [segment for c in axes.collections[1:] for segment in c.get_segments()]
     for group in words.groups:
         span = [max(group.low, 1), group.high]
-        assert any(np.allclose(s, [[span[0], group.value], [span[1], group.value]]) for s in levels)
+        assert any(
+            np.allclose(s, [[span[0], group.norm.value], [span[1], group.norm.value]])
+            for s in levels
+        )
         if group.published is not None:
             assert any(np.allclose(s[:, 1], group.published) for s in levels)
 
@@ -151,9 +155,8 @@ def test_scores_stand_on_their_intervals_with_the_published_hollow(scores):
     axes = draw.score_forest(scores).axes[0]
     lines = [line for line in axes.lines if line.get_markerfacecolor() != GROUND]
     hollow = [line for line in axes.lines if line.get_markerfacecolor() == GROUND]
-    shown = scores.rows[:2]
     for row, look, line, published, spans in zip(
-        shown, LOOKS, lines, hollow, axes.collections, strict=True
+        scores.drawn, LOOKS, lines, hollow, axes.collections, strict=True
     ):
         cells = list(row.cells.values())
         assert line.get_marker() == look.marker
@@ -162,21 +165,16 @@ def test_scores_stand_on_their_intervals_with_the_published_hollow(scores):
         ends = [segment[:, 0].tolist() for segment in spans.get_segments()]
         assert ends == [[cell.low, cell.high] for cell in cells]
         assert line.get_ydata().tolist() == published.get_ydata().tolist()
-    assert [label.get_text() for label in axes.get_yticklabels()] == list(scores.columns)
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(scores.table.columns)
     assert axes.get_ylim()[0] > axes.get_ylim()[1]
     assert "in the table alone" not in legend(axes.figure)
     assert "published for BERT-base" in legend(axes.figure)
 
 
 def test_a_score_that_lacks_its_interval_is_drawn_without_one(scores):
-    cells = dict(scores.rows[0].cells) | {"stsb": ScoreCell(), "sick-r": ScoreCell(value=1.0)}
-    bare = ScoreTable(
-        title="STS",
-        measure="Spearman × 100",
-        columns=scores.columns,
-        rows=[ScoreRow(label="some", cells=cells)],
-    )
-    axes = draw.score_forest(bare).axes[0]
+    cells = dict(scores.drawn[0].cells) | {"stsb": CellResult(), "sick-r": CellResult(value=1.0)}
+    row = RowResult(label="some", cells=cells)
+    axes = draw.score_forest(replace(scores, drawn=[row])).axes[0]
     (spans,) = axes.collections
     assert [len(segment) for segment in spans.get_segments()] == [0, 0, 2]
     value = next(line for line in axes.lines if line.get_markerfacecolor() != GROUND)
@@ -184,9 +182,24 @@ def test_a_score_that_lacks_its_interval_is_drawn_without_one(scores):
 
 
 def test_no_score_is_no_figure(scores):
-    empty = ScoreTable(title="", measure="", columns=["stsb"], rows=[scores.rows[2]])
+    row = RowResult(label="none", cells={name: CellResult() for name in scores.table.columns})
     with pytest.raises(InputError, match="nothing to draw"):
-        draw.score_forest(empty)
+        draw.score_forest(replace(scores, drawn=[row]))
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(300, ["1", "10", "100"]), (20, ["1", "2", "5", "10", "20"])]
+)
+def test_ranks_are_plain_numbers(rng, count, shown):
+    figure = draw.spectrum(measures.measure_spectra({"x": rng.normal(size=(400, count))}))
+    axis = figure.axes[0].xaxis
+    figure.draw_without_rendering()
+    low, high = figure.axes[0].get_xlim()
+    ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+    seen = {
+        tick.label1.get_text(): tick.get_loc() for tick in ticks if low <= tick.get_loc() <= high
+    }
+    assert sorted((text for text in seen if text), key=float) == shown
 
 
 def test_the_sides_are_told_apart_without_colour():

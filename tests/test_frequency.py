@@ -144,8 +144,7 @@ def test_blocks_do_not_show(rng, monkeypatch):
     done = []
     whole = nearest_neighbours(rows, vectors, k=5, progress=lambda *step: done.append(step))
     assert done == [(40, 40)]
-    monkeypatch.setattr(neighbours, "PRODUCT_ENTRIES", 192 * 11)
-    monkeypatch.setattr(neighbours, "SEARCH_ROWS", 3)
+    monkeypatch.setattr(neighbours, "BLOCK_ENTRIES", 150 * 11)
     parts = nearest_neighbours(rows, vectors, k=5, progress=lambda *step: done.append(step))
     assert done[1:] == [(11, 40), (22, 40), (33, 40), (40, 40)]
     for name, values in vars(whole).items():

@@ -180,7 +180,7 @@ def test_scores_are_those_of_cosines_whose_sentences_all_have_vectors(vectors, r
     for side, rows in (("before", x), ("after", x - 0.3)):
         first, second = (rows[[place[t] for t in part]] for part in (test.first, test.second))
         expected = correlate(paired_cosine(first, second), np.array(test.gold)).spearman
-        row = next(row for row in found.scores.rows if row.label == side)
+        row = next(row for row in found.scores.table.rows if row.label == side)
         assert row.cells["stsb"].value == pytest.approx(100 * expected)
         assert row.cells["stsb"].low < row.cells["stsb"].value < row.cells["stsb"].high
     assert set(found.edits.panels) == {"gold", "before", "after"}
@@ -203,10 +203,10 @@ def test_a_task_that_nobody_named_decides_nothing(model, monkeypatch):
     assert "--task NAME" in found.absent["scores"]
     assert "--task stsb" in found.absent["edits"]
     named = build_report(model / "saved", tasks=["sts13"])
-    assert named.scores.columns == ["sts13"]
+    assert named.scores.table.columns == ["sts13"]
     assert named.edits is None
     assert "STS 2013" in named.verdict or "STS13" in named.verdict
-    assert build_report(model / "saved", data="data").scores.columns == ["sts13", "stsb"]
+    assert build_report(model / "saved", data="data").scores.table.columns == ["sts13", "stsb"]
     assert build_report(model / "saved", tasks=["stsb"]).edits is not None
 
 
@@ -563,20 +563,6 @@ def test_what_is_absent_is_said_with_what_would_fill_it(vectors):
 def test_the_same_report_is_the_same_page(vectors, flow):
     pages = [render(build_report("x.npy", against="flow")) for _ in range(2)]
     assert pages[0] == pages[1]
-
-
-def test_a_page_that_would_be_too_large_shows_fewer_points(vectors, texts, monkeypatch):
-    whole = build_report("x.npy", corpus="texts.jsonl")
-    size = len(render(whole).encode())
-    monkeypatch.setattr(page, "LARGEST", size - 2000)
-    text = render(whole)
-    assert len(text.encode()) <= size - 2000
-    found = Page(text)
-    count = len(found.data["queries"])
-    assert 0 < count < ROWS
-    assert f"{count} rows, the same on every side" in " ".join(found.said)
-    dots = re.search(r'<g class="dots">.*?</g>\s*</g>', text, re.DOTALL)
-    assert dots[0].count("<use") == count
 
 
 def test_long_sentences_are_cut_on_the_page():

@@ -11,7 +11,6 @@ from bertflow.analysis import word_statistics
 from bertflow.analysis.frequency import Words
 from bertflow.errors import InputError
 from bertflow.report.measures import (
-    ScoreCell,
     Spectra,
     find_neighbours,
     measure_cosines,
@@ -176,12 +175,7 @@ def test_word_norms_are_those_of_table_1(rng):
     known = word_statistics(table, words, ranges=ranges, neighbours=[1]).groups
     for one, other in zip(found.groups, known, strict=True):
         assert (one.low, one.high, one.words) == (other.low, other.high, other.words)
-        if other.norm is None:
-            assert one.value is None
-        else:
-            assert one.value == pytest.approx(other.norm.value)
-            assert one.least == pytest.approx(other.norm.low)
-            assert one.most == pytest.approx(other.norm.high)
+        assert one.norm == other.norm
     assert [one.published for one in found.groups] == [1.0, 2.0, 3.0, None]
 
 
@@ -219,12 +213,6 @@ def test_windows_of_training_hold_every_step_once(rng):
     assert sizes @ found.mean == pytest.approx(losses.sum())
     assert found.low.min() == losses.min()
     assert found.high.max() == losses.max()
-
-
-def test_a_difference_is_with_a_number_of_the_same_encoder_only():
-    assert ScoreCell(value=3.0, published=1.0).difference == 2.0
-    assert ScoreCell(value=3.0, published=1.0, comparable=False).difference is None
-    assert ScoreCell(value=None, published=1.0).difference is None
 
 
 @pytest.mark.parametrize("measure", [measure_cosines, measure_spectra, project])

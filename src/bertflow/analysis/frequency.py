@@ -250,11 +250,7 @@ def word_statistics(
         raise InputError("neighbours must be at least one count k, got none")
     for k in counts:
         check_number("neighbours", k, 1, len(embeddings) - 1, integer=True)
-    if len(words.rows) and not 0 <= words.rows.min() <= words.rows.max() < len(embeddings):
-        raise InputError(
-            f"words have rows {words.rows.min()} to {words.rows.max()}, but there are "
-            f"{len(embeddings)} embeddings; take those of the tokenizer's own encoder"
-        )
+    check_rows(words, embeddings)
     members = [(words.ranks >= low) & (words.ranks < high) for low, high in ranges]
     asked = np.flatnonzero(np.any(members, axis=0)) if members else np.empty(0, dtype=np.int64)
     rows = words.rows[asked]
@@ -268,24 +264,38 @@ def word_statistics(
     return WordStatistics(groups, *embeddings.shape)
 
 
+def check_rows(words: Words, embeddings: Array) -> None:
+    """Refuse words that are rows of another matrix.
+
+    Raises:
+        InputError: A word has a row that is not there.
+    """
+    if len(words.rows) and not 0 <= words.rows.min() <= words.rows.max() < len(embeddings):
+        raise InputError(
+            f"words have rows {words.rows.min()} to {words.rows.max()}, but there are "
+            f"{len(embeddings)} embeddings; take those of the tokenizer's own encoder"
+        )
+
+
 def _group(
     span: tuple[int, int], counts: Sequence[int], norms: Array, found: Neighbours, within: Array
 ) -> WordGroup:
     def means(measures: Array) -> dict[int, Mean | None]:
         # The k best are the first k of the best.
-        return {k: _mean(measures[within, :k].mean(axis=1)) for k in counts}
+        return {k: mean_of(measures[within, :k].mean(axis=1)) for k in counts}
 
     return WordGroup(
         low=span[0],
         high=span[1],
         words=len(within),
-        norm=_mean(norms[within]),
+        norm=mean_of(norms[within]),
         distance=means(found.distances),
         dot=means(found.dots),
     )
 
 
-def _mean(values: Array) -> Mean | None:
+def mean_of(values: Array) -> Mean | None:
+    """The mean of some words' measures with its interval; None where there is no word."""
     if len(values) == 0:
         return None
     value = float(values.mean())

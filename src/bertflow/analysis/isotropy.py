@@ -38,12 +38,23 @@ def mean_cosine(vectors: Array, *, pairs: int = 20000, random_state: int = 0) ->
     """
     vectors = directed(vectors)
     check_number("pairs", pairs, 1, integer=True)
+    return float(cosines_of_rows(vectors, *random_pairs(len(vectors), pairs, random_state)).mean())
+
+
+def random_pairs(count: int, pairs: int, random_state: int) -> tuple[Array, Array]:
+    """Numbers of so many pairs of different rows below `count`, each of shape (pairs,)."""
     random = np.random.default_rng(random_state)
-    first = random.integers(len(vectors), size=pairs)
-    second = (first + random.integers(1, len(vectors), size=pairs)) % len(vectors)
-    parts = [slice(start, start + CHUNK_ROWS) for start in range(0, pairs, CHUNK_ROWS)]
-    cosines = [paired_cosine(vectors[first[part]], vectors[second[part]]) for part in parts]
-    return float(np.concatenate(cosines).mean())
+    first = random.integers(count, size=pairs)
+    return first, (first + random.integers(1, count, size=pairs)) % count
+
+
+def cosines_of_rows(vectors: Array, first: Array, second: Array) -> Array:
+    """Cosines of pairs of rows by number, a few thousand pairs at a time."""
+    starts = range(0, len(first), CHUNK_ROWS)
+    parts = [slice(start, start + CHUNK_ROWS) for start in starts]
+    return np.concatenate(
+        [paired_cosine(vectors[first[part]], vectors[second[part]]) for part in parts]
+    )
 
 
 def partition_isotropy(vectors: Array, *, rows: int = 20000, random_state: int = 0) -> float:

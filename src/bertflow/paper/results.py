@@ -75,10 +75,10 @@ class RowResult:
         published_for: Whom the published numbers are of, where that is another encoder.
     """
 
-    name: str
+    name: str = ""
     label: str
-    encoder: str
-    aggregation: str | None
+    encoder: str = ""
+    aggregation: str | None = None
     cells: Mapping[str, CellResult]
     published_for: str | None = None
 
@@ -117,13 +117,13 @@ class TableResult:
         settings: What all of it depends on: encoders, flow, seeds, limit, NLI sets, versions.
     """
 
-    name: str
+    name: str = ""
     title: str
-    unit: int
+    unit: int = 100
     columns: Sequence[str]
     rows: Sequence[RowResult]
-    claims: Sequence[ClaimResult]
-    notes: Sequence[str]
+    claims: Sequence[ClaimResult] = ()
+    notes: Sequence[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from bertflow.report.measures import (
     summarize_training,
 )
 from bertflow.report.reproduced import Run, is_run
-from bertflow.report.sides import Side, VectorsOf, choose, read_matrix, side_of_file
+from bertflow.report.sides import Chosen, Side, VectorsOf, choose, read_matrix, side_of_file
 from bertflow.report.task_scores import edits_of_sides, headline_of, score_sides
 from bertflow.report.verdicts import AFTER, BEFORE, SENTENCES, VECTORS, Headline, conclude
 
@@ -52,16 +52,7 @@ NEIGHBOURS = 5
 DEMO = "demo"
 MODEL_FILES = ("config.json", f"{SUBFOLDER}/config.json")
 # The sections that a report may lack, in order.
-SECTIONS = (
-    "cosines",
-    "spectra",
-    "cloud",
-    "neighbours",
-    "scores",
-    "words",
-    "edits",
-    "training",
-)
+SECTIONS = ("cosines", "spectra", "cloud", "neighbours", "scores", "words", "edits", "training")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -172,35 +163,35 @@ class _Request:
 
 @dataclass(eq=False)
 class _Draft:
-    """A report that is being put together."""
+    """A report that is being put together; `sections` has attributes of `Report` by name."""
 
     title: str
     sides: list[Side] = field(default_factory=list)
     texts: Sequence[str] | None = None
     calibrator: Calibrator | None = None
-    words: WordNorms | None = None
-    edits: EditScatter | None = None
-    scores: ScoreTable | None = None
     headline: Headline | None = None
-    gains: PairGains | None = None
+    sections: dict[str, Any] = field(default_factory=dict)
     provenance: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
 
-    def put(self, section: str, found: T | str) -> T | None:
-        """What a section has; None, and a note of what would fill it, where it has a reason."""
+    def put(self, section: str, found: object) -> None:
+        """Add a section, or a note of what would fill it."""
         if isinstance(found, str):
             self.absent[section] = found
-            return None
-        return found
+        else:
+            self.sections[section] = found
 
     def lack_vectors(self, reason: str) -> None:
         """Say of all sections that need vectors what would fill them."""
-        for section in ("cosines", "spectra", "cloud", "neighbours"):
-            self.absent[section] = reason
-        for section in ("scores", "edits"):
-            if getattr(self, section) is None:
+        for section in ("cosines", "spectra", "cloud", "neighbours", "scores", "edits"):
+            if section not in self.sections:
                 self.absent.setdefault(section, reason)
+
+    def look_at(self, chosen: Chosen) -> None:
+        """Note which rows the sides have."""
+        self.texts = chosen.texts
+        self.notes += chosen.notes
 
     def apply(self, place: str | Path) -> None:
         """Add the first side under a saved calibrator as the side after."""
@@ -299,7 +290,8 @@ def _of_vectors(request: _Request) -> _Draft:
     texts = None if corpus is None else corpus.beside(vectors, path)
     chosen = choose(len(vectors), texts)
     before = side_of_file(BEFORE, path, vectors, chosen, texts)
-    draft = _Draft(title=path.name, sides=[before], texts=chosen.texts, notes=chosen.notes())
+    draft = _Draft(title=path.name, sides=[before])
+    draft.look_at(chosen)
     draft.provenance += [
         ("vectors", f"{path}: {len(vectors):,} of {vectors.shape[1]} dimensions, {vectors.dtype}"),
         *([] if corpus is None else [("corpus", str(corpus))]),
@@ -346,7 +338,8 @@ def _of_model(request: _Request) -> _Draft:
     elif request.corpus is None and calibrator.provenance_.get("corpus") == DEMO:
         if draft.texts is not None:
             before, after = draft.sides
-            draft.gains = measure_gains(sample_pairs(), draft.texts, before.rows, after.rows)
+            gains = measure_gains(sample_pairs(), draft.texts, before.rows, after.rows)
+            draft.put("gains", gains)
     _score(draft, kinds, request)
     return draft
 
@@ -354,7 +347,7 @@ def _of_model(request: _Request) -> _Draft:
 def _encode_sides(draft: _Draft, request: _Request, saved: Mapping[str, Any]) -> None:
     """The vectors of the encoder and of the model, or a note that there is no sentence."""
     model = load(request.path)
-    draft.words = draft.put("words", _words_of(model, draft.title))
+    draft.put("words", _words_of(model, draft.title))
     corpus = request.corpus or _fitted_corpus(saved)
     if request.corpus is None and saved.get("corpus") == DEMO:
         texts = sample_texts()
@@ -393,9 +386,8 @@ def _encode_sides(draft: _Draft, request: _Request, saved: Mapping[str, Any]) ->
         rows = give(chosen.texts)
         assert rows is not None
         draft.sides.append(Side(name=side, label=what, rows=rows, vectors_of=give))
-    draft.texts = chosen.texts
+    draft.look_at(chosen)
     draft.provenance.append(("corpus", name))
-    draft.notes += chosen.notes()
 
 
 def _take_fitted_rows(draft: _Draft, request: _Request, calibrator: Calibrator) -> None:
@@ -419,8 +411,7 @@ def _take_fitted_rows(draft: _Draft, request: _Request, calibrator: Calibrator) 
         texts = request.corpus.beside(vectors, file)
         draft.provenance.append(("corpus", str(request.corpus)))
     chosen = choose(len(vectors), texts)
-    draft.texts = chosen.texts
-    draft.notes += chosen.notes()
+    draft.look_at(chosen)
     before = side_of_file(BEFORE, file, vectors, chosen, texts)
     draft.sides = [before, before.under(calibrator, AFTER, str(path))]
 
@@ -493,11 +484,10 @@ def _of_run(request: _Request) -> _Draft:
     run = Run(request.path, request.data)
     draft = _Draft(title=run.folder.name)
     draft.provenance += run.provenance()
-    draft.words = draft.put("words", run.words())
-    draft.edits = draft.put("edits", run.edits())
-    scores = draft.put("scores", run.scores())
-    if scores is not None:
-        draft.scores, draft.headline = scores
+    draft.put("words", run.words())
+    draft.put("edits", run.edits())
+    scores, draft.headline = run.scores()
+    draft.put("scores", scores)
     if len(run.settings["encoders"]) > 1:
         draft.notes.append(f"clouds, words and edit distance are those of {run.encoder}")
     try:
@@ -509,7 +499,6 @@ def _of_run(request: _Request) -> _Draft:
         draft.lack_vectors(str(error))
         return draft
     chosen = choose(len(texts), texts)
-    draft.texts = chosen.texts
     draft.sides = [Side(name=BEFORE, label=run.before_label, rows=vectors[chosen.rows])]
     if against is not None:
         draft.apply(against)
@@ -519,7 +508,7 @@ def _of_run(request: _Request) -> _Draft:
         draft.sides.append(draft.sides[0].under(fitted.calibrator, AFTER, run.after_label))
         draft.notes += fitted.notes
     draft.provenance.append(("corpus", str(corpus or f"text of {run.fitted_on}")))
-    draft.notes += chosen.notes()
+    draft.look_at(chosen)
     return draft
 
 
@@ -528,22 +517,16 @@ def _of_run(request: _Request) -> _Draft:
 
 def _score(draft: _Draft, kinds: Sequence[str], request: _Request) -> None:
     """Score the sides on those tasks whose sentences have vectors, and set them beside edits."""
-    data, tasks = request.data, request.tasks
-    if "stsb" in tasks:
-        draft.edits = draft.put("edits", edits_of_sides(draft.sides, data))
-    else:
-        draft.absent["edits"] = "--task stsb, or --data DIR, would fill it: it is of STS-B dev"
-    if not tasks:
-        draft.absent["scores"] = (
-            "a task that is named would fill it: --task NAME or, for all that are there, --data DIR"
-        )
-        return
-    draft.scores, draft.headline = score_sides(draft.sides, kinds, data, tasks)
-    if draft.scores is None:
-        draft.absent["scores"] = (
-            "it takes a task's pairs (--data DIR or BERTFLOW_DATA) and vectors of all of its "
-            "sentences: give a model, or the vectors of a corpus that holds them"
-        )
+    edits: object = "--task stsb, or --data DIR, would fill it: it is of STS-B dev"
+    scores: object = (
+        "a task that is named would fill it: --task NAME or, for all that are there, --data DIR"
+    )
+    if "stsb" in request.tasks:
+        edits = edits_of_sides(draft.sides, request.data)
+    if request.tasks:
+        scores, draft.headline = score_sides(draft.sides, kinds, request.data, request.tasks)
+    draft.put("edits", edits)
+    draft.put("scores", scores)
 
 
 def _calibrator_facts(calibrator: Calibrator, where: str) -> list[tuple[str, str]]:
@@ -580,51 +563,49 @@ def _count(value: Any) -> str:
 def _finished(draft: _Draft) -> Report:
     """Measure the sides, and say what comes of it."""
     rows = {side.name: side.rows for side in draft.sides}
-    measured: dict[str, Any] = {}
     diagnoses: dict[str, Diagnosis] = {}
     if rows:
-        measured["cosines"] = draft.put("cosines", _or_reason(measure_cosines, rows))
-        measured["spectra"] = draft.put("spectra", _or_reason(measure_spectra, rows))
-        measured["cloud"] = draft.put("cloud", _or_reason(project, rows))
+        _measure(draft, rows)
         for side, vectors in rows.items():
             diagnosis = _or_reason(diagnose, vectors)
             if isinstance(diagnosis, str):
                 draft.notes.append(f"{side}: {diagnosis}")
             else:
                 diagnoses[side] = diagnosis
-        if measured["cloud"] is not None and len(draft.sides[0].rows) > NEIGHBOURS:
-            queries = measured["cloud"].rows
-            measured["neighbours"] = find_neighbours(rows, queries, k=NEIGHBOURS)
-        else:
-            draft.absent["neighbours"] = f"more than {NEIGHBOURS} rows would fill it"
-    training = draft.put("training", _training(draft.calibrator))
+    draft.put("training", _training(draft.calibrator))
     verdict, evidence = conclude(
         list(rows) or [BEFORE, AFTER],
         diagnoses,
-        draft.headline or headline_of(draft.gains),
-        scored=draft.scores is not None,
+        draft.headline or headline_of(draft.sections.get("gains")),
+        scored="scores" in draft.sections,
         lacking=draft.absent.get("cosines", ""),
         rows=VECTORS if draft.texts is None else SENTENCES,
     )
-    version = [("bertflow", library_versions()["bertflow"])]
-    known = any(name == "bertflow" for name, _ in draft.provenance)
+    if all(name != "bertflow" for name, _ in draft.provenance):
+        draft.provenance.append(("bertflow", library_versions()["bertflow"]))
     return Report(
         title=draft.title,
         verdict=verdict,
         evidence=evidence,
         sides={side.name: last_part(side.label) for side in draft.sides},
-        gains=draft.gains,
         diagnoses=diagnoses,
         texts=draft.texts,
-        scores=draft.scores,
-        words=draft.words,
-        edits=draft.edits,
-        training=training,
-        provenance=[*draft.provenance, *([] if known else version)],
+        provenance=draft.provenance,
         notes=draft.notes,
         absent={name: draft.absent[name] for name in SECTIONS if name in draft.absent},
-        **measured,
+        **draft.sections,
     )
+
+
+def _measure(draft: _Draft, rows: Mapping[str, Array]) -> None:
+    draft.put("cosines", _or_reason(measure_cosines, rows))
+    draft.put("spectra", _or_reason(measure_spectra, rows))
+    draft.put("cloud", _or_reason(project, rows))
+    neighbours: object = f"more than {NEIGHBOURS} rows would fill it"
+    cloud = draft.sections.get("cloud")
+    if cloud is not None and len(draft.sides[0].rows) > NEIGHBOURS:
+        neighbours = find_neighbours(rows, cloud.rows, k=NEIGHBOURS)
+    draft.put("neighbours", neighbours)
 
 
 def _or_reason(measure: Callable[[Any], T], rows: Any) -> T | str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bertflow.analysis.frequency import Mean
 from bertflow.calibrators.base import Array
 from bertflow.display.numbers import fixed
 from bertflow.errors import InputError, MissingDependencyError
@@ -33,6 +34,7 @@ from bertflow.report.measures import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 # None leaves the date out, so that files are the same every time.
@@ -90,7 +92,7 @@ LABEL: dict[str, Any] = {"fontsize": 9, "color": INK}
 FIGURE_WIDTH, FIGURE_HEIGHT = 4.2, 3.0
 SCORE_STEP = 0.17
 # A mean that is nearer to the origin is drawn without an arrow: none of it could be seen.
-LEAST_ARROW = 0.02
+LEAST_ARROW = 0.05
 # More points than this are an image within a vector file.
 RASTER = 2000
 # Longer labels stand below each other.
@@ -171,9 +173,11 @@ def spectrum(found: Spectra) -> Figure:
             linestyle=look.linestyle,
             label=name,
         )
-    axes.set_xscale("log")
+    axes.set_ylim(found.floor, 1.0)
     axes.set_yscale("log")
-    axes.set_ylim(bottom=found.floor)
+    axes.set_xscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        _number_logarithms(axis)
     return _labelled(figure, axes, "rank of the singular value", "relative to the first")
 
 
@@ -284,9 +288,15 @@ def norm_by_frequency(found: WordNorms) -> Figure:
         dots = REST | {"s": 4, "label": "words", "gid": ".titled"}
         axes.scatter(found.ranks + 1, found.norms, **dots)
     spans = np.array([(max(group.low, 1), group.high) for group in found.groups], dtype=float)
+    norms = [group.norm or Mean(np.nan) for group in found.groups]
     means, least, most, published = (
-        np.array([getattr(group, name) for group in found.groups], dtype=float)
-        for name in ("value", "least", "most", "published")
+        np.array(numbers, dtype=float)
+        for numbers in (
+            [norm.value for norm in norms],
+            [norm.low for norm in norms],
+            [norm.high for norm in norms],
+            [group.published for group in found.groups],
+        )
     )
     for values, label, style in (
         (published, "published, BERT-base", {"color": PUBLISHED_COLOR, "linestyle": ":"}),
@@ -299,6 +309,7 @@ def norm_by_frequency(found: WordNorms) -> Figure:
     middles = np.sqrt(spans.prod(axis=1))
     axes.vlines(middles[known], least[known], most[known], color=color, linewidth=1.3)
     axes.set_xscale("log")
+    _number_logarithms(axes.xaxis)
     return _labelled(figure, axes, "rank of the word's frequency", "ℓ2 norm")
 
 
@@ -338,8 +349,7 @@ def score_forest(found: ScoreTable) -> Figure:
     """Draw scores with their 95 % intervals, a band a task, and hollow what was published.
 
     Args:
-        found: Such as `build_report(...).scores`; of its rows the first two that are marked as
-            drawn.
+        found: Such as `build_report(...).scores`.
 
     Returns:
         The figure, for `save_figure`; no global state of matplotlib has been touched.
@@ -352,28 +362,30 @@ def score_forest(found: ScoreTable) -> Figure:
         Paper, Table 2, for what is published.
 
     Example:
-        >>> from bertflow.report.measures import ScoreCell, ScoreRow
-        >>> row = ScoreRow(label="encoder", cells={"stsb": ScoreCell(value=59.0, low=55, high=62)})
-        >>> table = ScoreTable(title="STS", measure="Spearman × 100", columns=["stsb"], rows=[row])
-        >>> [label.get_text() for label in score_forest(table).axes[0].get_yticklabels()]
+        >>> from bertflow.paper.results import CellResult, RowResult, TableResult
+        >>> cells = {"stsb": CellResult(value=59.0, low=55, high=62)}
+        >>> row = RowResult(label="encoder", cells=cells)
+        >>> table = TableResult(title="STS", columns=["stsb"], rows=[row])
+        >>> figure = score_forest(ScoreTable(table=table, drawn=[row]))
+        >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
         ['stsb']
     """
-    drawn = found.drawn
+    drawn, columns = found.drawn, found.table.columns
     if not found.has_drawn_score:
         raise InputError("no row that is drawn has a score; there is nothing to draw")
     band = SCORE_STEP * (len(drawn) + 1)
-    height = band * len(found.columns) + 0.45 + 0.2 * (len(drawn) + 1)
+    height = band * len(columns) + 0.45 + 0.2 * (len(drawn) + 1)
     figure, axes = _single(height=height)
-    for place in range(1, len(found.columns), 2):
+    for place in range(1, len(columns), 2):
         axes.axhspan(place - 0.5, place + 0.5, color=STRIPE, linewidth=0, zorder=0)
     published_label = found.published_label
     for side, (row, look) in enumerate(zip(drawn, LOOKS, strict=False)):
         value, low, high, published = (
-            np.array([getattr(row.cells[name], part) for name in found.columns], dtype=float)
+            np.array([getattr(row.cells[name], part) for name in columns], dtype=float)
             for part in ("value", "low", "high", "published")
         )
         shift = (side - (len(drawn) - 1) / 2) / (len(drawn) + 1)
-        heights = np.arange(len(found.columns)) + shift
+        heights = np.arange(len(columns)) + shift
         if np.isfinite(published).any():
             axes.plot(
                 published,
@@ -400,8 +412,8 @@ def score_forest(found: ScoreTable) -> Figure:
             label=row.label,
             zorder=4,
         )
-    axes.set_ylim(len(found.columns) - 0.5, -0.5)
-    axes.set_yticks(range(len(found.columns)), found.columns)
+    axes.set_ylim(len(columns) - 0.5, -0.5)
+    axes.set_yticks(range(len(columns)), columns)
     return _labelled(figure, axes, found.measure, "")
 
 
@@ -545,17 +557,14 @@ def check_figure(path: str | Path) -> None:
     check_writable(path)
 
 
-def check_matplotlib(what: str = "figures") -> None:
+def check_matplotlib() -> None:
     """Refuse to go on without matplotlib.
-
-    Args:
-        what: What needs it.
 
     Raises:
         MissingDependencyError: matplotlib is not there; the message is the pip line.
     """
     if find_spec("matplotlib") is None:
-        raise MissingDependencyError(f"{what} need matplotlib: pip install 'bertflow[report]'")
+        raise MissingDependencyError("figures need matplotlib: pip install 'bertflow[report]'")
 
 
 def _known_suffix(path: Path) -> str:
@@ -617,6 +626,18 @@ def _name_axes(axes: Axes, x: str, y: str) -> None:
         spine.set(color=FAINT, linewidth=0.8)
     axes.tick_params(which="both", color=FAINT, labelcolor=INK, labelsize=8, width=0.8)
     axes.tick_params(length=3)
+
+
+def _number_logarithms(axis: Axis) -> None:
+    """Plain numbers at the powers of ten; over less than two of them at 2 and 5, too."""
+    low, high = axis.get_view_interval()
+    close = high < 100 * low
+
+    def between(value: float, place: float) -> str:
+        return f"{value:,g}" if close and f"{value:e}"[0] in "25" else ""
+
+    axis.set_major_formatter("{x:,g}")
+    axis.set_minor_formatter(between)
 
 
 def _entitle(axes: Axes, *lines: str) -> None:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from bertflow.analysis.frequency import ERRORS, RANGES, Words
-from bertflow.analysis.isotropy import singular_spectrum
+from bertflow.analysis.frequency import RANGES, Mean, Words, check_rows, mean_of
+from bertflow.analysis.isotropy import cosines_of_rows, random_pairs, singular_spectrum
 from bertflow.analysis.neighbours import nearest
 from bertflow.analysis.rows import checked, sampled, unit_rows, within_range
 from bertflow.calibrators.base import Array, check_number
 from bertflow.calibrators.moments import moments_of
 from bertflow.errors import InputError
-from bertflow.evaluation.correlation import correlate, paired_cosine
-from bertflow.paper.results import ClaimResult
+from bertflow.evaluation.correlation import correlate
+from bertflow.paper.results import RowResult, TableResult
 from bertflow.threads import one_thread
 
 Sides = Mapping[str, Array]
@@ -91,10 +90,8 @@ def measure_cosines(sides: Sides, *, pairs: int = 20000, random_state: int = 0) 
     sides = check_sides(sides)
     check_number("pairs", pairs, 1, integer=True)
     count = len(next(iter(sides.values())))
-    random = np.random.default_rng(random_state)
-    first = random.integers(count, size=pairs)
-    second = (first + random.integers(1, count, size=pairs)) % count
-    cosines = {name: _cosines(rows, first, second) for name, rows in sides.items()}
+    first, second = random_pairs(count, pairs, random_state)
+    cosines = {name: cosines_of_rows(rows, first, second) for name, rows in sides.items()}
     used = np.all([np.isfinite(one) for one in cosines.values()], axis=0)
     if not used.any():
         raise InputError(f"none of {pairs:,} pairs of rows has a cosine: all rows are zero")
@@ -109,11 +106,6 @@ def measure_cosines(sides: Sides, *, pairs: int = 20000, random_state: int = 0) 
         means={name: float(one.mean()) for name, one in cosines.items()},
         pairs=int(used.sum()),
     )
-
-
-def _cosines(rows: Array, first: Array, second: Array) -> Array:
-    parts = [slice(start, start + 4096) for start in range(0, len(first), 4096)]
-    return np.concatenate([paired_cosine(rows[first[p]], rows[second[p]]) for p in parts])
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,26 +236,18 @@ def project(sides: Sides, *, points: int = 1500, random_state: int = 0) -> Cloud
     if count > points:
         random = np.random.default_rng(random_state)
         drawn = np.sort(random.choice(count, size=points, replace=False))
-    found = {name: _principal(name, vectors, drawn) for name, vectors in sides.items()}
+    parts = {name: _principal(name, vectors, drawn) for name, vectors in sides.items()}
     return Cloud(
-        points={name: one.points for name, one in found.items()},
-        explained={name: one.explained for name, one in found.items()},
-        means={name: one.mean for name, one in found.items()},
-        lengths={name: one.length for name, one in found.items()},
+        points={name: part[0] for name, part in parts.items()},
+        explained={name: part[1] for name, part in parts.items()},
+        means={name: part[2] for name, part in parts.items()},
+        lengths={name: part[3] for name, part in parts.items()},
         rows=drawn,
     )
 
 
-class _Projected(NamedTuple):
-    """What `Cloud` has of a side."""
-
-    points: Array
-    explained: Array
-    mean: Array
-    length: float
-
-
-def _principal(name: str, vectors: Array, drawn: Array) -> _Projected:
+def _principal(name: str, vectors: Array, drawn: Array) -> tuple[Array, Array, Array, float]:
+    """Points, shares of the squared length, the mean of all rows, and its length."""
     if vectors.shape[1] < 2:
         raise InputError(f"{name} has 1 dimension, but a cloud in two takes at least 2")
     rows, _ = within_range(vectors)
@@ -280,7 +264,7 @@ def _principal(name: str, vectors: Array, drawn: Array) -> _Projected:
     axes, mean = axes * signs, mean * signs
     points: Array = unit_rows(rows[drawn]) @ axes.numpy()
     shares = (values[-2:].flip(0).clamp(min=0) / total).numpy()
-    return _Projected(points, shares, mean.numpy(), float(moments.mean.norm()))
+    return points, shares, mean.numpy(), float(moments.mean.norm())
 
 
 @dataclass(frozen=True, eq=False)
@@ -366,18 +350,14 @@ class NormGroup:
         low: First rank.
         high: The rank after the last.
         words: How many words of it are one piece of the tokenizer.
-        value: Their mean norm; None where there is no word.
-        least: Lower end of its 95 % interval; None for a single word.
-        most: Upper end.
+        norm: Their mean norm with its 95 % interval; None where there is no word.
         published: The paper's mean for BERT-base; None where it has none.
     """
 
     low: int
     high: int
     words: int
-    value: float | None
-    least: float | None = None
-    most: float | None = None
+    norm: Mean | None
     published: float | None = None
 
 
@@ -440,30 +420,21 @@ def measure_word_norms(
         >>> measure_word_norms(table, words, ranges=[(0, 10)]).groups[0].value
         7.5
     """
-    if len(words.rows) and not 0 <= words.rows.min() <= words.rows.max() < len(embeddings):
-        raise InputError(
-            f"words have rows {words.rows.min()} to {words.rows.max()}, but there are "
-            f"{len(embeddings)} embeddings; take those of the tokenizer's own encoder"
-        )
+    check_rows(words, embeddings)
     if published and len(published) != len(ranges):
         raise InputError(f"published must have {len(ranges)} means, got {len(published)}")
     norms = np.linalg.norm(embeddings[words.rows].astype(np.float64), axis=1)
     groups = []
     for place, (low, high) in enumerate(ranges):
         within = norms[(words.ranks >= low) & (words.ranks < high)]
-        mean = float(within.mean()) if len(within) else None
-        error = None
-        if len(within) > 1:
-            error = ERRORS * float(within.std(ddof=1)) / math.sqrt(len(within))
+        printed = published[place] if published else None
         groups.append(
             NormGroup(
                 low=low,
                 high=high,
                 words=len(within),
-                value=mean,
-                least=None if mean is None or error is None else mean - error,
-                most=None if mean is None or error is None else mean + error,
-                published=published[place] if published else None,
+                norm=mean_of(within),
+                published=printed,
             )
         )
     kept = _evenly(words.ranks, points)
@@ -630,88 +601,18 @@ def summarize_training(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreCell:
-    """A score and what was published in its place; numbers as they are shown, times 100.
-
-    Attributes:
-        value: Ours; None where there is none.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
-        published: The published number, None where there is none.
-        comparable: Whether that was published for this very encoder.
-        doubts: What must be known before it is trusted.
-        mark: "↑" or "↓" where it is above or below its baseline beyond chance, "·" where that
-            cannot be told, "" without a baseline.
-        reason: Why there is no value.
-    """
-
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    published: float | None = None
-    comparable: bool = True
-    doubts: Sequence[str] = ()
-    mark: str = ""
-    reason: str | None = None
-
-    @property
-    def difference(self) -> float | None:
-        """Ours less the published one, where that is of the same encoder."""
-        if self.value is None or self.published is None or not self.comparable:
-            return None
-        return self.value - self.published
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoreRow:
-    """A model's scores.
-
-    Attributes:
-        label: What it is called.
-        cells: By column.
-        drawn: Whether it is in the picture, not in the table alone.
-        aggregation: Of a task's subsets, "wmean" or "all"; None where there is none.
-        published_for: Whom the published numbers are of, where that is another encoder.
-    """
-
-    label: str
-    cells: Mapping[str, ScoreCell]
-    drawn: bool = True
-    aggregation: str | None = None
-    published_for: str | None = None
-
-    @property
-    def full_label(self) -> str:
-        """The label with the aggregation, and with whom the published numbers are of."""
-        said = [self.aggregation] if self.aggregation else []
-        said += [f"published: {self.published_for}"] if self.published_for else []
-        return f"{self.label} ({', '.join(said)})" if said else self.label
-
-
-@dataclass(frozen=True, kw_only=True)
 class ScoreTable:
-    """Scores of some models on some tasks.
+    """Scores of some models on some tasks, as they are shown, and which of them are drawn.
 
     Attributes:
-        title: What they are.
-        measure: What the numbers are, such as "Spearman × 100".
-        columns: The tasks.
-        rows: The models.
-        claims: What is claimed, and what came of it.
-        notes: What must be said beside it.
+        table: The scores, times 100, what was published, and what is claimed.
+        drawn: The one or two rows that are in the picture.
+        measure: What the numbers are.
     """
 
-    title: str
-    measure: str
-    columns: Sequence[str]
-    rows: Sequence[ScoreRow]
-    claims: Sequence[ClaimResult] = ()
-    notes: Sequence[str] = ()
-
-    @property
-    def drawn(self) -> list[ScoreRow]:
-        """The two rows that are in the picture; fewer where fewer are marked."""
-        return [row for row in self.rows if row.drawn][:2]
+    table: TableResult
+    drawn: Sequence[RowResult]
+    measure: str = "Spearman × 100"
 
     @property
     def has_drawn_score(self) -> bool:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import string
-from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
@@ -20,6 +19,7 @@ import bertflow
 from bertflow.analysis.diagnosis import evidence_of
 from bertflow.display.numbers import MINUS, fixed, span
 from bertflow.errors import InputError, MissingDependencyError
+from bertflow.evaluation import Difference
 from bertflow.io.files import check_writable, write_text
 from bertflow.report import draw
 from bertflow.report.build import Report
@@ -28,8 +28,7 @@ from bertflow.report.measures import ScoreTable
 if TYPE_CHECKING:
     from jinja2 import Template
 
-# Bytes that a page may have, and characters of a sentence that it shows.
-LARGEST = 4_800_000
+# Characters of a sentence that the page shows.
 LONGEST_TEXT = 160
 SUFFIXES = (".html", ".htm")
 # The query to begin with is the first sentence of so many characters, if there is one.
@@ -89,7 +88,7 @@ def write_report(report: Report, path: str | Path) -> int:
         path: A file that ends in .html or .htm.
 
     Returns:
-        How many bytes it has, below 5 MB.
+        How many bytes it has.
 
     Raises:
         InputError: Another suffix.
@@ -105,9 +104,6 @@ def write_report(report: Report, path: str | Path) -> int:
 def render(report: Report) -> str:
     """A report as the text of a page; the same report gives the same text.
 
-    Where sentences would make it larger than 5 MB, fewer points and queries are drawn, and the page
-    says how many.
-
     Args:
         report: As `build_report` gives it.
 
@@ -118,40 +114,13 @@ def render(report: Report) -> str:
         MissingDependencyError: matplotlib or Jinja2 is not there; the message is the pip line.
     """
     _check_packages()
-    text = _template().render(_context(report))
-    while len(text.encode("utf-8")) > LARGEST and report.cloud is not None:
-        if len(report.cloud.rows) < 2:
-            break
-        report = _thinned(report)
-        text = _template().render(_context(report))
-    return text
+    return _template().render(_context(report))
 
 
 def _check_packages() -> None:
-    for module, package in (("matplotlib", "matplotlib"), ("jinja2", "Jinja2")):
-        if find_spec(module) is None:
-            raise MissingDependencyError(
-                f"a report needs {package}: pip install 'bertflow[report]'"
-            )
-
-
-def _thinned(report: Report) -> Report:
-    """Every other of the points and queries."""
-    assert report.cloud is not None
-    cloud = replace(
-        report.cloud,
-        points={name: points[::2] for name, points in report.cloud.points.items()},
-        rows=report.cloud.rows[::2],
-    )
-    near = report.neighbours
-    if near is not None:
-        near = replace(
-            near,
-            queries=near.queries[::2],
-            rows={name: rows[::2] for name, rows in near.rows.items()},
-            cosines={name: cosines[::2] for name, cosines in near.cosines.items()},
-        )
-    return replace(report, cloud=cloud, neighbours=near)
+    draw.check_matplotlib()
+    if find_spec("jinja2") is None:
+        raise MissingDependencyError("a report needs Jinja2: pip install 'bertflow[report]'")
 
 
 @cache
@@ -201,6 +170,7 @@ def _context(report: Report) -> dict[str, Any]:
             warning for one in report.diagnoses.values() for warning in one.warnings
         ),
         "letters": letters,
+        "arrow": arrow,
         "marks": lambda cell: "".join(sorted(letters.get(doubt, "") for doubt in cell.doubts)),
     }
 
@@ -209,12 +179,26 @@ def _letters(found: ScoreTable) -> dict[str, str]:
     """Of each doubt about a published number, the letter that marks it."""
     doubts = dict.fromkeys(
         doubt
-        for row in found.rows
+        for row in found.table.rows
         for cell in row.cells.values()
         if cell.published is not None
         for doubt in cell.doubts
     )
     return dict(zip(doubts, string.ascii_lowercase, strict=False))
+
+
+def arrow(change: Difference | None) -> str:
+    """Above or below beyond chance, as the paper's arrows; · where that cannot be told.
+
+    Example:
+        >>> arrow(Difference(2.0, 1.0, 3.0, p=0.001, adjusted=0.001)), arrow(Difference(0.1))
+        ('↑', '·')
+    """
+    if change is None:
+        return ""
+    if not change.real:
+        return "·"
+    return "↑" if (change.value or 0) > 0 else "↓"
 
 
 def template_file(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from bertflow.analysis.frequency import Mean
 from bertflow.calibrators import Calibrator
 from bertflow.calibrators.base import Array
 from bertflow.calibrators.presets import preset_name
@@ -20,28 +21,21 @@ from bertflow.data import CATALOG, DATA_VARIABLE
 from bertflow.data.layouts import find_files
 from bertflow.encoders import VectorCache
 from bertflow.errors import InputError, ModelError
-from bertflow.evaluation import Difference, paired_cosine
+from bertflow.evaluation import paired_cosine
 from bertflow.io.json import read_json
 from bertflow.paper.jobs import key_of
 from bertflow.paper.material import Material
 from bertflow.paper.published import published
 from bertflow.paper.records import Record, Records
-from bertflow.paper.results import CellResult, RowResult, TableResult
+from bertflow.paper.results import CellResult, TableResult
 from bertflow.paper.tables import AVERAGE, SCORE_TABLES
-from bertflow.report.measures import (
-    EditScatter,
-    NormGroup,
-    ScoreCell,
-    ScoreRow,
-    ScoreTable,
-    WordNorms,
-)
+from bertflow.report.measures import EditScatter, NormGroup, ScoreTable, WordNorms
 from bertflow.report.task_scores import (
     NO_RAPIDFUZZ,
     NO_STSB_DEV,
     edits_of,
+    headline_between,
     local_pairs,
-    mark_of,
 )
 from bertflow.report.verdicts import Headline
 
@@ -286,38 +280,25 @@ class Run:
                 return _recorded_norms(one, self.encoder)
         return "bertflow reproduce table1 with this encoder would fill it"
 
-    def scores(self) -> tuple[ScoreTable, Headline | None] | str:
-        """The run's table of scores, or what would fill that section."""
+    def scores(self) -> tuple[ScoreTable | str, Headline | None]:
+        """The run's table of scores, or what would fill that section; and the verdict's part."""
         for name, rows in BEFORE_AFTER.items():
             if name in self.tables:
                 return self._score_table(name, rows), self._headline(name, rows)
-        return "bertflow reproduce table2 with this encoder would fill it"
+        return "bertflow reproduce table2 with this encoder would fill it", None
 
     def _score_table(self, name: str, drawn: tuple[str, str]) -> ScoreTable:
         table = self.tables[name]
+        rows = [row for row in table.rows if row.name in drawn and row.encoder == self.encoder]
+        title = f"{table.title} ({name.replace('table', 'Table ')})"
         labels = [row.label for row in table.rows]
-
-        def label(row: RowResult) -> str:
-            shared = row.encoder and labels.count(row.label) > 1
-            return f"{row.encoder}: {row.label}" if shared else row.label
-
-        return ScoreTable(
-            title=f"{table.title} ({name.replace('table', 'Table ')})",
-            measure="Spearman × 100",
-            columns=table.columns,
-            rows=[
-                ScoreRow(
-                    label=label(row),
-                    cells={column: _score_cell(cell) for column, cell in row.cells.items()},
-                    drawn=row.name in drawn and row.encoder == self.encoder,
-                    aggregation=row.aggregation,
-                    published_for=row.published_for,
-                )
-                for row in table.rows
-            ],
-            claims=table.claims,
-            notes=table.notes,
-        )
+        named = [
+            replace(row, label=f"{row.encoder}: {row.label}")
+            if row.encoder and labels.count(row.label) > 1
+            else row
+            for row in table.rows
+        ]
+        return ScoreTable(table=replace(table, title=title, rows=named), drawn=rows[:2])
 
     def _headline(self, name: str, rows: tuple[str, str]) -> Headline | None:
         """The claim that the flow beats its encoder, on average, else on the first task."""
@@ -330,19 +311,11 @@ class Run:
             for claim in self.tables[name].claims
             if claim.text in texts and claim.encoder == self.encoder
         ]
-        changes += [
-            (column, change)
-            for column in columns
-            if column in after and (change := after[column].baseline)
-        ]
-        if not changes:
+        changes += [(column, change) for column, cell in after.items() if (change := cell.baseline)]
+        if not changes or not before:
             return None
         column, difference = changes[0]
-        values = [cells[column].value if column in cells else None for cells in (before, after)]
-        if values[0] is None or values[1] is None or difference.value is None:
-            return None
-        title = "the seven STS tasks" if column == AVERAGE else CATALOG[column].title
-        return Headline(what=title, before=values[0], after=values[1], difference=difference)
+        return headline_between(before[column], after[column], column, difference)
 
     def provenance(self) -> list[tuple[str, str]]:
         """What the tables and the picture of the cloud depend on."""
@@ -405,36 +378,18 @@ def _is_there(task: str, root: str | Path | None) -> bool:
 
 def _recorded_norms(record: Record, label: str) -> WordNorms:
     numbers = published("table1")
-    groups = []
     try:
-        for group in record.result["groups"]:
-            mean = group["norm"] or {"value": None, "low": None, "high": None}
-            column = f"{group['low']}-{group['high']}"
-            groups.append(
-                NormGroup(
-                    low=group["low"],
-                    high=group["high"],
-                    words=group["words"],
-                    value=mean["value"],
-                    least=mean["low"],
-                    most=mean["high"],
-                    published=numbers.value("norm", column) if column in numbers.columns else None,
-                )
+        groups = [
+            NormGroup(
+                low=group["low"],
+                high=group["high"],
+                words=group["words"],
+                norm=Mean(**group["norm"]) if group["norm"] else None,
+                published=numbers.value("norm", column) if column in numbers.columns else None,
             )
+            for group in record.result["groups"]
+            if (column := f"{group['low']}-{group['high']}")
+        ]
     except (KeyError, TypeError) as error:
         raise ModelError(f"record {record.key} lacks {error}; remove it and run again") from None
     return WordNorms(groups=groups, encoder=label)
-
-
-def _score_cell(cell: CellResult) -> ScoreCell:
-    change: Difference | None = cell.baseline if cell.value is not None else None
-    return ScoreCell(
-        value=cell.value,
-        low=cell.low,
-        high=cell.high,
-        published=cell.published,
-        comparable=cell.comparable,
-        doubts=cell.doubts,
-        mark="" if change is None else mark_of(change),
-        reason=cell.reason,
-    )

@@ -66,42 +66,26 @@ class Chosen:
     Attributes:
         rows: Their numbers, rising, shape (n,).
         texts: Of each; None where there is none.
-        total: How many rows there were.
-        distinct: How many of them have a text of their own; `total` without texts.
+        notes: What a reader must know about the choice.
     """
 
     rows: Array
     texts: list[str] | None
-    total: int
-    distinct: int
-
-    def notes(self) -> list[str]:
-        """What a reader must know about the choice."""
-        notes = []
-        if self.distinct < self.total:
-            notes.append(f"{self.total:,} sentences, {self.distinct:,} of them distinct")
-        if len(self.rows) < self.distinct:
-            notes.append(
-                f"measured on {len(self.rows):,} of {self.distinct:,} rows, drawn at random"
-            )
-        return notes
+    notes: list[str]
 
 
 def choose(total: int, texts: Sequence[str] | None, *, random_state: int = 0) -> Chosen:
     """Rows to look at: of equal texts the first, and of more than 10,000 as many at random."""
-    rows = np.arange(total)
+    rows, notes = np.arange(total), []
     if texts is not None:
         rows = np.array(sorted(first_rows(texts).values()), dtype=np.int64)
-    distinct = len(rows)
-    if distinct > ROWS:
+    if len(rows) < total:
+        notes.append(f"{total:,} sentences, {len(rows):,} of them distinct")
+    if len(rows) > ROWS:
+        notes.append(f"measured on {ROWS:,} of {len(rows):,} rows, drawn at random")
         random = np.random.default_rng(random_state)
         rows = np.sort(random.choice(rows, size=ROWS, replace=False))
-    return Chosen(
-        rows=rows,
-        texts=None if texts is None else [texts[n] for n in rows.tolist()],
-        total=total,
-        distinct=distinct,
-    )
+    return Chosen(rows, None if texts is None else [texts[n] for n in rows.tolist()], notes)
 
 
 def first_rows(texts: Sequence[str]) -> dict[str, int]:

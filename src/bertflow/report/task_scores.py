@@ -26,8 +26,8 @@ from bertflow.evaluation import (
 )
 from bertflow.evaluation.scores import Figures, average, average_replicates, gold_of
 from bertflow.paper.published import published
-from bertflow.paper.results import scaled
-from bertflow.report.measures import EditScatter, ScoreCell, ScoreRow, ScoreTable, relate_to_edits
+from bertflow.paper.results import CellResult, RowResult, TableResult, scaled, shown_estimate
+from bertflow.report.measures import EditScatter, ScoreTable, relate_to_edits
 from bertflow.report.sides import Side
 from bertflow.report.verdicts import Headline
 
@@ -37,6 +37,10 @@ PUBLISHED = {"encoder": "base last2avg", "flow": "base flow target"}
 PUBLISHED_FOR = "BERT-base"
 # Distances count words: by characters, hardly any pairs are close (14 of 1,500).
 EDIT_UNIT = "words"
+NO_SCORES = (
+    "it takes a task's pairs (--data DIR or BERTFLOW_DATA) and vectors of all of its sentences: "
+    "give a model, or the vectors of a corpus that holds them"
+)
 NO_RAPIDFUZZ = "edit distance needs rapidfuzz: pip install 'bertflow[words]'"
 NO_STSB_DEV = f"STS-B dev would fill it: --data DIR or {DATA_VARIABLE} names the folder"
 
@@ -95,7 +99,7 @@ class _SideScores:
 
 def score_sides(
     sides: Sequence[Side], kinds: Sequence[str], data: str | Path | None, tasks: Sequence[str]
-) -> tuple[ScoreTable | None, Headline | None]:
+) -> tuple[ScoreTable | str, Headline | None]:
     """Score the sides on those STS tasks whose sentences all have a vector.
 
     Args:
@@ -105,8 +109,8 @@ def score_sides(
         tasks: Their names.
 
     Returns:
-        The table, times 100, and the difference of the last side to the first; None where no task
-        is there with all its vectors.
+        The table, times 100, or what would fill it where no task is there with all its vectors;
+        and the difference of the last side to the first.
     """
     scored: list[dict[str, Figures]] = [{} for _ in sides]
     for task in tasks:
@@ -118,13 +122,13 @@ def score_sides(
         for one, of_side in zip(figures(pairs, np.stack(known)), scored, strict=True):
             of_side[task] = one
     if not scored[0]:
-        return None, None
+        return NO_SCORES, None
     scores = [_SideScores.of(of_side) for of_side in scored]
     differences = _differences(scores[0], scores[-1]) if len(sides) > 1 else {}
     columns = list(scores[0].estimates)
     with_subsets = len(columns) > 1 or bool(CATALOG[columns[0]].subsets)
     rows = [
-        ScoreRow(
+        RowResult(
             label=side.name,
             cells=_cells(side_scores, kind, differences if side is sides[-1] else {}),
             aggregation="wmean" if with_subsets else None,
@@ -140,71 +144,70 @@ def score_sides(
         )
     if absent := [task for task in tasks if task not in columns]:
         notes.append(f"{', '.join(absent)}: no data there, or not every sentence has a vector")
-    table = ScoreTable(
-        title="Semantic textual similarity",
-        measure="Spearman × 100",
-        columns=columns,
-        rows=rows,
-        notes=notes,
-    )
-    return table, _headline(rows, differences)
+    title = "Semantic textual similarity"
+    table = TableResult(title=title, columns=columns, rows=rows, notes=notes)
+    return ScoreTable(table=table, drawn=rows), _headline(rows, differences)
 
 
 def _differences(before: _SideScores, after: _SideScores) -> dict[str, Difference]:
-    """After less before, by column, corrected for their number."""
+    """After less before, by column, times 100, corrected for their number."""
     raw = {}
     for name, first in before.estimates.items():
         last = after.estimates[name]
         rise = None if first.value is None or last.value is None else last.value - first.value
         raw[name] = paired_difference(rise, before.replicates[name], after.replicates[name])
-    return holm(raw)
+    return {name: scaled(change, 100) for name, change in holm(raw).items()}
 
 
 def _cells(
     scores: _SideScores, kind: str, differences: Mapping[str, Difference]
-) -> dict[str, ScoreCell]:
+) -> dict[str, CellResult]:
+    """The scores of a side, with what was published beside them, for another encoder."""
     printed: dict[str, float | None] = {}
     doubts: dict[str, Sequence[str]] = {}
     if kind in PUBLISHED:
         numbers = published("table2")
-        for task in scores.estimates:
-            if task != AVERAGE:
-                printed[task] = numbers.value(PUBLISHED[kind], task)
-                doubts[task] = numbers.doubts(PUBLISHED[kind], task)
+        tasks = [task for task in scores.estimates if task != AVERAGE]
+        printed = {task: numbers.value(PUBLISHED[kind], task) for task in tasks}
+        doubts = {task: numbers.doubts(PUBLISHED[kind], task) for task in tasks}
         known = [number for number in printed.values() if number is not None]
-        if AVERAGE in scores.estimates and len(known) == len(printed):
+        if len(known) == len(tasks):
             printed[AVERAGE] = float(np.mean(known))
-    cells = {}
-    for name, estimate in scores.estimates.items():
-        change = differences.get(name)
-        value, low, high = (
-            None if number is None else 100 * number
-            for number in (estimate.value, estimate.low, estimate.high)
-        )
-        cells[name] = ScoreCell(
-            value=value,
-            low=low,
-            high=high,
+    return {
+        name: CellResult(
+            **shown_estimate(estimate),
             published=printed.get(name),
             comparable=False,
             doubts=doubts.get(name, ()),
-            mark="" if change is None or value is None else mark_of(change),
+            baseline=differences.get(name),
             reason=estimate.undefined,
         )
-    return cells
+        for name, estimate in scores.estimates.items()
+    }
 
 
-def _headline(rows: Sequence[ScoreRow], differences: Mapping[str, Difference]) -> Headline | None:
-    for name in (AVERAGE, "stsb", *rows[0].cells):
-        before, after = (row.cells.get(name, ScoreCell()).value for row in (rows[0], rows[-1]))
-        if name in differences and before is not None and after is not None:
-            return Headline(
-                what="the seven STS tasks" if name == AVERAGE else CATALOG[name].title,
-                before=before,
-                after=after,
-                difference=scaled(differences[name], 100),
-            )
+def _headline(rows: Sequence[RowResult], differences: Mapping[str, Difference]) -> Headline | None:
+    before, after = rows[0].cells, rows[-1].cells
+    for name in (AVERAGE, "stsb", *before):
+        if name in differences and (
+            headline := headline_between(before[name], after[name], name, differences[name])
+        ):
+            return headline
     return None
+
+
+def headline_between(
+    before: CellResult, after: CellResult, column: str, difference: Difference
+) -> Headline | None:
+    """The difference between two cells of a column; None where one has no value."""
+    if before.value is None or after.value is None or difference.value is None:
+        return None
+    return Headline(
+        what="the seven STS tasks" if column == AVERAGE else CATALOG[column].title,
+        before=before.value,
+        after=after.value,
+        difference=difference,
+    )
 
 
 def headline_of(gains: PairGains | None) -> Headline | None:
@@ -221,13 +224,6 @@ def headline_of(gains: PairGains | None) -> Headline | None:
         difference=scaled(gain.difference, 100),
         grades="their grades",
     )
-
-
-def mark_of(change: Difference) -> str:
-    """Above or below beyond chance, as the paper's arrows; · where that cannot be told."""
-    if not change.real:
-        return "·"
-    return "↑" if (change.value or 0) > 0 else "↓"
 
 
 def edits_of_sides(sides: Sequence[Side], data: str | Path | None) -> EditScatter | str:
