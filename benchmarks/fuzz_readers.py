@@ -36,12 +36,11 @@ from bertflow.encoders.checks import read_modules
 from bertflow.encoders.sentence_cache import parse_size
 from bertflow.encoders.sizes import check_gguf, check_sizes
 from bertflow.encoders.streaming import _PartialFile
-from bertflow.finetuning.checkpoints import (
+from bertflow.finetuning.resuming import (
     CLASSIFIER,
-    RUN,
-    WHOLE,
-    open_checkpoints,
-    restore_classifier,
+    RECORD,
+    last_checkpoint,
+    restore,
 )
 from bertflow.io.json import read_json
 from bertflow.io.outputs import check_replaceable
@@ -438,12 +437,12 @@ def _left_behind() -> list[Reader]:
             assert (part.get(np.arange(2)) == vectors).all()
 
     classifier = save({name: t.detach() for name, t in _Classifier().state_dict().items()})
-    whole = json.dumps({CLASSIFIER: len(classifier)}).encode()
+    record = {"run": {"recipe": 1}, "losses": [0.5], "files": {CLASSIFIER: len(classifier)}}
 
     def read_checkpoints(folder: Path) -> None:
-        found, _ = open_checkpoints(folder, {"recipe": 1})
-        if found is not None:
-            restore_classifier(found, _Classifier())
+        checkpoint, _ = last_checkpoint(folder, {"recipe": 1})
+        if checkpoint is not None:
+            restore(checkpoint, _Classifier())
 
     one = Record(kind="score", key="ab", recipe={}, about={}, result={"x": 1}, seconds=0.1)
 
@@ -472,8 +471,7 @@ def _left_behind() -> list[Reader]:
         Reader(
             name="finetune, stopped",
             files={
-                RUN: b'{"recipe": 1}',
-                f"checkpoint-3/{WHOLE}": whole,
+                f"checkpoint-3/{RECORD}": json.dumps(record).encode(),
                 f"checkpoint-3/{CLASSIFIER}": classifier,
             },
             read=read_checkpoints,

@@ -216,12 +216,12 @@ def _in_child(
 
     from bertflow.calibrators import checkpoint
     from bertflow.encoders import embedding, encoding
-    from bertflow.finetuning import training
+    from bertflow.finetuning import siamese
 
     checkpoint.SAVED_SECONDS = 0.0
     embedding.CHUNK_SENTENCES = 16  # A small encoder takes four times as many.
     encoding.PART_SECONDS = 0.0  # Each batch is a part.
-    training._Checkpoints.__init__ = _often(training._Checkpoints.__init__)  # type: ignore[method-assign]
+    siamese._arguments = _often(siamese._arguments)
     count = [0]
 
     def tell(event: str, path: str) -> None:
@@ -258,9 +258,11 @@ def _in_child(
     return code
 
 
-def _often(init: Callable[..., None]) -> Callable[..., None]:
-    def with_more_checkpoints(self: Any, trainer: Any, classifier: Any, every: int) -> None:
-        init(self, trainer, classifier, min(every, 4))
+def _often(arguments: Callable[..., Any]) -> Callable[..., Any]:
+    def with_more_checkpoints(*given: Any) -> Any:
+        made = arguments(*given)
+        made.save_steps = min(made.save_steps, 4)
+        return made
 
     return with_more_checkpoints
 
@@ -669,7 +671,7 @@ def preload() -> None:
 
     import bertflow.cli.app
     import bertflow.evaluation
-    import bertflow.finetuning.training
+    import bertflow.finetuning.siamese
     import bertflow.paper  # noqa: F401
 
 

@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators import Whitening
 from bertflow.encoders import calibrate, load_encoder, save_model
-from bertflow.finetuning import training
+from bertflow.finetuning import Recipe, siamese
 from task_files import graded_rows
 
 pytestmark = pytest.mark.usefixtures("as_in_a_process_of_its_own")
@@ -111,7 +111,7 @@ def test_every_option_reaches_the_recipe(done, work):
 def test_interrupted_it_says_that_it_goes_on_and_does(cli, done, work, monkeypatch):
     done(*SNLI, "--learning-rate", 1e-3)
     whole = Path("out/model.safetensors").read_bytes()
-    watch = training._Watch.on_step_end
+    watch = siamese._Watch.on_step_end
 
     def interrupted_at(number):
         def on_step_end(self, args, state, control, **keywords):
@@ -122,14 +122,13 @@ def test_interrupted_it_says_that_it_goes_on_and_does(cli, done, work, monkeypat
         return on_step_end
 
     command = [*SNLI, "--learning-rate", 1e-3, "--output", "other"]
-    often = functools.partial(training._Checkpoints, every=4)
-    monkeypatch.setattr(training, "_Checkpoints", lambda one, head, every: often(one, head))
+    monkeypatch.setattr("bertflow.finetuning.Recipe", functools.partial(Recipe, checkpoint_steps=4))
     with monkeypatch.context() as patched:
         for number, where in [
             (2, "begins anew: nothing was saved yet"),
             (6, "goes on from other.checkpoints"),
         ]:
-            patched.setattr(training._Watch, "on_step_end", interrupted_at(number))
+            patched.setattr(siamese._Watch, "on_step_end", interrupted_at(number))
             code, out, err = cli(*command)
             assert code == 130
             assert "interrupted" not in out
@@ -146,7 +145,7 @@ def test_what_was_trained_but_not_saved_is_only_measured(cli, done, work, monkey
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("bertflow.finetuning.result.save_file", full)
+        patched.setattr("bertflow.finetuning.finetuned.save_file", full)
         code, _, err = cli(*SNLI)
     assert (code, err) == (
         1,
@@ -158,7 +157,7 @@ def test_what_was_trained_but_not_saved_is_only_measured(cli, done, work, monkey
 
 def test_checkpoints_of_other_arguments_are_said_to_be_discarded(cli, done, work, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr("bertflow.finetuning.result.save_file", lambda *_: 1 / 0)
+        patched.setattr("bertflow.finetuning.finetuned.save_file", lambda *_: 1 / 0)
         assert cli(*SNLI)[0] == 1
     said = done(*SNLI, "--limit", 30, "--learning-rate", 1e-3)
     assert "began anew: the checkpoints found were of another recipe, corpus\n" in said
@@ -200,7 +199,7 @@ def test_a_folder_in_the_checkpoints_place_is_refused(refused, work):
 
 
 def test_missing_packages_are_told_as_the_pip_line(refused, work, monkeypatch):
-    monkeypatch.setattr(training, "find_spec", lambda name: None)
+    monkeypatch.setattr(siamese, "find_spec", lambda name: None)
     assert refused(*SNLI) == (
         "fine-tuning needs accelerate and datasets: pip install 'bertflow[train]'"
     )

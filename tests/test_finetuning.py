@@ -30,10 +30,9 @@ from bertflow.errors import (
     ModelError,
     TrainingError,
 )
-from bertflow.finetuning import NliCorpus, Recipe, finetune, nli_corpus, save_finetuned, training
-from bertflow.finetuning.checkpoints import is_whole
+from bertflow.finetuning import NliCorpus, Recipe, finetune, nli_corpus, save_finetuned, siamese
+from bertflow.finetuning.finetuned import accuracy_of
 from bertflow.finetuning.recipe import resolved_precision
-from bertflow.finetuning.result import accuracy_of
 from conftest import WORDS
 
 FAST = Recipe(learning_rate=3e-3, batch_size=8, epochs=1, checkpoint_steps=4)
@@ -488,7 +487,7 @@ def test_the_last_checkpoint_is_from_before_what_is_not_finite(
 ):
     recipe = replace(FAST, checkpoint_steps=2)
     whole = finetune(encoder, corpus, recipe)
-    step = training._Trainer.training_step
+    step = siamese._Trainer.training_step
 
     def broken(self, model, *args, **kwargs):
         loss = step(self, model, *args, **kwargs)
@@ -498,7 +497,7 @@ def test_the_last_checkpoint_is_from_before_what_is_not_finite(
             next(model.parameters()).data[0] = float("nan")
         return loss
 
-    monkeypatch.setattr(training._Trainer, "training_step", broken)
+    monkeypatch.setattr(siamese._Trainer, "training_step", broken)
     reason = "the loss is nan" if spoilt == "loss" else "weights are not finite after step 6 of 12"
     for _ in range(2):  # Again, from the checkpoint.
         with pytest.raises(TrainingError, match=reason):
@@ -512,9 +511,10 @@ def test_the_last_checkpoint_is_from_before_what_is_not_finite(
 
 
 def test_another_process_on_the_same_checkpoints_is_refused(encoder, corpus, tmp_path):
-    from bertflow.finetuning.checkpoints import alone
-
-    with alone(tmp_path / "c"), pytest.raises(ModelError, match="another process is writing it"):
+    with (
+        siamese._alone(tmp_path / "c"),
+        pytest.raises(ModelError, match="another process is writing it"),
+    ):
         finetune(encoder, corpus, FAST, checkpoints=tmp_path / "c")
     finetune(encoder, corpus, FAST, checkpoints=tmp_path / "c")
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
@@ -523,7 +523,7 @@ def test_another_process_on_the_same_checkpoints_is_refused(encoder, corpus, tmp
 @pytest.mark.parametrize("missing", [["datasets"], ["accelerate", "datasets"]])
 def test_a_missing_package_is_told_as_the_pip_line(encoder, corpus, monkeypatch, missing):
     monkeypatch.setattr(
-        "bertflow.finetuning.training.find_spec", lambda name: None if name in missing else True
+        "bertflow.finetuning.siamese.find_spec", lambda name: None if name in missing else True
     )
     with pytest.raises(MissingDependencyError) as told:
         finetune(encoder, corpus)
@@ -549,7 +549,7 @@ def test_a_checkpoint_changes_no_bit_and_holds_the_classifier(
     assert_same_bits(result, uninterrupted)
     (checkpoint,) = folder.glob("checkpoint-*")
     assert checkpoint.name == f"checkpoint-{result.provenance['steps']}"
-    assert is_whole(checkpoint)
+    assert json.loads((checkpoint / "run.json").read_text())["losses"] == []
     saved = load_file(checkpoint / "classifier.safetensors")
     assert torch.equal(saved["weight"], result.classifier.weight)
     assert (result.resumed_at, result.discarded) == (0, [])
@@ -560,16 +560,16 @@ def test_a_checkpoint_changes_no_bit_and_holds_the_classifier(
 def test_a_point_of_the_loss_curve_that_spans_a_checkpoint_is_the_same(
     encoder, corpus, tmp_path, monkeypatch, logged
 ):
-    seen, step = [], training._Trainer.training_step
+    seen, step = [], siamese._Trainer.training_step
 
     def watched(self, *args, **kwargs):
         seen.append(float(step(self, *args, **kwargs)))
         return torch.tensor(seen[-1])
 
     # Points after every 3rd, 6th and 12th step, of which the checkpoints are in the midst.
-    monkeypatch.setattr(training, "LOGGED", logged)
+    monkeypatch.setattr(siamese, "LOGGED", logged)
     with monkeypatch.context() as patch:
-        patch.setattr(training._Trainer, "training_step", watched)
+        patch.setattr(siamese._Trainer, "training_step", watched)
         whole = finetune(encoder, corpus, FAST)
     every = 12 // logged
     assert [at for at, _ in whole.loss_curve] == list(range(every, 13, every))
@@ -643,7 +643,7 @@ def test_a_checkpoint_that_is_not_whole_is_skipped(
         finetune(encoder, corpus, FAST, checkpoints=tmp_path, progress=stop_at(10))
     checkpoint = tmp_path / "checkpoint-8"
     if damage == "unlisted":
-        (checkpoint / "whole.json").unlink()
+        (checkpoint / "run.json").unlink()
     elif damage == "cut":
         file = checkpoint / "optimizer.pt"
         file.write_bytes(file.read_bytes()[:-1])

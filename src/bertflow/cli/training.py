@@ -104,7 +104,7 @@ def finetune(
     check_folder(output, {"--encoder": encoder})
     from bertflow.cli.terminal import progress_bars
     from bertflow.finetuning import Recipe, finetune_and_save, nli_corpus
-    from bertflow.finetuning.training import check_packages
+    from bertflow.finetuning.siamese import check_packages
     from bertflow.models import is_calibrated
 
     check_packages()

@@ -1,9 +1,9 @@
 """Siamese fine-tuning of an encoder on NLI, as the paper and SBERT do it."""
 
-from bertflow.finetuning.corpus import NliCorpus, NliSet, nli_corpus
+from bertflow.finetuning.examples import NliCorpus, NliSet, nli_corpus
+from bertflow.finetuning.finetuned import Accuracy, FineTuned, save_finetuned
 from bertflow.finetuning.recipe import Recipe
-from bertflow.finetuning.result import Accuracy, FineTuned, save_finetuned
-from bertflow.finetuning.training import finetune, finetune_and_save
+from bertflow.finetuning.siamese import finetune, finetune_and_save
 
 __all__ = [
     "Accuracy",

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from bertflow.encoders import load_encoder
 from bertflow.finetuning import finetune_and_save
-from bertflow.finetuning.result import FACTS
+from bertflow.finetuning.finetuned import FACTS
 from bertflow.io.json import read_json
 from bertflow.paper.jobs import Job, Score, Tuning, Words
 from bertflow.paper.planning import Planner

@@ -8,8 +8,8 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -27,6 +28,7 @@ from sentence_transformers import (
 from sentence_transformers.sentence_transformer.losses import SoftmaxLoss
 from torch import nn
 from transformers import PrinterCallback, TrainerCallback
+from transformers.trainer_utils import SaveStrategy
 from transformers.utils import logging
 
 from bertflow.data import NLI_LABELS, NliPairs
@@ -34,24 +36,16 @@ from bertflow.encoders import describe_encoder, embed, library_versions
 from bertflow.encoders.embedding import count_cut_of
 from bertflow.encoders.origin import origin_of
 from bertflow.errors import InputError, MissingDependencyError, TrainingError
-from bertflow.finetuning.checkpoints import (
-    alone,
-    complete_checkpoint,
-    open_checkpoints,
-    restore_classifier,
-    restore_losses,
-    step,
-    written_or_not,
-)
-from bertflow.finetuning.corpus import NliCorpus
+from bertflow.finetuning.examples import NliCorpus
+from bertflow.finetuning.finetuned import FineTuned, accuracy_of, save_finetuned
 from bertflow.finetuning.recipe import Recipe, resolved_precision
-from bertflow.finetuning.result import FineTuned, accuracy_of, save_finetuned
+from bertflow.finetuning.resuming import CLASSIFIER, completed, last_checkpoint, restore, step
+from bertflow.io.files import sole_writer
 
 Progress = Callable[[str, int, int], None]
 
 PACKAGES = ("accelerate", "datasets")
 LOGGED = 100  # Points of the loss curve.
-CHUNK_PAIRS = 4096
 _LOG = getLogger(__name__)
 
 
@@ -101,7 +95,7 @@ def finetune(
     Example:
         ``save_finetuned(finetune(load_encoder(name, pooling="mean"), corpus), "sbert")``
     """
-    with alone(checkpoints):
+    with _alone(checkpoints):
         return _finetune(encoder, corpus, recipe, checkpoints, progress)
 
 
@@ -134,10 +128,21 @@ def finetune_and_save(
         ``finetune_and_save(load_encoder(name, pooling="mean"), corpus, "sbert",
         checkpoints=Path("sbert.checkpoints"))``
     """
-    with alone(checkpoints):
+    with _alone(checkpoints):
         result = _finetune(encoder, corpus, recipe, checkpoints, progress)
         save_finetuned(result, folder)
     return result
+
+
+def _alone(checkpoints: Path | None) -> AbstractContextManager[None]:
+    """Keep other processes from training into the same folder while inside.
+
+    Raises:
+        ModelError: One is training there, or the folder's parent cannot be written.
+    """
+    if checkpoints is None:
+        return nullcontext()
+    return sole_writer(checkpoints, checkpoints.with_name(f".{checkpoints.name}.lock"))
 
 
 def _finetune(
@@ -152,37 +157,29 @@ def _finetune(
     precision = resolved_precision(recipe.precision, encoder.device)
     _check_encoder(encoder)
     began = time.perf_counter()
-    total = math.ceil(recipe.epochs * math.ceil(len(corpus.train) / recipe.batch_size))
     facts: dict[str, Any] = {
         "recipe": {**asdict(recipe), "precision": precision},
         "encoder": describe_encoder(encoder),
         "device": encoder.device.type,
     }
-    resume, discarded = None, list[str]()
-    if checkpoints is not None:
-        resume, discarded = open_checkpoints(checkpoints, _identity(facts, corpus))
+    run = _identity(facts, corpus)
+    resume, discarded = last_checkpoint(checkpoints, run) if checkpoints else (None, list[str]())
     if discarded:
         _LOG.info("checkpoints in %s discarded: other %s", checkpoints, ", ".join(discarded))
     model = copy.deepcopy(encoder)
     with (
         _as_if_alone(recipe.random_state),
-        # Nothing that a kill would leave, unless there is no other place.
-        nullcontext(checkpoints) if checkpoints else tempfile.TemporaryDirectory() as place,
+        # The trainer makes its folder even if it saves nothing.
+        nullcontext(checkpoints) if checkpoints else tempfile.TemporaryDirectory() as folder,
         # Whoever truncates the vectors does so after them, which the loss does not see.
         model.truncate_embeddings(None),
     ):
-        width = model.get_embedding_dimension() or 0
-        loss = SoftmaxLoss(model, width, len(NLI_LABELS))
-        arguments = _arguments(model, recipe, precision, total, Path(place))
-        trainer = _trainer(loss, corpus.train, arguments)
-        if checkpoints is not None:
-            trainer.add_callback(_Checkpoints(trainer, loss.classifier, recipe.checkpoint_steps))
-        if resume is not None:
-            _LOG.info("going on after step %d of %d", step(resume), total)
-            restore_classifier(resume, loss.classifier)
-            trainer.losses = restore_losses(resume)
-        trainer.add_callback(_Watch(progress))
-        curve = _train(trainer, resume, total)
+        loss = SoftmaxLoss(model, model.get_embedding_dimension() or 0, len(NLI_LABELS))
+        total = math.ceil(recipe.epochs * math.ceil(len(corpus.train) / recipe.batch_size))
+        arguments = _arguments(model, recipe, precision, total, str(folder))
+        arguments.save_strategy = SaveStrategy.STEPS if checkpoints else SaveStrategy.NO
+        trainer = _Trainer(loss, corpus.train, arguments, run, progress)
+        curve = trainer.loss_curve(resume, total)
         # Mixed precision has put itself around `forward`.
         trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
         classifier = loss.classifier.cpu().requires_grad_(False)
@@ -273,18 +270,55 @@ def _as_if_alone(seed: int) -> Iterator[None]:
 
 
 class _Trainer(SentenceTransformerTrainer):
-    """The trainer, but for its model card: it would show sentences of the corpus.
+    """The trainer, with the classifier in its checkpoints, and silent.
 
-    For each checkpoint it would also ask the hub whether it knows the encoder. What it says the
-    loss was is the mean of the steps since it last said so, also those before a checkpoint.
+    Its own model card would show sentences of the corpus. For each checkpoint it would ask the hub
+    whether it knows the encoder. The loss it tells is the mean of the steps since it told it last,
+    also of those before a checkpoint.
 
     Attributes:
-        losses: Of the steps since it last said what the loss was.
+        classifier: The head over both vectors, which is the loss's and not the model's.
+        run: All that the result depends on, for JSON.
+        losses: Of the steps since it last told the loss.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        loss: SoftmaxLoss,
+        pairs: NliPairs,
+        arguments: SentenceTransformerTrainingArguments,
+        run: Mapping[str, Any],
+        progress: Progress | None,
+    ) -> None:
+        from datasets import Dataset
+
+        data = Dataset.from_dict(
+            {
+                "sentence1": list(pairs.first),
+                "sentence2": list(pairs.second),
+                "label": [NLI_LABELS.index(label) for label in pairs.labels],
+            }
+        )
+        super().__init__(model=loss.model, args=arguments, train_dataset=data, loss=loss)
+        self.remove_callback(PrinterCallback)  # It prints each log.
+        if progress is not None:
+            self.add_callback(_Watch(progress))
+        self.classifier: nn.Linear = loss.classifier
+        self.run = run
         self.losses: list[float] = []
+
+    def loss_curve(self, resume: Path | None, total: int) -> list[tuple[int, float]]:
+        """Train to the end, and give the loss curve of the whole run."""
+        if resume is not None:
+            _LOG.info("going on after step %d of %d", step(resume), total)
+        if resume is not None and step(resume) == total:
+            # Nothing is left to do, and `train` would do one step more if the last epoch is a part.
+            self._load_from_checkpoint(str(resume))
+            self.state = self.state.load_from_json(str(resume / "trainer_state.json"))
+        else:
+            self.train(resume_from_checkpoint=None if resume is None else str(resume))
+        history = self.state.log_history
+        return [(int(entry["step"]), entry["loss"]) for entry in history if "loss" in entry]
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Loss and gradient of a batch, before its step is taken.
@@ -292,15 +326,19 @@ class _Trainer(SentenceTransformerTrainer):
         Raises:
             TrainingError: The loss is not finite.
         """
+        # The trainer of sentence-transformers 5.7 zeroes the encoder's gradients alone.
+        self.classifier.zero_grad()
         loss: torch.Tensor = super().training_step(*args, **kwargs)
         self.losses.append(float(loss))
         if not bool(loss.isfinite()):
-            raise TrainingError(
-                f"the loss is {float(loss)} at step {self.state.global_step + 1} of "
-                f"{self.state.max_steps}; take a smaller learning rate than "
-                f"{self.args.learning_rate:g}, or precision float32"
-            )
+            raise self._not_finite(f"the loss is {float(loss)} at", self.state.global_step + 1)
         return loss
+
+    def _not_finite(self, what: str, at: int) -> TrainingError:
+        return TrainingError(
+            f"{what} step {at} of {self.state.max_steps}; take a smaller learning rate than "
+            f"{self.args.learning_rate:g}, or precision float32"
+        )
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Do not collect what such a card needs."""
@@ -313,20 +351,40 @@ class _Trainer(SentenceTransformerTrainer):
         super().log(logs, *args, **kwargs)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        name = f"checkpoint-{self.state.global_step}"
-        with written_or_not(Path(str(self.args.output_dir), name)):
+        """Save finite weights only: they replace the checkpoint before."""
+        weights = [*self.model.parameters(), *self.classifier.parameters()]
+        if not all(bool(weight.isfinite().all()) for weight in weights):
+            raise self._not_finite("the weights are not finite after", self.state.global_step)
+        checkpoint = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
+        with completed(checkpoint, self.run, self.losses):
             super()._save_checkpoint(*args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         self.model.save_pretrained(str(output_dir), create_model_card=False)
+        save_file(self.classifier.state_dict(), Path(str(output_dir), CLASSIFIER))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint)
+        self.losses = restore(Path(resume_from_checkpoint), self.classifier)
+
+
+class _Watch(TrainerCallback):
+    """Reports each step."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Report the step."""
+        self.progress("train", state.global_step, state.max_steps)
 
 
 def _arguments(
-    model: SentenceTransformer, recipe: Recipe, precision: str, total: int, folder: Path
+    model: SentenceTransformer, recipe: Recipe, precision: str, total: int, folder: str
 ) -> SentenceTransformerTrainingArguments:
     """What the recipe is in the trainer's words, and silence."""
     arguments = SentenceTransformerTrainingArguments(
-        output_dir=str(folder),
+        output_dir=folder,
         num_train_epochs=recipe.epochs,
         per_device_train_batch_size=recipe.batch_size,
         learning_rate=recipe.learning_rate,
@@ -340,7 +398,7 @@ def _arguments(
         use_cpu=model.device.type == "cpu",
         dataloader_pin_memory=model.device.type == "cuda",
         prompts=model.prompts.get(model.default_prompt_name or "") or None,
-        save_strategy="no",  # `_Checkpoints` says when.
+        save_steps=recipe.checkpoint_steps,
         logging_steps=max(total // LOGGED, 1),
         logging_nan_inf_filter=False,
         report_to="none",
@@ -349,84 +407,6 @@ def _arguments(
     # With several GPUs it would split each batch over them.
     arguments._n_gpu = min(arguments.n_gpu, 1)
     return arguments
-
-
-def _trainer(
-    loss: SoftmaxLoss, pairs: NliPairs, arguments: SentenceTransformerTrainingArguments
-) -> _Trainer:
-    from datasets import Dataset
-
-    data = Dataset.from_dict(
-        {
-            "sentence1": list(pairs.first),
-            "sentence2": list(pairs.second),
-            "label": [NLI_LABELS.index(label) for label in pairs.labels],
-        }
-    )
-    trainer = _Trainer(model=loss.model, args=arguments, train_dataset=data, loss=loss)
-    trainer.remove_callback(PrinterCallback)  # It prints each log.
-    return trainer
-
-
-def _train(
-    trainer: SentenceTransformerTrainer, resume: Path | None, total: int
-) -> list[tuple[int, float]]:
-    """Train to the end, and give the loss curve of the whole run."""
-    if resume is not None and step(resume) == total:
-        # Nothing is left to do, and `train` would do one step more if the last epoch is a part.
-        trainer._load_from_checkpoint(str(resume))
-        trainer.state = trainer.state.load_from_json(str(resume / "trainer_state.json"))
-    else:
-        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
-    history = trainer.state.log_history
-    return [(int(entry["step"]), entry["loss"]) for entry in history if "loss" in entry]
-
-
-class _Watch(TrainerCallback):
-    """Reports each step."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self.progress = progress
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Report the step."""
-        # The trainer of sentence-transformers 5.7 zeroes the encoder's gradients alone.
-        kwargs["optimizer"].zero_grad()
-        if self.progress is not None:
-            self.progress("train", state.global_step, state.max_steps)
-
-
-class _Checkpoints(TrainerCallback):
-    """Says when to save, and makes whole what the trainer has saved."""
-
-    def __init__(self, trainer: _Trainer, classifier: nn.Module, every: int) -> None:
-        self.trainer = trainer
-        self.classifier = classifier
-        self.every = every
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ask for a checkpoint, of finite weights only: it replaces the one before.
-
-        Raises:
-            TrainingError: They are not.
-        """
-        if state.global_step % self.every == 0 or state.global_step == state.max_steps:
-            weights = [*kwargs["model"].parameters(), *self.classifier.parameters()]
-            if not all(bool(weight.isfinite().all()) for weight in weights):
-                raise TrainingError(
-                    f"the weights are not finite after step {state.global_step} of "
-                    f"{state.max_steps}; take a smaller learning rate than "
-                    f"{args.learning_rate:g}, or precision float32"
-                )
-            control.should_save = True
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Add what the trainer has left out."""
-        complete_checkpoint(
-            Path(args.output_dir) / f"checkpoint-{state.global_step}",
-            self.classifier,
-            self.trainer.losses,
-        )
 
 
 def _predicted(
@@ -440,11 +420,6 @@ def _predicted(
         progress=None if progress is None else lambda done, of: progress("encode", done, of),
     )
     first, second = embedded.index[: len(pairs)], embedded.index[len(pairs) :]
-    predicted: list[str] = []
-    for start in range(0, len(pairs), CHUNK_PAIRS):
-        rows = slice(start, start + CHUNK_PAIRS)
-        u = torch.from_numpy(embedded.vectors[first[rows]])
-        v = torch.from_numpy(embedded.vectors[second[rows]])
-        logits = classifier(torch.cat([u, v, (u - v).abs()], dim=1))
-        predicted += [NLI_LABELS[label] for label in logits.argmax(dim=1).tolist()]
-    return predicted
+    u, v = (torch.from_numpy(embedded.vectors[index]) for index in (first, second))
+    logits = classifier(torch.cat([u, v, (u - v).abs()], dim=1))
+    return [NLI_LABELS[label] for label in logits.argmax(dim=1).tolist()]
