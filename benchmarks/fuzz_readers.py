@@ -44,7 +44,7 @@ from bertflow.finetuning.resuming import (
 )
 from bertflow.io.json import read_json
 from bertflow.io.outputs import check_replaceable
-from bertflow.paper.records import Record, Records
+from bertflow.io.results import Result, ResultStore
 
 Files = dict[str, bytes]
 ROWS = [("A cat eats.", 'A dog "barks"', "2.5"), ("Ein Bär", "一只熊", "0"), ("x", "y", "5.0")]
@@ -444,12 +444,8 @@ def _left_behind() -> list[Reader]:
         if checkpoint is not None:
             restore(checkpoint, _Classifier())
 
-    one = Record(kind="score", key="ab", recipe={}, about={}, result={"x": 1}, seconds=0.1)
-
-    def read_records(folder: Path) -> None:
-        records = Records(folder)
-        if records.get("ab") is not None:
-            records.arrays("ab")
+    work = {"kind": "score", "key": "ab", "recipe": {}, "seconds": 0.1}
+    one = Result(**work, result={"x": 1}, arrays={"cosines": np.ones(3)})
 
     # Of what is one process's at a time, the lock has no content.
     locked: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any], str]] = {
@@ -479,8 +475,8 @@ def _left_behind() -> list[Reader]:
         ),
         Reader(
             name="record",
-            files=_folder_of(lambda folder: Records(folder).put(one, {"cosines": np.ones(3)})),
-            read=read_records,
+            files=_folder_of(lambda folder: ResultStore(folder).put(one)),
+            read=lambda folder: ResultStore(folder).get("ab"),
         ),
         Reader(
             name="JSON",

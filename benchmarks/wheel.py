@@ -30,6 +30,7 @@ BESIDES = {
     "bertflow/data/sample/pairs.tsv",
     "bertflow/data/sample/sentences.txt",
     "bertflow/paper/published.toml",
+    "bertflow/paper/tables.toml",
     "bertflow/py.typed",
     "bertflow/report/templates/page.css",
     "bertflow/report/templates/page.html",

@@ -13,7 +13,7 @@ import pytest
 
 from bertflow.calibrators import Whitening
 from bertflow.cli.results import comparison_page, scores_page
-from bertflow.data import CATALOG, STS_TASKS, hub, read_corpus, read_pairs, read_task
+from bertflow.data import CATALOG, STS_TASKS, read_corpus, read_pairs, read_task
 from bertflow.encoders import calibrate, load_encoder, save_model
 from bertflow.evaluation import (
     METHODS,
@@ -66,7 +66,7 @@ def work(tmp_path, written, monkeypatch) -> Path:
     (tmp_path / "corpus.txt").write_text("".join(f"{a}\n{b}\n" for a, b, _ in rows))
     (tmp_path / "data").symlink_to(written)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hub, "hub_answers", lambda: False)
+    monkeypatch.setattr("bertflow.data.readers.hub_answers", lambda: False)
     return tmp_path
 
 

@@ -24,6 +24,7 @@ from bertflow.encoders import load_word_vectors
 from bertflow.errors import TrainingError
 from bertflow.evaluation import evaluate
 from bertflow.paper import (
+    NAMES,
     Material,
     Options,
     Planner,
@@ -31,10 +32,9 @@ from bertflow.paper import (
     identify,
     reproduce,
     reproduction,
-    scoring,
     subjects,
 )
-from bertflow.paper.names import NAMES
+from bertflow.paper import run as jobs
 from bertflow.paper.score_tables import INTERVALS
 from conftest import QUIET
 from task_files import write_tasks, write_word_vectors
@@ -58,7 +58,7 @@ def ran(tiny_bert, tmp_path_factory) -> SimpleNamespace:
         for name, value in QUIET.items():
             patched.setenv(name, value)
         patched.chdir(root)
-        patched.setattr(scoring, "figures", functools.partial(evaluation.figures, resamples=40))
+        patched.setattr(jobs, "figures", functools.partial(evaluation.figures, resamples=40))
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = run([str(argument) for argument in COMMAND])
     assert code == 0, err.getvalue()
@@ -73,7 +73,7 @@ def work(ran, tmp_path, monkeypatch) -> Path:
         (tmp_path / name).symlink_to(ran.root / name)
     monkeypatch.chdir(tmp_path)
     few = functools.partial(evaluation.figures, resamples=40)
-    monkeypatch.setattr(scoring, "figures", few)
+    monkeypatch.setattr(jobs, "figures", few)
     return tmp_path
 
 
@@ -154,7 +154,7 @@ def test_the_last_line_says_what_was_written(ran):
 
 def test_a_second_run_prints_the_same_and_runs_nothing(ran, done, monkeypatch):
     before = records()
-    monkeypatch.setattr(scoring, "load_poolings", None)
+    monkeypatch.setattr(jobs, "load_poolings", None)
     assert done(*COMMAND) == ran.said
     assert records() == before
 
@@ -273,16 +273,16 @@ def test_a_changed_file_of_word_vectors_is_another(done, vectors):
 
 def test_interrupted_it_says_how_to_go_on_and_does(cli, done, work, monkeypatch):
     command = ["reproduce", "table5", *ENCODER, "--seeds", 2, "--jobs", 1, "--output", "other"]
-    judge, count = scoring.judged, [0]
+    judge, count = jobs.run_trial, [0]
 
-    def judged(*arguments, **more):
+    def judged(*arguments):
         count[0] += 1
         if count[0] == 4:
             raise KeyboardInterrupt
-        return judge(*arguments, **more)
+        return judge(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(scoring, "judged", judged)
+        patched.setattr(jobs, "run_trial", judged)
         code, out, err = cli(*command)
     assert (code, out) == (130, "")
     assert err == "error: interrupted; the same command goes on from other\n"
@@ -300,15 +300,15 @@ def test_a_table_that_an_error_made_absent_is_an_exit_code_and_one_without_data_
 ):
     command = ["reproduce", "table2", "table4", "table5", *ENCODER, "--seeds", 2, "--jobs", 1]
     shutil.rmtree("runs/records")
-    judge = scoring.judged
+    judge = jobs.run_trial
 
-    def judged(vectors, rows, calibrator, tests, **more):
-        if isinstance(calibrator, Standardization):  # In table5 alone.
+    def judged(vectors, trial):
+        if isinstance(trial.calibrator, Standardization):  # In table5 alone.
             raise TrainingError("the loss is not finite")
-        return judge(vectors, rows, calibrator, tests, **more)
+        return judge(vectors, trial)
 
     with monkeypatch.context() as patched:
-        patched.setattr(scoring, "judged", judged)
+        patched.setattr(jobs, "run_trial", judged)
         code, out, err = cli(*command)
     assert code == 1
     assert err == (

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from types import NoneType
 
 import numpy as np
 import pytest
@@ -17,8 +18,14 @@ from sklearn.decomposition import PCA
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
-from bertflow.calibrators import Flow, Whitening, save_calibrator
-from bertflow.data import Pairs, hub, read_sentences, read_task
+from bertflow.calibrators import (
+    AllButTheTop,
+    Flow,
+    Standardization,
+    Whitening,
+    save_calibrator,
+)
+from bertflow.data import Pairs, read_sentences, read_task
 from bertflow.encoders import SentenceCache, load_encoder
 from bertflow.errors import InputError, MissingDataError
 from bertflow.evaluation import (
@@ -27,15 +34,16 @@ from bertflow.evaluation import (
     Difference,
     Estimate,
     compare,
+    compare_methods,
     evaluate,
+    experiment,
     figures,
     holm,
-    kept,
     paired_cosine,
     score_pairs,
 )
-from bertflow.evaluation.comparison import counted
-from bertflow.evaluation.trials import run_trial
+from bertflow.evaluation.experiment import run_trial
+from bertflow.evaluation.scores import counted
 from conftest import of_probe
 from task_files import graded_rows, write_tasks
 
@@ -78,7 +86,7 @@ def encoder(tiny_bert):
 def no_data_but_what_is_written():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("BERTFLOW_DATA", raising=False)
-        patch.setattr(hub, "hub_answers", lambda: False)
+        patch.setattr("bertflow.data.readers.hub_answers", lambda: False)
         yield
 
 
@@ -678,16 +686,24 @@ def ran(monkeypatch) -> list[str]:
     """Methods that are fitted and tasks that are scored from here on."""
     done: list[str] = []
 
+    names = {
+        NoneType: "none",
+        AllButTheTop: "all-but-the-top",
+        Flow: "tempered-flow",
+        Standardization: "standardization",
+        Whitening: "whitening",
+    }
+
     def trial(vectors, one):
-        done.append(one.method)
+        done.append(names[type(one.calibrator)])
         return run_trial(vectors, one)
 
     def scored(pairs, stack):
         done.append(pairs.task)
         return figures(pairs, stack)
 
-    monkeypatch.setattr(kept, "run_trial", trial)
-    monkeypatch.setattr(kept, "figures", scored)
+    monkeypatch.setattr(compare_methods, "run_trial", trial)
+    monkeypatch.setattr(experiment, "figures", scored)
     return done
 
 
@@ -783,7 +799,7 @@ def test_other_code_or_versions_do_it_anew(encoder, folder, tmp_path, ran, monke
     assert compared() == 2
     monkeypatch.setattr("bertflow.__version__", "7.0")
     assert compared() == 2
-    monkeypatch.setattr(kept, "_code", lambda: "other")
+    monkeypatch.setattr(experiment, "_code", lambda: "other")
     assert compared() == 2
     assert compared() == 0
 
@@ -799,7 +815,7 @@ def test_a_damaged_result_is_done_anew(encoder, folder, tmp_path, ran, harm):
         )
         results.append(timeless(result))
         if len(results) == 1:
-            for path in cache.results.files():
+            for path in cache.results.folder.iterdir():
                 path.write_bytes(harm(path.read_bytes()))
         assert ran == ([] if len(results) == 3 else ["whitening", "stsb"])
     assert results[0] == results[1] == results[2]
@@ -817,7 +833,7 @@ def test_where_results_cannot_be_kept_it_is_said_once(
         compare(encoder, data=folder, jobs=1, cache=cache, **AGAIN)
     [record] = caplog.records
     assert "No space left on device" in record.getMessage()
-    assert cache.results.files() == {}
+    assert cache.results.keys() == []
 
 
 @pytest.mark.slow
@@ -825,4 +841,4 @@ def test_several_processes_keep_what_each_has_finished(encoder, folder, tmp_path
     whole = compare(encoder, data=folder, jobs=1, **AGAIN)
     cache = SentenceCache(tmp_path)
     assert timeless(compare(encoder, data=folder, jobs=2, cache=cache, **AGAIN)) == timeless(whole)
-    assert len(cache.results.files()) == 6 + 2
+    assert len(cache.results.keys()) == 6 + 2

@@ -32,7 +32,7 @@ from bertflow.encoders import (
     streaming,
 )
 from bertflow.errors import ModelError
-from bertflow.paper.records import Records
+from bertflow.io.results import ResultStore
 from conftest import REPOSITORY, tree
 
 ARCHIVES = sorted((REPOSITORY / "tests/fixtures/saved").glob("*.tar.xz"))
@@ -209,11 +209,11 @@ def test_vectors_and_records_are_read(saved, expected, index, tmp_path):
     cache = VectorCache(tmp_path / "vectors", {"encoder": "tiny", "max_length": 32})
     rows = cache.rows(index["sentences"])
     np.testing.assert_array_equal(cache.vectors()[rows], expected["vectors"])
-    records = Records(saved / "records")
+    records = ResultStore(saved / "records")
     assert [record.kind for record in records] == ["score", "words", "tuning"]
     score = records.need("0a" * 16)
     assert score.result == {"value": 0.5, "kind": "score"}
-    np.testing.assert_array_equal(records.arrays(score.key)["cosines"], expected["records/cosines"])
+    np.testing.assert_array_equal(score.arrays["cosines"], expected["records/cosines"])
 
 
 def test_the_checkpoint_of_another_version_is_left_behind_in_words(
@@ -313,7 +313,7 @@ def test_a_later_record_counts_as_not_there_and_stays(saved, tmp_path):
     path = tmp_path / "records" / f"{'0b' * 16}.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
     before = tree(tmp_path)
-    records = Records(tmp_path / "records")
+    records = ResultStore(tmp_path / "records")
     assert records.get("0b" * 16) is None
     assert [record.kind for record in records] == ["score", "tuning"]
     assert tree(tmp_path) == before

@@ -11,11 +11,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from bertflow import Whitening, calibrate, load_encoder
-from bertflow.data import Pairs, hub
+from bertflow.data import Pairs
 from bertflow.encoders import SentenceCache
 from bertflow.encoders.embedding import count_cut_of
 from bertflow.evaluation import compare, evaluate, score_all, score_pairs
-from bertflow.paper.cuts import note_cuts, noted_cut
 from task_files import write_tasks
 
 LONG = ["the dog eats bread . " * 9, "a cat runs . " * 20, "two men play , " * 12]
@@ -25,7 +24,7 @@ SHORT = [f"the {noun} runs ." for noun in ("dog", "cat", "man", "woman", "bird",
 @pytest.fixture(autouse=True)
 def no_data_but_what_a_test_writes(monkeypatch):
     monkeypatch.delenv("BERTFLOW_DATA", raising=False)
-    monkeypatch.setattr(hub, "hub_answers", lambda: False)
+    monkeypatch.setattr("bertflow.data.readers.hub_answers", lambda: False)
 
 
 @pytest.fixture(scope="module")
@@ -156,21 +155,6 @@ def test_fine_tuning_says_how_many_were_cut(done, tmp_path, tiny_bert):
     assert "1 distinct sentences are longer than 32 tokens" in out
     facts = json.loads((tmp_path / "out/finetuning.json").read_text())
     assert facts["cut_to_max_length"] == 1
-
-
-def test_what_is_noted_for_a_reproduction_is_found_again(encoder, tmp_path):
-    folders = [tmp_path / "a", tmp_path / "b"]
-    note_cuts(encoder, {"x": [*LONG, *LONG, *SHORT], "y": SHORT}, folders)
-    for folder in folders:
-        assert [noted_cut(folder, name) for name in "xyz"] == [3, 0, None]
-    # Each text once, whatever becomes of it; what cannot be read is counted anew.
-    note_cuts(encoder, {"x": SHORT}, folders)
-    assert noted_cut(folders[0], "x") == 3
-    for content in [b"{", b"[]", b'{"x": "3"}', b"\xff"]:
-        (folders[0] / "cut.json").write_bytes(content)
-        assert noted_cut(folders[0], "x") is None
-    note_cuts(encoder, {"x": LONG[:2]}, folders)
-    assert noted_cut(folders[0], "x") == 2
 
 
 def test_rows_are_tied_to_their_cosines(encoder, tmp_path):

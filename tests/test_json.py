@@ -11,7 +11,7 @@ from bertflow.data import read_corpus
 from bertflow.encoders.checks import read_modules
 from bertflow.errors import InputError, ModelError
 from bertflow.io.json import LARGEST, parse_json, read_json
-from bertflow.paper.records import Records
+from bertflow.io.results import ResultStore
 
 GOOD = ['{"a": [1, -2.5, "x", null, true, {"b": {}}]}', "[]", "3", '"\\u00e9"', " {} "]
 BAD = {
@@ -73,7 +73,7 @@ def test_every_reader_of_json_refuses_it(case, tmp_path, rng):
     with pytest.raises(ModelError, match=r"modules\.json cannot be read"):
         read_modules(tmp_path / "modules.json")
     (tmp_path / "ab.json").write_text(text)
-    assert Records(tmp_path).get("ab") is None
+    assert ResultStore(tmp_path).get("ab") is None
     folder = tmp_path / "saved"
     save_calibrator(Standardization().fit(rng.normal(size=(9, 3))), folder)
     config = json.loads((folder / "config.json").read_text())

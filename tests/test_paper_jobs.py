@@ -7,18 +7,16 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from bertflow.calibrators import AllButTheTop, Flow, Standardization
 from bertflow.data import read_sentences, read_task
-from bertflow.errors import InputError, MissingDataError, ModelError
-from bertflow.paper import Material, Options, Planner, Subject
-from bertflow.paper import material as material_module
-from bertflow.paper.jobs import Encoding, Fitting, Score, Tuning, Words, key_of
-from bertflow.paper.material import digest_of, spread
-from bertflow.paper.records import Record, Records
-from bertflow.paper.tables import SCORE_TABLES
+from bertflow.errors import InputError, MissingDataError
+from bertflow.io.results import key_of
+from bertflow.paper import Material, Options, Planner, Subject, subjects
+from bertflow.paper.declared import SCORE_TABLES
+from bertflow.paper.plan import Encoding, Fitting, Score, Tuning, Words
+from bertflow.paper.subjects import digest_of, spread
 from task_files import write_tasks
 
 SUBJECT = Subject(name="/a/b", label="b", digest="0" * 64, max_length=32)
@@ -75,7 +73,7 @@ def test_neither_name_nor_place_is_part_of_a_key(job, changes):
 
 def test_the_device_is_not_part_of_a_key():
     assert fitted(calibrator=Flow(random_state=0, device="cpu")).key == SCORE.key
-    assert fitted(calibrator=Flow(random_state=0, device="cuda")).unit == SCORE.unit
+    assert fitted(calibrator=Flow(random_state=0, device="cuda")).fit == SCORE.fit
 
 
 OTHERS = {
@@ -130,9 +128,9 @@ def test_the_name_of_a_corpus_is_not_part_of_the_key_but_its_content_is():
 
 
 def test_scores_of_one_fit_share_a_unit_and_poolings_of_one_encoder_its_weights():
-    assert replace(SCORE, task="sick-r", pairs="7" * 64).unit == SCORE.unit
-    assert OTHERS["corpus"].unit != SCORE.unit
-    assert OTHERS["pooling"].unit != SCORE.unit
+    assert replace(SCORE, task="sick-r", pairs="7" * 64).fit == SCORE.fit
+    assert OTHERS["corpus"].fit != SCORE.fit
+    assert OTHERS["pooling"].fit != SCORE.fit
     assert OTHERS["pooling"].encoding.weights == ENCODING.weights
     assert OTHERS["pooling"].encoding.key != ENCODING.key
     for name in ("weights", "max_length", "fine-tuning"):
@@ -326,7 +324,7 @@ def test_data_are_read_once_and_their_lack_is_remembered(data, monkeypatch):
         asked.append(name)
         return read_task(name, *arguments)
 
-    monkeypatch.setattr(material_module, "read_task", counting)
+    monkeypatch.setattr(subjects, "read_task", counting)
     material = Material(data)
     for _ in range(2):
         material.pairs_digest("stsb")
@@ -357,140 +355,3 @@ def test_nli_is_what_is_there_of_it(data, tmp_path):
     assert Material(both).corpus("nli") == read_sentences("mnli", both)
     with pytest.raises(MissingDataError, match="no data for snli"):
         Material(write_tasks(tmp_path / "none", "stsb")).corpus("nli")
-
-
-# Records.
-
-
-def record(key: str = "ab", **changes) -> Record:
-    return Record(
-        **{
-            "kind": "score",
-            "key": key,
-            "recipe": {"job": "score"},
-            "about": {"task": "stsb"},
-            "result": {"x": 0.1 + 0.2},
-            "seconds": 0.5,
-            **changes,
-        }
-    )
-
-
-ARRAYS = {"cosines": np.array([0.1, np.nan, -1.0]), "replicates_all": np.arange(3.0)}
-
-
-@pytest.fixture
-def kept(tmp_path) -> Path:
-    """A folder with a record and its arrays."""
-    Records(tmp_path / "records").put(record(), ARRAYS)
-    return tmp_path / "records"
-
-
-def test_a_record_comes_back_as_it_was(kept):
-    found = Records(kept).get("ab")
-    assert found == replace(record(), versions=found.versions, time=found.time)
-    assert found.result["x"] == 0.1 + 0.2
-    assert {"bertflow", "torch", "numpy"} <= set(found.versions)
-    assert found.time.endswith("+00:00")
-    arrays = Records(kept).arrays("ab")
-    assert arrays.keys() == ARRAYS.keys()
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(array, ARRAYS[name])
-    assert [one.key for one in Records(kept)] == ["ab"]
-
-
-def test_nothing_but_the_record_is_left_in_its_folder(kept):
-    assert sorted(path.name for path in kept.iterdir()) == ["ab.json", "ab.npz"]
-
-
-@pytest.mark.parametrize("part", range(0, 100, 9))
-def test_a_record_that_was_cut_off_counts_as_not_there(kept, part):
-    content = (kept / "ab.json").read_bytes()
-    (kept / "ab.json").write_bytes(content[: len(content.rstrip()) * part // 100])
-    assert Records(kept).get("ab") is None
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda content: [],
-        lambda content: None,
-        lambda content: {},
-        lambda content: {**content, "format": 2},
-        lambda content: {**content, "key": "cd"},
-        lambda content: {**content, "more": 1},
-        lambda content: {k: v for k, v in content.items() if k != "result"},
-    ],
-    ids=["a list", "null", "empty", "a later format", "another's", "a field more", "a field less"],
-)
-def test_a_record_of_another_kind_counts_as_not_there(kept, change):
-    content = json.loads((kept / "ab.json").read_text())
-    (kept / "ab.json").write_text(json.dumps(change(content)))
-    records = Records(kept)
-    assert records.get("ab") is None
-    assert list(records) == []
-    with pytest.raises(ModelError, match="holds no record ab"):
-        records.need("ab")
-    records.put(record(), ARRAYS)
-    assert Records(kept).get("ab") is not None
-
-
-def test_bytes_that_are_no_text_count_as_not_there(kept):
-    (kept / "ab.json").write_bytes(b"\xff\xfe{}")
-    assert Records(kept).get("ab") is None
-
-
-@pytest.mark.parametrize("content", [None, b"", b"PK", "half"])
-def test_a_score_without_its_arrays_counts_as_not_there(kept, content):
-    path = kept / "ab.npz"
-    whole = path.read_bytes()
-    path.unlink()
-    if content is not None:
-        path.write_bytes(whole[: len(whole) // 2] if content == "half" else content)
-    assert Records(kept).get("ab") is None
-
-
-def test_other_kinds_need_no_arrays(tmp_path):
-    Records(tmp_path).put(record(kind="words"))
-    assert Records(tmp_path).get("ab").kind == "words"
-
-
-def test_arrays_that_have_rotted_are_told_in_one_line(kept):
-    path = kept / "ab.npz"
-    content = bytearray(path.read_bytes())
-    place = content.index(b"cosines.npy") + len("cosines.npy") + 25
-    content[place : place + 8] = bytes(8)
-    path.write_bytes(content)
-    with pytest.raises(ModelError, match="remove it and run again") as caught:
-        Records(kept).arrays("ab")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), np.float64("nan")])
-def test_what_is_no_number_is_never_written(tmp_path, value):
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        Records(tmp_path).put(record(result={"x": value}), ARRAYS)
-    assert not (tmp_path / "ab.json").exists()
-    assert Records(tmp_path).get("ab") is None
-
-
-def test_a_record_is_there_only_after_its_arrays(tmp_path, monkeypatch):
-    """Whatever stops the writing, there is no record without arrays."""
-    written = []
-
-    def failing(path, content):
-        written.append(Path(path).suffix)
-        raise ModelError("no space left")
-
-    monkeypatch.setattr("bertflow.paper.records.write_bytes", failing)
-    with pytest.raises(ModelError, match="no space"):
-        Records(tmp_path).put(record(), ARRAYS)
-    assert written == [".npz"]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_is_not_there_holds_nothing(tmp_path):
-    records = Records(tmp_path / "nothing")
-    assert records.get("ab") is None
-    assert list(records) == []
-    assert not (tmp_path / "nothing").exists()

@@ -19,15 +19,13 @@ from bertflow.cli.paper_grids import claims_grid, doubts_of, notes_of, table_gri
 from bertflow.cli.reproduction import table_markdown
 from bertflow.data import STS_TASKS
 from bertflow.evaluation import Difference
+from bertflow.io.results import Result, ResultStore
 from bertflow.paper import Material, Options, Planner, Subject, TableResult
 from bertflow.paper.analyses import Scatter, lexical_table, sweep_table, words_table
-from bertflow.paper.jobs import Score, Words
-from bertflow.paper.planning import Plan
-from bertflow.paper.published import published
-from bertflow.paper.records import Record, Records
+from bertflow.paper.declared import SCORE_TABLES, SEVEN, Row, published
+from bertflow.paper.plan import Plan, Score, Words
 from bertflow.paper.results import CellResult, ClaimResult, RowResult, judged_claims
 from bertflow.paper.score_tables import INTERVALS, score_table
-from bertflow.paper.tables import SCORE_TABLES, SEVEN, VARIATIONS
 from task_files import write_tasks
 
 RESAMPLES = 200
@@ -55,7 +53,7 @@ class Made:
 
     result: TableResult
     plans: Sequence[Plan]
-    records: Records
+    records: ResultStore
 
     def row(self, name: str, encoder: str | None = None) -> RowResult:
         found = [
@@ -69,15 +67,20 @@ class Made:
     def drawn(self, row: str, column: str, aggregation: str = "wmean", plan: int = 0) -> np.ndarray:
         """Resample t of a cell is resample t of the t-th seed, counted round."""
         jobs = self.plans[plan].cells[row, column].jobs
-        stack = [self.records.arrays(job.key)[f"replicates_{aggregation}"] for job in jobs]
+        stack = [self.records.need(job.key).arrays[f"replicates_{aggregation}"] for job in jobs]
         return np.array([stack[t % len(stack)][t] for t in range(RESAMPLES)])
+
+
+def variations() -> list[Row]:
+    """The rows of Table 7 that change one argument."""
+    return [row for row in SCORE_TABLES["table7"].rows if row.group is not None]
 
 
 # How far the aggregations are from each other, so that the wrong one is seen.
 OFFSETS = {"wmean": 0.0, "mean": -0.1, "all": -0.2}
 
 
-def put_score(records: Records, job: Score, value: float | None, seed: int) -> None:
+def put_score(records: ResultStore, job: Score, value: float | None, seed: int) -> None:
     shared = np.random.default_rng([len(job.task), *map(ord, job.task)]).normal(0, 0.02, RESAMPLES)
     own = np.random.default_rng([int(job.key[:8], 16)]).normal(0, 0.004, RESAMPLES)
     drawn = (0.0 if value is None else value) + shared + own
@@ -88,28 +91,29 @@ def put_score(records: Records, job: Score, value: float | None, seed: int) -> N
             span = np.quantile(drawn + offset, [0.025, 0.975]).tolist()
             figures[name] = {"value": value + offset, "interval": span}
     chosen = 4 + seed if job.fitting is not None and job.fitting.dev else None
-    record = Record(
+    if value is None:
+        drawn = np.full(RESAMPLES, np.nan)
+    arrays = {f"replicates_{name}": drawn + offset for name, offset in OFFSETS.items()}
+    record = Result(
         kind="score",
         key=job.key,
         recipe=job.recipe(),
         about={"n_components": chosen},
         result={"measure": "spearman", "figures": figures, "scored": {"": 24}},
         seconds=1.0,
+        arrays={"cosines": np.zeros(24), **arrays},
         **NOW,
     )
-    if value is None:
-        drawn = np.full(RESAMPLES, np.nan)
-    arrays = {f"replicates_{name}": drawn + offset for name, offset in OFFSETS.items()}
-    records.put(record, {"cosines": np.zeros(24), **arrays})
+    records.put(record)
 
 
-def put_tuning(records: Records, plan: Plan) -> None:
+def put_tuning(records: ResultStore, plan: Plan) -> None:
     for cell in plan.cells.values():
         for job in cell.jobs:
             if (tuning := job.encoding.tuning) is not None:
                 accuracy = {"value": 0.625, "low": 0.5, "high": 0.75, "pairs": 80, "majority": 0.35}
                 records.put(
-                    Record(
+                    Result(
                         kind="tuning",
                         key=tuning.key,
                         recipe=tuning.recipe(),
@@ -136,7 +140,7 @@ def make(material, tmp_path) -> Callable[..., Made]:
         words: Subject | None = None,
         without: Sequence[str] = (),
     ) -> Made:
-        records = Records(tmp_path / "records")
+        records = ResultStore(tmp_path / "records")
         there = material
         if without:
             names = [name for name in STS_TASKS if name not in without]
@@ -348,7 +352,7 @@ def test_models_of_others_are_shown_as_published(make):
 
 def test_doubts_go_with_their_numbers(make):
     cell = make("table2", usual, BASE).row("flow nli").cells["stsb"]
-    assert list(cell.doubts) == list(published("table2").doubts("base flow nli", "stsb"))
+    assert list(cell.doubts) == list(published("table2").rows["base flow nli"].doubts["stsb"])
     assert any("68.66" in doubt for doubt in cell.doubts)
 
 
@@ -361,7 +365,7 @@ def test_pairs_that_do_not_count_are_said_with_their_reason(make):
             record = made.records.need(job.key)
             skipped = {**lacking, "no cosine": 3 if row == "last2avg" else 0}
             said = replace(record, result={**record.result, "skipped": skipped})
-            made.records.put(said, made.records.arrays(job.key))
+            made.records.put(said)
     notes = score_table(made.plans, made.records).notes
     assert (
         "pairs not scored: sts15 1,500 no gold score; what is fitted on the target takes the "
@@ -383,7 +387,7 @@ def test_table_8s_published_row_has_its_deviation_and_median_and_is_bert_larges(
     made = make("table8", usual, subject)
     numbers = published("table8")
     for row, (_, lines) in zip(made.result.rows, shown(made.result), strict=True):
-        printed, cell = numbers.row(f"large {row.name}"), row.cells["stsb"]
+        printed, cell = numbers.rows[f"large {row.name}"], row.cells["stsb"]
         assert cell.published == printed.values["stsb"]
         assert cell.published_deviation == printed.deviation
         assert cell.published_median == printed.median
@@ -745,8 +749,8 @@ def test_the_sweeps_claim_is_the_mean_change_of_one_group_less_that_of_the_other
     make, group, verdict
 ):
     # Some are above the flow and some below it, which is no matter.
-    levels = {one.name: 0.5 + 0.005 * n for n, one in enumerate(VARIATIONS)}
-    for n, one in enumerate(one for one in VARIATIONS if one.group == group):
+    levels = {one.name: 0.5 + 0.005 * n for n, one in enumerate(variations())}
+    for n, one in enumerate(one for one in variations() if one.group == group):
         levels[one.name] = 0.55 + (-1) ** n * 0.2
 
     def values(row: str, column: str, seed: int) -> float:
@@ -756,7 +760,7 @@ def test_the_sweeps_claim_is_the_mean_change_of_one_group_less_that_of_the_other
     reference, resampled = made.row("flow").cells["stsb"].value, made.drawn("flow", "stsb")
     changes, drawn = {}, {}
     for group in ("architecture", "schedule"):
-        rows = [one.name for one in VARIATIONS if one.group == group]
+        rows = [one.name for one in variations() if one.group == group]
         moved = [abs(made.row(row).cells["stsb"].value - reference) for row in rows]
         changes[group] = sum(moved) / len(moved)
         stack = [abs(made.drawn(row, "stsb") - resampled) for row in rows]
@@ -781,7 +785,7 @@ def test_the_sweeps_rows_are_marked_against_its_flow(make):
     levels = {"levels = 1": 0.3, "epochs = 4.0": 0.8}
     made = make("table7", lambda row, column, seed: levels.get(row, 0.55) + SEEDS[seed])
     cells = {row: cell for (row, _), cell in marked(made).items()}
-    assert list(cells) == [one.name for one in VARIATIONS]
+    assert list(cells) == [one.name for one in variations()]
     for name, cell in cells.items():
         rise = cell.value - made.row("flow").cells["stsb"].value
         assert cell.baseline.value == pytest.approx(rise, abs=1e-9)
@@ -812,11 +816,11 @@ def test_the_sweep_is_of_the_papers_flow_whichever_the_other_tables_are_about(ma
 def test_every_row_of_the_sweep_changes_one_argument(make):
     made = make("table7", usual, seeds=1)
     plain = made.plans[0].cells["flow", "stsb"].jobs[0].fitting.calibrator.get_params()
-    for one in VARIATIONS:
+    for one in variations():
         (job,) = made.plans[0].cells[one.name, "stsb"].jobs
         arguments = job.fitting.calibrator.get_params()
         changed = {name: arguments[name] for name in plain if arguments[name] != plain[name]}
-        assert changed == dict(one.changes), one.name
+        assert changed == dict(one.arguments), one.name
         assert f"{next(iter(changed))} = {next(iter(changed.values()))}" == one.name
         assert job.split == "dev"
     notes = made.result.notes
@@ -906,7 +910,7 @@ def test_table_6_has_gold_once_and_a_difference_for_bert_base_alone():
     numbers = published("table6")
     for row, known in ((gold, "gold"), (base, "encoder"), (tiny, "encoder")):
         for column, printed in (("edit, words", "edit"), ("gold", "gold")):
-            assert list(row.cells[column].doubts) == list(numbers.doubts(known, printed))
+            assert list(row.cells[column].doubts) == list(numbers.rows[known].doubts[printed])
     assert gold.cells["edit, characters"].doubts
     assert doubts_of(result)
     assert gold.cells["edit, words"].difference == pytest.approx(
@@ -944,12 +948,12 @@ def mean_of(value: float, error: float) -> dict[str, float]:
 def words_made(
     tmp_path: Path, groups: Sequence[Mapping[str, Any]], *subjects: Subject
 ) -> TableResult:
-    records, jobs = Records(tmp_path / "records"), []
+    records, jobs = ResultStore(tmp_path / "records"), []
     for subject in subjects:
         job = Words(
             subject=subject, ranges=RANGES, neighbours=(3, 5, 7), frequencies="wordfreq 3.1"
         )
-        record = Record(
+        record = Result(
             kind="words",
             key=job.key,
             recipe=job.recipe(),

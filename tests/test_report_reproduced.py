@@ -14,7 +14,8 @@ from sentence_transformers import SentenceTransformer
 from bertflow import evaluation
 from bertflow.encoders import VectorCache
 from bertflow.errors import InputError, ModelError
-from bertflow.paper import Material, Options, Planner, Workplace, identify, reproduce, scoring
+from bertflow.paper import Material, Options, Planner, Workplace, identify, reproduce
+from bertflow.paper import run as jobs
 from bertflow.report import build_report, render
 from bertflow.report.reproduced import Run
 from conftest import tree
@@ -37,7 +38,7 @@ def ran(tiny_bert, tmp_path_factory) -> Path:
     write_tasks(root / "data", "stsb")
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(root)
-        patched.setattr(scoring, "figures", functools.partial(evaluation.figures, resamples=40))
+        patched.setattr(jobs, "figures", functools.partial(evaluation.figures, resamples=40))
         with contextlib.redirect_stdout(io.StringIO()):
             assert run([str(argument) for argument in COMMAND]) == 0
     return root

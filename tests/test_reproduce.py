@@ -32,8 +32,9 @@ from bertflow.errors import (
     TrainingError,
 )
 from bertflow.evaluation import Difference, compare, evaluate
-from bertflow.evaluation.trials import cpus
+from bertflow.io.results import ResultStore
 from bertflow.paper import (
+    NAMES,
     Material,
     Options,
     Planner,
@@ -41,13 +42,11 @@ from bertflow.paper import (
     Subject,
     Workplace,
     identify,
-    records,
     reproduce,
     reproduction,
-    scoring,
+    run,
 )
-from bertflow.paper.names import NAMES
-from bertflow.paper.tables import SCORE_TABLES
+from bertflow.paper.declared import SCORE_TABLES
 from task_files import write_tasks
 
 # All that stsb and snli give.
@@ -61,7 +60,7 @@ def few_resamples():
     """Intervals are tested elsewhere; here they only take time."""
     with pytest.MonkeyPatch.context() as patched:
         few = functools.partial(evaluation.figures, resamples=40)
-        patched.setattr(scoring, "figures", few)
+        patched.setattr(run, "figures", few)
         yield
 
 
@@ -391,16 +390,16 @@ def test_each_table_is_handed_on_before_the_next_is_begun(copy):
 
 def test_what_fails_one_table_costs_the_others_nothing(base, tmp_path, monkeypatch):
     project = replace(base, runs=tmp_path / "runs")
-    judge = scoring.judged
+    judge = run.run_trial
 
-    def judged(vectors, rows, calibrator, tests, **more):
-        if isinstance(calibrator, Standardization):
+    def judged(vectors, trial):
+        if isinstance(trial.calibrator, Standardization):
             raise TrainingError("the loss is not finite")
-        return judge(vectors, rows, calibrator, tests, **more)
+        return judge(vectors, trial)
 
     handed = []
     with monkeypatch.context() as patched:
-        patched.setattr(scoring, "judged", judged)
+        patched.setattr(run, "run_trial", judged)
         result = project.run("table4", "table5", "table6", seeds=1, finished=handed.append)
         assert {name: type(error) for name, error in result.absent.items()} == {
             "table4": MissingDataError,
@@ -576,7 +575,7 @@ def test_progress_counts_finished_jobs_to_the_end(small):
 def test_a_second_run_does_nothing_and_says_the_same(small, monkeypatch):
     project, result, _ = small
     before = project.times()
-    monkeypatch.setattr(scoring, "load_poolings", None)
+    monkeypatch.setattr(run, "load_poolings", None)
     again = project.run(*SMALL)
     assert again.ran == 0
     assert project.times() == before
@@ -593,9 +592,9 @@ def test_a_sentence_is_encoded_once_for_all_tables(copy, monkeypatch):
     shutil.rmtree(copy.runs / "records")
     shutil.rmtree(copy.runs / "models")
     loads = []
-    load = scoring.load_poolings
+    load = run.load_poolings
     monkeypatch.setattr(
-        scoring, "load_poolings", lambda *a, **k: (loads.append(a[1]), load(*a, **k))[1]
+        run, "load_poolings", lambda *a, **k: (loads.append(a[1]), load(*a, **k))[1]
     )
     copy.run("table2", "table5", "table6")
     assert loads == []
@@ -603,9 +602,9 @@ def test_a_sentence_is_encoded_once_for_all_tables(copy, monkeypatch):
 
 def test_several_poolings_are_encoded_in_one_pass(base, tmp_path, monkeypatch):
     loads = []
-    load = scoring.load_poolings
+    load = run.load_poolings
     monkeypatch.setattr(
-        scoring, "load_poolings", lambda *a, **k: (loads.append(set(a[1])), load(*a, **k))[1]
+        run, "load_poolings", lambda *a, **k: (loads.append(set(a[1])), load(*a, **k))[1]
     )
     replace(base, runs=tmp_path / "runs").run("table2", seeds=1)
     # The pairs under all poolings, the corpora under the one that flows are fitted on.
@@ -632,13 +631,14 @@ def test_stopped_at_three_random_places_it_ends_with_the_same_records(small, tmp
     project, result, told = small
     whole = contents(project)
     written: list[str] = []
-    put = records.Records.put
+    put = ResultStore.put
 
-    def counting(self, record, arrays=None):
-        written.append(record.key)
-        put(self, record, arrays)
+    def counting(self, record):
+        if record.kind != "cut":
+            written.append(record.key)
+        put(self, record)
 
-    monkeypatch.setattr(records.Records, "put", counting)
+    monkeypatch.setattr(ResultStore, "put", counting)
     places = random.Random(4)
     stopped = replace(project, runs=tmp_path / "runs")
     # A third of the way each, so that it is stopped three times for sure.
@@ -757,7 +757,13 @@ def test_another_length_runs_all_again(copy):
     before = copy.times()
     other = replace(copy, subject=replace(copy.subject, max_length=8))
     result = other.run("table5")
-    assert result.ran == len(copy.written_since(before)) == 8
+    found = copy.written_since(before)
+    assert result.ran == len(found) == 8
+    # Each record says how many of the task's texts were too long.
+    score = evaluate(load_encoder(copy.subject.name, max_length=8), "stsb", data=copy.data)
+    assert {one["result"]["cut"] for one in found} == {score.cut}
+    assert score.cut > 0
+    assert f"longer than 8 tokens, cut: stsb {score.cut}" in " ".join(result.tables["table5"].notes)
 
 
 def test_another_encoder_of_the_same_name_runs_all_again(copy, tmp_path):
@@ -812,17 +818,18 @@ def corpora(project: Project) -> list[Path]:
 def test_a_large_corpus_is_fitted_from_a_file_that_is_gone_afterwards(plain, tmp_path, monkeypatch):
     project = replace(plain, runs=tmp_path / "runs")
     seen = []
-    judge = scoring.judged
+    judge = run.run_trial
 
-    def judged(vectors, rows, calibrator, tests, **more):
-        if calibrator is not None:
+    def judged(vectors, trial):
+        rows = trial.corpus
+        if rows is not None:
             assert isinstance(rows, np.memmap)
             seen.append((len(rows), Path(rows.filename).is_file()))
-        return judge(vectors, rows, calibrator, tests, **more)
+        return judge(vectors, trial)
 
-    monkeypatch.setattr(scoring, "IN_MEMORY", 0)
-    monkeypatch.setattr(scoring, "SPREAD_ROWS", 50)
-    monkeypatch.setattr(scoring, "judged", judged)
+    monkeypatch.setattr(run, "IN_MEMORY", 0)
+    monkeypatch.setattr(run, "SPREAD_ROWS", 50)
+    monkeypatch.setattr(run, "run_trial", judged)
     project.run("table2", "table5")
     # Repeats count: as many rows as there are sentences.
     assert Counter(seen) == {(144, True): 4 + 7}
@@ -834,18 +841,18 @@ def test_the_file_is_gone_after_a_fit_that_fails_and_what_was_done_is_kept(
     base, tmp_path, monkeypatch
 ):
     project = replace(base, runs=tmp_path / "runs")
-    judge, count = scoring.judged, [0]
+    judge, count = run.run_trial, [0]
 
-    def judged(*arguments, **more):
+    def judged(*arguments):
         count[0] += 1
         if count[0] == 4:
             assert corpora(project)
             raise TrainingError("the loss is not finite")
-        return judge(*arguments, **more)
+        return judge(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(scoring, "IN_MEMORY", 0)
-        patched.setattr(scoring, "judged", judged)
+        patched.setattr(run, "IN_MEMORY", 0)
+        patched.setattr(run, "run_trial", judged)
         with pytest.raises(TrainingError, match="not finite"):
             project.run("table5")
     assert corpora(project) == []
@@ -893,8 +900,8 @@ def test_a_corpus_that_the_disk_has_no_room_for_is_one_line_and_costs_nothing_el
 
     project = plain.anew(tmp_path / "runs")
     shutil.rmtree(project.runs / "records")
-    monkeypatch.setattr(scoring, "IN_MEMORY", 0)
-    spread = scoring._spread
+    monkeypatch.setattr(run, "IN_MEMORY", 0)
+    spread = run._spread
 
     def full(*arguments):
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -905,7 +912,7 @@ def test_a_corpus_that_the_disk_has_no_room_for_is_one_line_and_costs_nothing_el
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     with monkeypatch.context() as patched:
-        patched.setattr(scoring, "_spread", full)
+        patched.setattr(run, "_spread", full)
         with pytest.raises(
             ModelError, match=r"^cannot write .*corpus-\w{16}\.f32: File too large$"
         ):
@@ -918,20 +925,18 @@ def test_a_corpus_that_the_disk_has_no_room_for_is_one_line_and_costs_nothing_el
 def test_flows_are_fitted_on_the_cpu_wherever_the_encoder_runs(copy, monkeypatch):
     shutil.rmtree(copy.runs / "records")
     seen = []
-    judge = scoring.judged
+    judge = run.run_trial
 
-    def judged(vectors, rows, calibrator, tests, **more):
-        if isinstance(calibrator, Flow):
-            seen.append(calibrator.get_params()["device"])
-        return judge(vectors, rows, calibrator, tests, **more)
+    def judged(vectors, trial):
+        if isinstance(trial.calibrator, Flow):
+            seen.append(trial.calibrator.get_params()["device"])
+        return judge(vectors, trial)
 
-    monkeypatch.setattr(scoring, "judged", judged)
+    monkeypatch.setattr(run, "run_trial", judged)
     # All vectors are there, so that nothing runs on it.
     place = Workplace(folder=copy.runs, device="meta", jobs=1)
     reproduce(["table5"], [copy.subject], Planner(Material(copy.data), Options(seeds=2)), place)
     assert seen == ["cpu", "cpu"]
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert replace(place, device=None, jobs=None).processes() == cpus()
 
 
 # Two encoders, and less data.
@@ -1007,7 +1012,7 @@ def test_all_of_the_paper_stopped_at_three_random_places(base, tmp_path):
 
 @pytest.mark.slow
 def test_killed_it_goes_on(base, tmp_path, monkeypatch):
-    monkeypatch.setattr(scoring, "figures", evaluation.figures)
+    monkeypatch.setattr(run, "figures", evaluation.figures)
     whole = replace(base, runs=tmp_path / "whole")
     whole.run("table3", "table5", finetuning=None)
     killed = replace(base, runs=tmp_path / "killed")

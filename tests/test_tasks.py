@@ -16,7 +16,7 @@ from sklearn.metrics import roc_auc_score
 
 import bertflow
 from bertflow.calibrators import AllButTheTop, Flow, Standardization, Whitening
-from bertflow.data import CATALOG, STS_TASKS, Pairs, hub, read_task
+from bertflow.data import CATALOG, STS_TASKS, Pairs, read_task
 from bertflow.encoders import calibrate, load_encoder
 from bertflow.errors import InputError, MissingDataError
 from bertflow.evaluation import (
@@ -50,7 +50,7 @@ every_calibrator = pytest.mark.parametrize("name", CALIBRATORS)
 @pytest.fixture(autouse=True)
 def no_data_but_what_a_test_writes(monkeypatch):
     monkeypatch.delenv("BERTFLOW_DATA", raising=False)
-    monkeypatch.setattr(hub, "hub_answers", lambda: False)
+    monkeypatch.setattr("bertflow.data.readers.hub_answers", lambda: False)
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ def cache(
     found = SentenceCache()
     before = found.contents()
     encoders = [one for one in before if not one.gguf]
-    results, room = len(found.results.files()), found.results.bytes()
+    results, room = len(found.results.keys()), found.results.bytes()
     if clear:
         left = found.clear()
         freed = sum(one.bytes for one in before) - sum(one.bytes for one in left)

@@ -98,7 +98,7 @@ def evaluate(
     from bertflow.cli.results import difference_page, give, scores_page
     from bertflow.cli.terminal import progress_bars
     from bertflow.evaluation import Scores, differences, score_all
-    from bertflow.evaluation.tables import encoder_name
+    from bertflow.evaluation.score_grids import encoder_name
     from bertflow.models import CalibratedSentenceTransformer, is_calibrated, save_card
 
     check_own(against, model)

@@ -118,7 +118,7 @@ def reproduce(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Reproduce tables of the paper: ours, published, difference. Stopped, it goes on."""
-    from bertflow.paper.names import NAMES
+    from bertflow.paper import NAMES
 
     for name in table:
         if name not in (*NAMES, "all"):

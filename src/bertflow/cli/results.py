@@ -19,8 +19,7 @@ from bertflow.display import Grid
 from bertflow.display.numbers import hundredfold, hundredfold_span, p_value
 from bertflow.errors import ModelError, one_line
 from bertflow.evaluation import METHODS, Comparison, Difference, Estimate, Score, Scores
-from bertflow.evaluation.comparison import counted
-from bertflow.evaluation.tables import (
+from bertflow.evaluation.score_grids import (
     STS_COUNT,
     averages,
     encoder_name,
@@ -30,6 +29,7 @@ from bertflow.evaluation.tables import (
     scores_grid,
     tasks_grid,
 )
+from bertflow.evaluation.scores import counted
 
 
 @dataclass(frozen=True)

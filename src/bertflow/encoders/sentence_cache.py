@@ -30,9 +30,9 @@ from bertflow.encoders.encoding import own_part
 from bertflow.encoders.fingerprint import describe_encoder
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.probe import fingerprint, probed
-from bertflow.encoders.result_cache import ResultCache
 from bertflow.errors import InputError, shown
 from bertflow.io.files import remove_stale
+from bertflow.io.results import ResultStore
 
 FOLDER_VARIABLE, SIZE_VARIABLE = "BERTFLOW_CACHE", "BERTFLOW_CACHE_SIZE"
 DEFAULT_SIZE = 10 * 10**9
@@ -158,11 +158,11 @@ class SentenceCache:
         return self.folder / "gguf"
 
     @property
-    def results(self) -> ResultCache:
+    def results(self) -> ResultStore:
         """What came of vectors, such as the fits of a comparison, within the size that is left."""
         left = self.size - sum(one.bytes for one in self.contents())
         size = min(self.size // RESULTS_PART, RESULTS_SIZE, max(left, 0))
-        return ResultCache(self.folder / "results", size)
+        return ResultStore(self.folder / "results", size)
 
     def clear(self) -> list[Kept]:
         """Remove all that bertflow has written there, and give what is left: it is in use."""

@@ -2,7 +2,7 @@
 
 from bertflow.data import TASKS
 from bertflow.evaluation.bootstrap import Difference, Resamples, holm, paired_difference
-from bertflow.evaluation.comparing import compare
+from bertflow.evaluation.compare_methods import METHODS, Method, compare
 from bertflow.evaluation.comparison import Comparison
 from bertflow.evaluation.correlation import (
     Correlation,
@@ -11,7 +11,6 @@ from bertflow.evaluation.correlation import (
     paired_cosine,
 )
 from bertflow.evaluation.differences import difference, differences
-from bertflow.evaluation.methods import METHODS, Method
 from bertflow.evaluation.scores import Estimate, as_json, figures, over_seeds
 from bertflow.evaluation.tasks import (
     Score,

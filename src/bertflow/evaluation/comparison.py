@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from bertflow.calibrators.base import Array
-from bertflow.data import STS_TASKS
 from bertflow.display import block, facts_table
 from bertflow.encoders import library_versions
 from bertflow.errors import InputError
 from bertflow.evaluation.bootstrap import Difference, holm, paired_difference
-from bertflow.evaluation.scores import Estimate, as_json
+from bertflow.evaluation.score_grids import comparison_grids, comparison_title
+from bertflow.evaluation.scores import Estimate, as_json, counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,14 +144,10 @@ class Comparison:
         return {name: corrected[name] for name in raw}
 
     def __repr__(self) -> str:
-        from bertflow.evaluation.tables import comparison_grids, comparison_title
-
         grids = [grid.text() for grid in comparison_grids(self)]
         return "\n\n".join([f"Comparison of {comparison_title(self)}", *grids])
 
     def _repr_html_(self) -> str:
-        from bertflow.evaluation.tables import comparison_grids, comparison_title
-
         absent = facts_table({"absent": ", ".join(self.absent)}) if self.absent else ""
         grids = [grid.html() for grid in comparison_grids(self)]
         return block(f"Comparison of {comparison_title(self)}", absent, *grids)
@@ -190,8 +186,3 @@ class Comparison:
             "fit_seconds": entry.fit_seconds,
             "megabytes": entry.megabytes,
         }
-
-
-def counted(tasks: Sequence[str]) -> list[str]:
-    """The tasks whose mean is the overall value: the STS ones, or all if there is none."""
-    return [task for task in tasks if task in STS_TASKS] or list(tasks)

@@ -87,5 +87,4 @@ def _together(before: Score, after: Score) -> tuple[Figures, Figures]:
 def _difference(one: Figures, other: Figures, aggregation: str) -> Difference:
     values = one.main(aggregation).value, other.main(aggregation).value
     rise = None if values[0] is None or values[1] is None else values[1] - values[0]
-    name = aggregation if aggregation in one.replicates else "all"
-    return paired_difference(rise, one.replicates[name], other.replicates[name])
+    return paired_difference(rise, one.drawn(aggregation), other.drawn(aggregation))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 
@@ -37,11 +37,27 @@ class Estimate:
     undefined: str | None = None
 
     @classmethod
-    def of(cls, value: float | None, replicates: Array, undefined: str | None = None) -> Estimate:
+    def of(cls, value: float | None, replicates: Array, undefined: str | None = None) -> Self:
         """A value with the interval that its resamples give."""
         span = None if value is None else interval(replicates)
         low, high = span or (None, None)
         return cls(value, low, high, undefined)
+
+    @classmethod
+    def from_json(cls, shown: Mapping[str, Any]) -> Self:
+        """From what `as_json` gave."""
+        low, high = shown["interval"] or (None, None)
+        return cls(shown["value"], low, high, shown.get("undefined"))
+
+
+def as_json(estimate: Estimate) -> dict[str, Any]:
+    """An estimate as JSON has it: `null` with the reason where undefined."""
+    shown: dict[str, Any] = {"value": estimate.value, "interval": None}
+    if estimate.low is not None:
+        shown["interval"] = [estimate.low, estimate.high]
+    if estimate.undefined is not None:
+        shown["undefined"] = estimate.undefined
+    return shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +81,34 @@ class Figures:
 
     def main(self, aggregation: str) -> Estimate:
         """The main measure under an aggregation; without subsets all of them are the same."""
-        chosen = self.aggregations.get(aggregation, self.aggregations["all"])
-        return chosen[self.measure]
+        return self.aggregations.get(aggregation, self.aggregations["all"])[self.measure]
+
+    def drawn(self, aggregation: str) -> Array:
+        """The same in each resample, shape (resamples,)."""
+        return self.replicates.get(aggregation, self.replicates["all"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as JSON has them, without the resamples."""
+        nested = {
+            part: {
+                name: {measure: as_json(one) for measure, one in measures.items()}
+                for name, measures in getattr(self, part).items()
+            }
+            for part in ("aggregations", "subsets")
+        }
+        return {"measure": self.measure, "scored": dict(self.scored), **nested}
+
+    @classmethod
+    def from_dict(cls, shown: Mapping[str, Any], replicates: Mapping[str, Array]) -> Self:
+        """From what `to_dict` gave, and the resamples."""
+        nested = {
+            part: {
+                name: {measure: Estimate.from_json(one) for measure, one in measures.items()}
+                for name, measures in shown[part].items()
+            }
+            for part in ("aggregations", "subsets")
+        }
+        return cls(**{**shown, **nested}, replicates=replicates)
 
 
 def gold_of(pairs: Pairs) -> Array:
@@ -195,18 +237,7 @@ def _weighted(
     return Estimate.of(value, mixed), mixed
 
 
-class Scored(Protocol):
-    """What an average is taken of."""
-
-    @property
-    def replicates(self) -> Mapping[str, Array]:
-        """By aggregation, the main measure in each resample."""
-
-    def main(self, aggregation: str) -> Estimate:
-        """The main measure under an aggregation."""
-
-
-def average(scores: Mapping[str, Scored], aggregation: str) -> Estimate:
+def average(scores: Mapping[str, Figures], aggregation: str) -> Estimate:
     """The plain mean over the seven STS tasks, if all are there and defined.
 
     Its interval comes from resampling each task by itself.
@@ -222,21 +253,15 @@ def average(scores: Mapping[str, Scored], aggregation: str) -> Estimate:
     return Estimate.of(float(np.mean(values)), average_replicates(scores, aggregation))
 
 
-def average_replicates(scores: Mapping[str, Scored], aggregation: str) -> Array:
+def average_replicates(scores: Mapping[str, Figures], aggregation: str) -> Array:
     """The average over the seven STS tasks in each resample, shape (resamples,)."""
-    drawn = [scores[name].replicates for name in STS_TASKS]
-    mean: Array = np.mean([one.get(aggregation, one["all"]) for one in drawn], axis=0)
+    mean: Array = np.mean([scores[name].drawn(aggregation) for name in STS_TASKS], axis=0)
     return mean
 
 
-def as_json(estimate: Estimate) -> dict[str, Any]:
-    """An estimate as JSON has it: `null` with the reason where undefined."""
-    shown: dict[str, Any] = {"value": estimate.value, "interval": None}
-    if estimate.low is not None:
-        shown["interval"] = [estimate.low, estimate.high]
-    if estimate.undefined is not None:
-        shown["undefined"] = estimate.undefined
-    return shown
+def counted(tasks: Sequence[str]) -> list[str]:
+    """The tasks whose mean is the overall value: the STS ones, or all if there is none."""
+    return [task for task in tasks if task in STS_TASKS] or list(tasks)
 
 
 def over_seeds(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,16 @@ from bertflow.encoders import (
 from bertflow.encoders.embedding import count_cut_of
 from bertflow.errors import MissingDataError, unknown
 from bertflow.evaluation.correlation import paired_cosine
+from bertflow.evaluation.score_grids import model_name, score_facts, score_line, scores_grid
 from bertflow.evaluation.scores import (
     AVERAGES,
     Estimate,
-    Measure,
+    Figures,
     as_json,
     average,
     figures,
+    gold_of,
 )
-from bertflow.evaluation.tables import model_name, score_facts, score_line, scores_grid
 from bertflow.models import CalibratedSentenceTransformer
 
 log = logging.getLogger(__name__)
@@ -45,23 +46,24 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
+class Score(Figures):
     """A score and what it depends on.
 
     `wmean`, `mean` and `all` are the main measure under an aggregation. Without subsets the three
     are the same.
 
     Attributes:
-        task: The task's name.
-        split: Which part of it.
         measure: The main measure of cosine against gold: "spearman", or "auc" where gold is 1 and
             0.
         aggregations: By aggregation and measure, the estimate with its interval. "wmean" is the
             mean over subsets weighted by their pairs, "mean" the plain one, "all" is over all
             pairs together, and alone there where the task has no subsets.
         subsets: By subset and measure, the estimate.
-        pairs: All pairs of the split.
         scored: Those that count, by subset; "" where there is none.
+        replicates: By aggregation, the main measure in each resample; not part of the JSON.
+        task: The task's name.
+        split: Which part of it.
+        pairs: All pairs of the split.
         skipped: How many do not count, by reason.
         encoder: Name, pooling, length, type and fingerprint.
         calibrator: Its name and arguments, or None.
@@ -73,16 +75,11 @@ class Score:
         time: When, UTC.
         graded: The pairs; not part of the JSON.
         cosines: Of each pair, NaN where it has none; not part of the JSON.
-        replicates: By aggregation, the main measure in each resample; not part of the JSON.
     """
 
     task: str
     split: str
-    measure: Measure
-    aggregations: Mapping[str, Mapping[str, Estimate]]
-    subsets: Mapping[str, Mapping[str, Estimate]]
     pairs: int
-    scored: Mapping[str, int]
     skipped: Mapping[str, int]
     encoder: Mapping[str, Any]
     calibrator: Mapping[str, Any] | None
@@ -94,11 +91,6 @@ class Score:
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     graded: Pairs = field(repr=False, compare=False)
     cosines: Array = field(repr=False, compare=False)
-    replicates: Mapping[str, Array] = field(repr=False, compare=False)
-
-    def main(self, aggregation: str) -> Estimate:
-        """The main measure under an aggregation."""
-        return self.aggregations.get(aggregation, self.aggregations["all"])[self.measure]
 
     @property
     def wmean(self) -> Estimate:
@@ -134,16 +126,11 @@ class Score:
 
     def to_dict(self) -> dict[str, Any]:
         """The score as JSON has it."""
+        arrays = ("replicates", "graded", "cosines")
         plain = {
-            name: getattr(self, name)
-            for name in self.__dataclass_fields__
-            if name not in ("aggregations", "subsets", "graded", "cosines", "replicates")
+            one.name: getattr(self, one.name) for one in fields(self) if one.name not in arrays
         }
-        return {
-            **plain,
-            "aggregations": _nested(self.aggregations),
-            "subsets": _nested(self.subsets),
-        }
+        return {"task": self.task, "split": self.split, **plain, **super().to_dict()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,14 +310,8 @@ def score_all(
     """
     began = time.perf_counter()
     # Pairs that were never graded have no part in a score.
-    graded = [[g is not None for g in pairs.gold] for pairs in tasks]
-    texts = [
-        text
-        for pairs, keep in zip(tasks, graded, strict=True)
-        for side in (pairs.first, pairs.second)
-        for text, kept in zip(side, keep, strict=True)
-        if kept
-    ]
+    sides = [pairs.graded()[:2] for pairs in tasks]
+    texts = [text for side in sides for half in side for text in half]
     vectors, rows = np.empty((0, 1), dtype=np.float32), np.empty(0, dtype=np.int64)
     if texts:
         embedded = embed(
@@ -344,71 +325,59 @@ def score_all(
             progress=progress,
         )
         vectors, rows = embedded.vectors, embedded.index
-    start = 0
-    description = {
-        **describe_encoder(model),
-        "precision": resolved_precision(precision, model),
+    resolved = resolved_precision(precision, model)
+    about: dict[str, Any] = {
+        "encoder": {**describe_encoder(model), "precision": resolved},
+        "calibrator": None,
+        "fitted_on": None,
     }
-    calibrator, fitted_on = _calibration(model)
-    scores = []
-    for pairs, keep in zip(tasks, graded, strict=True):
-        count = sum(keep)
-        first, second = (
-            vectors[rows[start + offset : start + offset + count]] for offset in (0, count)
-        )
-        own = list(dict.fromkeys(texts[start : start + 2 * count]))
-        start += 2 * count
-        cosines = np.full(len(pairs), np.nan)
-        cosines[keep] = paired_cosine(first, second)
-        finite = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
-        skipped = {
-            **pairs.skipped,
-            "no gold score": len(pairs) - count,
-            "zero vector": int((np.isnan(cosines[keep]) & finite).sum()),
-            "vector not finite": int((~finite).sum()),
-        }
-        found = figures(pairs, cosines[None, :])[0]
-        scores.append(
-            Score(
-                task=pairs.task,
-                split=pairs.split,
-                measure=found.measure,
-                aggregations=found.aggregations,
-                subsets=found.subsets,
-                pairs=len(pairs) + sum(pairs.skipped.values()),
-                scored=found.scored,
-                skipped=skipped,
-                encoder=description,
-                calibrator=calibrator,
-                fitted_on=fitted_on,
-                data=pairs.source,
-                texts=len(own),
-                cut=count_cut_of(model, own),
-                graded=pairs,
-                cosines=cosines,
-                replicates=found.replicates,
-            )
-        )
-        log.info(
-            "%s %s: %d of %d pairs scored, %d of %d texts cut",
-            *(pairs.task, pairs.split, sum(found.scored.values()), scores[-1].pairs),
-            *(scores[-1].cut, scores[-1].texts),
-        )
+    if isinstance(model, CalibratedSentenceTransformer):
+        about["calibrator"] = describe_calibrator(model.calibrator)
+        about["fitted_on"] = getattr(model.calibrator, "provenance_", None)
+    scores, start = [], 0
+    for pairs, (first, second) in zip(tasks, sides, strict=True):
+        middle, end = start + len(first), start + 2 * len(first)
+        distinct = list(dict.fromkeys([*first, *second]))
+        halves = vectors[rows[start:middle]], vectors[rows[middle:end]]
+        about |= {"texts": len(distinct), "cut": count_cut_of(model, distinct)}
+        scores.append(_score(pairs, *halves, about))
+        start = end
     log.info(
         "%d tasks scored in %.1f s, in %s (asked: %s) on %s",
         *(len(scores), time.perf_counter() - began),
-        *(description["precision"], precision, model.device),
+        *(resolved, precision, model.device),
     )
     return scores
 
 
-def _calibration(
-    model: SentenceTransformer,
-) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """A model's calibrator by name and arguments, and what it was fitted on."""
-    if not isinstance(model, CalibratedSentenceTransformer):
-        return None, None
-    return describe_calibrator(model.calibrator), getattr(model.calibrator, "provenance_", None)
+def _score(pairs: Pairs, first: Array, second: Array, about: Mapping[str, Any]) -> Score:
+    """The score of pairs, given the vectors of the graded ones."""
+    graded = ~np.isnan(gold_of(pairs))
+    cosines = np.full(len(pairs), np.nan)
+    cosines[graded] = paired_cosine(first, second)
+    finite = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
+    score = Score(
+        **vars(figures(pairs, cosines[None, :])[0]),
+        task=pairs.task,
+        split=pairs.split,
+        pairs=len(pairs) + sum(pairs.skipped.values()),
+        skipped={
+            **pairs.skipped,
+            "no gold score": len(pairs) - len(first),
+            "zero vector": int((np.isnan(cosines[graded]) & finite).sum()),
+            "vector not finite": int((~finite).sum()),
+        },
+        data=pairs.source,
+        graded=pairs,
+        cosines=cosines,
+        **about,
+    )
+    log.info(
+        "%s %s: %d of %d pairs scored, %d of %d texts cut",
+        *(score.task, score.split, sum(score.scored.values()), score.pairs),
+        *(score.cut, score.texts),
+    )
+    return score
 
 
 def describe_calibrator(calibrator: Any) -> dict[str, Any]:
@@ -422,10 +391,3 @@ def describe_calibrator(calibrator: Any) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
-
-
-def _nested(parts: Mapping[str, Mapping[str, Estimate]]) -> dict[str, Any]:
-    return {
-        name: {measure: as_json(one) for measure, one in measures.items()}
-        for name, measures in parts.items()
-    }

@@ -4,22 +4,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bertflow.paper.material import Material
-    from bertflow.paper.planning import Options, Planner
+    from bertflow.paper.plan import Options, Planner
     from bertflow.paper.reproduction import Reproduction, reproduce
     from bertflow.paper.results import TableResult
-    from bertflow.paper.subjects import Subject, identify
-    from bertflow.paper.workplace import Workplace
+    from bertflow.paper.run import Workplace
+    from bertflow.paper.subjects import Material, Subject, identify
 
-# Loaded when first used, so that the names of the tables can be looked up at once.
+# What can be reproduced, by itself: a wrong name is answered at once, and the rest is loaded when
+# it is first used.
+NAMES = (*(f"table{number}" for number in range(1, 9)), "figure2")
 _HOME_OF = {
-    "Material": "material",
-    "Options": "planning",
-    "Planner": "planning",
+    "Material": "subjects",
+    "Options": "plan",
+    "Planner": "plan",
     "Reproduction": "reproduction",
     "Subject": "subjects",
     "TableResult": "results",
-    "Workplace": "workplace",
+    "Workplace": "run",
     "identify": "subjects",
     "reproduce": "reproduction",
 }

@@ -16,21 +16,20 @@ from bertflow.calibrators.base import Array
 from bertflow.data import Pairs
 from bertflow.evaluation import Difference, Estimate, paired_difference
 from bertflow.evaluation.scores import gold_of
-from bertflow.paper.jobs import Words
-from bertflow.paper.planning import Plan, pooling_label
-from bertflow.paper.published import PublishedTable, published
-from bertflow.paper.records import Records
+from bertflow.io.results import ResultStore
+from bertflow.paper.declared import PublishedTable, published
+from bertflow.paper.plan import Plan, Words
 from bertflow.paper.results import (
     CellResult,
     ClaimResult,
     RowResult,
     TableResult,
     judged_claims,
+    less,
     scaled,
     shown_estimate,
 )
-from bertflow.paper.score_tables import score_table, seen_of
-from bertflow.paper.tables import VARIATIONS
+from bertflow.paper.score_tables import EncoderRows, score_table
 
 MEASURES = ("norm", "distance", "dot")
 MEASURE_LABELS = {
@@ -41,9 +40,8 @@ MEASURE_LABELS = {
 SHORT = 4
 
 
-def words_table(jobs: Sequence[Words], records: Records) -> TableResult:
+def words_table(jobs: Sequence[Words], store: ResultStore) -> TableResult:
     """Table 1: word embeddings by the rank of the word's frequency."""
-    numbers = published("table1")
     columns = [f"{low}-{high}" for low, high in jobs[0].ranges]
     rows: list[RowResult] = []
     claims: list[ClaimResult] = []
@@ -53,7 +51,7 @@ def words_table(jobs: Sequence[Words], records: Records) -> TableResult:
         "largest dot product; intervals of the mean over words, ± 1.96 standard errors",
     ]
     for job in jobs:
-        found = records.need(job.key).result
+        found = store.need(job.key).result
         groups: Sequence[Mapping[str, Any]] = found["groups"]
         named = ", ".join(
             f"{group['words']:,} of {high - low:,} ({column})"
@@ -65,29 +63,10 @@ def words_table(jobs: Sequence[Words], records: Records) -> TableResult:
         )
         for measure in MEASURES:
             for k in [None] if measure == "norm" else job.neighbours:
-                name = measure if k is None else f"{measure} {k}"
-                means = [_mean(group, measure, k) for group in groups]
+                row = _words_row(job, columns, groups, measure, k)
                 label = MEASURE_LABELS[measure].format(k=k)
-                rows.append(
-                    RowResult(
-                        name=name,
-                        label=label if len(jobs) == 1 else f"{job.subject.label}: {label}",
-                        encoder=job.subject.label,
-                        aggregation=None,
-                        cells={
-                            column: _word_cell(
-                                mean,
-                                numbers.value(name, column),
-                                numbers.doubts(name, column),
-                                comparable=job.subject.size == "base",
-                            )
-                            for column, mean in zip(columns, means, strict=True)
-                        },
-                        published_for=None if job.subject.size == "base" else "BERT-base",
-                    )
-                )
-                printed = [numbers.value(name, column) for column in columns]
-                claims += _rising(label, job, means, printed)
+                claims += _rising(label, [row.cells[column] for column in columns], row.encoder)
+                rows.append(row if len(jobs) > 1 else replace(row, label=label))
     return TableResult(
         name="table1",
         title="Word embeddings by rank of the word's frequency",
@@ -99,49 +78,53 @@ def words_table(jobs: Sequence[Words], records: Records) -> TableResult:
     )
 
 
-def _mean(group: Mapping[str, Any], measure: str, k: int | None) -> Mapping[str, float] | None:
-    found = group[measure] if k is None else group[measure][str(k)]
-    return found if found is None or found["value"] is not None else None
-
-
-def _word_cell(
-    mean: Mapping[str, float] | None,
-    printed: float | None,
-    doubts: Sequence[str],
-    *,
-    comparable: bool,
-) -> CellResult:
-    shown = CellResult(published=printed, doubts=doubts, comparable=comparable)
-    if mean is None:
-        return replace(shown, reason="no word of this range is one piece")
-    value = mean["value"]
-    return replace(
-        shown, value=value, low=mean["low"], high=mean["high"], values=[value], median=value
+def _words_row(
+    job: Words,
+    columns: Sequence[str],
+    groups: Sequence[Mapping[str, Any]],
+    measure: str,
+    k: int | None,
+) -> RowResult:
+    numbers, name = published("table1"), measure if k is None else f"{measure} {k}"
+    own, cells = job.subject.size == "base", {}
+    for column, group in zip(columns, groups, strict=True):
+        mean = group[measure] if k is None else group[measure][str(k)]
+        cells[column] = CellResult(
+            published=numbers.value(name, column),
+            doubts=numbers.rows[name].doubts[column],
+            comparable=own,
+            reason="no word of this range is one piece",
+        )
+        if mean is not None and (value := mean["value"]) is not None:
+            ends = {"low": mean["low"], "high": mean["high"]}
+            cells[column] = replace(
+                cells[column], value=value, values=[value], median=value, reason=None, **ends
+            )
+    return RowResult(
+        name=name,
+        label=f"{job.subject.label}: {MEASURE_LABELS[measure].format(k=k)}",
+        encoder=job.subject.label,
+        aggregation=None,
+        cells=cells,
+        published_for=None if own else "BERT-base",
     )
 
 
-def _rising(
-    label: str,
-    job: Words,
-    means: Sequence[Mapping[str, float] | None],
-    printed: Sequence[float | None],
-) -> list[ClaimResult]:
+def _rising(label: str, cells: Sequence[CellResult], encoder: str) -> list[ClaimResult]:
     """The claim that a mean is larger for rarer words: the last range against the first."""
-    first, last = means[0], means[-1]
-    if first is None or last is None or first["low"] is None or last["low"] is None:
+    first, last = cells[0], cells[-1]
+    rise = less(last.value, first.value)
+    widths = less(first.high, first.low), less(last.high, last.low)
+    if rise is None or widths[0] is None or widths[1] is None:
         return []
-    errors = [(one["high"] - one["low"]) / (2 * 1.96) for one in (first, last)]
-    error, rise = math.hypot(*errors), last["value"] - first["value"]
+    error = math.hypot(widths[0], widths[1]) / (2 * 1.96)
     p = float(2 * scipy.stats.norm.sf(abs(rise) / error)) if error > 0 else float(rise == 0)
-    difference = Difference(rise, rise - 1.96 * error, rise + 1.96 * error, p=p, adjusted=p)
-    ends = printed[0], printed[-1]
     return [
         ClaimResult(
             text=f"larger for rare words than for frequent ones: {label}",
-            encoder=job.subject.label,
-            published=None if ends[0] is None or ends[1] is None else ends[1] - ends[0],
-            difference=difference,
-            verdict="cannot be told",
+            encoder=encoder,
+            published=less(last.published, first.published),
+            difference=Difference(rise, rise - 1.96 * error, rise + 1.96 * error, p=p, adjusted=p),
         )
     ]
 
@@ -161,7 +144,7 @@ class Scatter:
     distances: Mapping[str, Array]
 
 
-def scatter(plan: Plan, pairs: Pairs, records: Records) -> Scatter:
+def scatter(plan: Plan, pairs: Pairs, store: ResultStore) -> Scatter:
     """Similarities and edit distances of the pairs of Table 6, of the first seed.
 
     Raises:
@@ -171,9 +154,7 @@ def scatter(plan: Plan, pairs: Pairs, records: Records) -> Scatter:
     column = plan.table.columns[0]
     gold = gold_of(pairs)
     cosines = {
-        row.label.format(
-            encoder=plan.subject.label, pooling=pooling_label(plan.subject, row)
-        ): records.arrays(plan.cells[row.name, column].jobs[0].key)["cosines"]
+        plan.label(row): store.need(plan.cells[row.name, column].jobs[0].key).arrays["cosines"]
         for row in plan.rows
     }
     keep = ~np.isnan(gold)
@@ -253,7 +234,7 @@ def _lexical_row(
         edit, gold = (
             CellResult(
                 published=numbers.value(known, column),
-                doubts=numbers.doubts(known, column),
+                doubts=numbers.rows[known].doubts[column],
                 comparable=comparable or known == "gold",
             )
             for column in ("edit", "gold")
@@ -284,100 +265,72 @@ def _lexical_claims(
     """What section 4.4 says; correlations with edit distance are negative, so less is more."""
     raw, flow = names
     numbers = published("table6")
-    claims = []
-    for unit, one in found.items():
-        for text, above, below, rows in (
-            (
-                f"the encoder goes with edit distance more than gold does ({unit})",
-                "gold",
-                raw,
-                ("gold", "encoder"),
-            ),
-            (
-                f"the flow goes with edit distance less than its encoder does ({unit})",
-                flow,
-                raw,
-                ("flow", "encoder"),
-            ),
-        ):
-            printed = [numbers.value(row, "edit") for row in rows]
-            claims.append(
-                ClaimResult(
-                    text=text,
-                    encoder=encoder,
-                    published=_less(*printed),
-                    difference=scaled(one.difference(above, below), 100),
-                    verdict="cannot be told",
-                )
-            )
-    printed = [numbers.value(row, "gold") for row in ("flow", "encoder")]
-    claims.append(
-        ClaimResult(
-            text="the flow goes with gold more than its encoder does",
+
+    def claim(text: str, one: str, other: str, unit: str, column: str = "edit") -> ClaimResult:
+        """That one similarity is above another."""
+        known = {"gold": "gold", raw: "encoder", flow: "flow"}
+        return ClaimResult(
+            text=text,
             encoder=encoder,
-            published=_less(*printed),
-            difference=scaled(next(iter(found.values())).difference(flow, raw, "gold"), 100),
-            verdict="cannot be told",
+            published=less(*(numbers.value(known[name], column) for name in (one, other))),
+            difference=scaled(found[unit].difference(one, other, column)),
         )
-    )
-    return claims
+
+    claims = []
+    for unit in found:
+        more = f"the encoder goes with edit distance more than gold does ({unit})"
+        fewer = f"the flow goes with edit distance less than its encoder does ({unit})"
+        claims += [claim(more, "gold", raw, unit), claim(fewer, flow, raw, unit)]
+    better = "the flow goes with gold more than its encoder does"
+    return [*claims, claim(better, flow, raw, next(iter(found)), "gold")]
 
 
-def _less(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one - other
-
-
-def sweep_table(plans: Sequence[Plan], records: Records) -> TableResult:
+def sweep_table(plans: Sequence[Plan], store: ResultStore) -> TableResult:
     """Table 7: the flow's hyperparameters, and what one change of each does."""
-    result = score_table(plans, records)
+    result = score_table(plans, store)
+    ours = {
+        **Flow().get_params(),
+        "coupling": "3 linear layers, residual connection around the middle one",
+    }
     notes = [
         f"{row.label}: paper {row.values['paper']}, released code {row.values['released']}, "
-        f"ours {_ours(row.name)}"
+        f"ours {ours[row.name]}"
         for row in published("table7").rows.values()
     ]
-    claims = [claim for plan in plans for claim in _spread_claim(plan, records)]
+    claims = [claim for plan in plans for claim in _spread_claim(plan, store)]
     return replace(result, claims=judged_claims(claims), notes=[*notes, *result.notes])
 
 
-def _ours(name: str) -> str:
-    arguments = Flow().get_params()
-    if name == "coupling":
-        return "3 linear layers, residual connection around the middle one"
-    return str(arguments[name])
-
-
-def _spread_claim(plan: Plan, records: Records) -> list[ClaimResult]:
+def _spread_claim(plan: Plan, store: ResultStore) -> list[ClaimResult]:
     """The claim that the learning schedule matters more than the architecture does.
 
     How much a group matters is the mean, over its variations, of the absolute change of the score.
     """
     column = plan.table.columns[0]
-    seen = {row.name: seen_of(plan.cells[row.name, column].jobs, row, records) for row in plan.rows}
-    reference = seen["flow"]
-    values: dict[str, list[float]] = {"architecture": [], "schedule": []}
+    seen = EncoderRows(plan, store).seen
+    reference = seen["flow", column]
+    changes: dict[str, list[float]] = {"architecture": [], "schedule": []}
     drawn: dict[str, list[Array]] = {"architecture": [], "schedule": []}
-    for one in VARIATIONS:
-        found = seen[one.name]
+    for row in plan.rows:
+        if row.group is None:
+            continue
+        found = seen[row.name, column]
         if found is None or reference is None:
             return []
-        if found.estimate.value is None or reference.estimate.value is None:
+        change = less(found.estimate.value, reference.estimate.value)
+        if change is None:
             return []
-        values[one.group].append(abs(found.estimate.value - reference.estimate.value))
-        drawn[one.group].append(np.abs(found.drawn - reference.drawn))
-    change = {name: float(np.mean(several)) for name, several in values.items()}
-    resampled = {name: np.mean(several, axis=0) for name, several in drawn.items()}
-    difference = paired_difference(
-        change["schedule"] - change["architecture"],
-        resampled["architecture"],
-        resampled["schedule"],
-    )
+        changes[row.group].append(abs(change))
+        drawn[row.group].append(np.abs(found.drawn - reference.drawn))
+    mean = {name: float(np.mean(several)) for name, several in changes.items()}
+    resampled = [np.mean(several, axis=0) for several in drawn.values()]
+    difference = paired_difference(mean["schedule"] - mean["architecture"], *resampled)
     return [
         ClaimResult(
             text="the schedule matters more than the architecture: mean change "
-            f"{100 * change['schedule']:.2f} against {100 * change['architecture']:.2f}",
+            f"{100 * mean['schedule']:.2f} against {100 * mean['architecture']:.2f}",
             encoder=plan.subject.label,
             published=None,
-            difference=scaled(difference, 100),
-            verdict="cannot be told",
+            difference=scaled(difference),
         )
     ]

@@ -15,23 +15,28 @@ from bertflow.errors import (
     MissingDependencyError,
     unknown,
 )
+from bertflow.paper import NAMES
 from bertflow.paper.analyses import Scatter, lexical_table, scatter, sweep_table, words_table
-from bertflow.paper.jobs import Job
-from bertflow.paper.names import NAMES
-from bertflow.paper.planning import Plan, Planner
-from bertflow.paper.records import Records
+from bertflow.paper.declared import SCORE_TABLES
+from bertflow.paper.plan import Job, Plan, Planner
 from bertflow.paper.results import TableResult
-from bertflow.paper.running import run_jobs
+from bertflow.paper.run import Progress, Workplace, run_jobs
 from bertflow.paper.score_tables import score_table
 from bertflow.paper.subjects import Subject
-from bertflow.paper.tables import SCORE_TABLES
-from bertflow.paper.workplace import Progress, Workplace
 
 FIGURE = "figure2"
 WORDS = "table1"
 LEXICAL = "table6"
 SWEEP = "table7"
 TUNED = ("table3", "table4", "table8")
+# By package, the extra that brings it, and the tables that need it.
+PACKAGES = {
+    "wordfreq": ("words", (WORDS,)),
+    "rapidfuzz": ("words", (LEXICAL, FIGURE)),
+    "matplotlib": ("report", (FIGURE,)),
+    "accelerate": ("train", TUNED),
+    "datasets": ("train", TUNED),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +94,34 @@ def reproduce(
         ``reproduce(["table2"], [identify("bert-base-uncased")], Planner(Material("data"),
         Options()), Workplace(folder=Path("runs")))``
     """
-    report = finished or (lambda one: None)
+    wanted = _checked(names, subjects)
+    tables: dict[str, TableResult] = {}
+    scatters: list[Scatter] = []
+    absent: dict[str, BertflowError] = {}
+    ran = 0
+    for name in wanted:
+        try:
+            plans = _plans(name, subjects, planner)
+            jobs = _jobs(name, plans, subjects, planner)
+            ran += run_jobs(jobs, planner, place, progress=progress)
+            if name == FIGURE:
+                scatters = _scatters(plans, planner, place)
+            else:
+                tables[name] = _table(name, plans, subjects, planner, place)
+        except BertflowError as error:
+            # What fails one table, such as an encoder with too few blocks, need not the others.
+            absent[name] = error
+            continue
+        # Outside: a table that cannot be handed on, or written, is no table that is absent.
+        if finished is not None:
+            finished(scatters if name == FIGURE else tables[name])
+    if absent and not tables and not scatters:
+        raise next(iter(absent.values()))
+    return Reproduction(tables=tables, scatters=scatters, absent=absent, ran=ran)
+
+
+def _checked(names: Sequence[str], subjects: Sequence[Subject]) -> list[str]:
+    """The names of the tables in order, once it is sure that nothing is wrong from the start."""
     for name in names:
         if name not in (*NAMES, "all"):
             raise unknown("table", name, (*NAMES, "all"))
@@ -101,47 +133,13 @@ def reproduce(
     if words := [subject.name for subject in subjects if subject.words]:
         raise InputError(f"{words[0]} is a file of word vectors, not an encoder")
     wanted = [name for name in NAMES if name in names or "all" in names]
-    _check_packages(wanted)
-    tables: dict[str, TableResult] = {}
-    scatters: list[Scatter] = []
-    absent: dict[str, BertflowError] = {}
-    ran = 0
-    for name in wanted:
-        try:
-            plans = _plans(name, subjects, planner)
-            ran += run_jobs(
-                _jobs(name, plans, subjects, planner), planner, place, progress=progress
-            )
-            if name == FIGURE:
-                scatters = _scatters(plans, planner, place.records)
-            else:
-                tables[name] = _table(name, plans, subjects, planner, place.records)
-        except BertflowError as error:
-            # What fails one table, such as an encoder with too few blocks, need not the others.
-            absent[name] = error
-        else:
-            # Outside: a table that cannot be handed on, or written, is no table that is absent.
-            report(scatters if name == FIGURE else tables[name])
-    if absent and not tables and not scatters:
-        raise next(iter(absent.values()))
-    return Reproduction(tables=tables, scatters=scatters, absent=absent, ran=ran)
-
-
-def _check_packages(wanted: Sequence[str]) -> None:
-    """Refuse what would fail for want of a package, before any work."""
-    needs = {
-        "wordfreq": ("words", [WORDS]),
-        "rapidfuzz": ("words", [LEXICAL, FIGURE]),
-        "matplotlib": ("report", [FIGURE]),
-        "accelerate": ("train", TUNED),
-        "datasets": ("train", TUNED),
-    }
-    for package, (extra, tables) in needs.items():
-        if any(name in tables for name in wanted) and find_spec(package) is None:
+    for package, (extra, tables) in PACKAGES.items():
+        users = [name for name in wanted if name in tables]
+        if users and find_spec(package) is None:
             raise MissingDependencyError(
-                f"{' and '.join(name for name in wanted if name in tables)} needs {package}: "
-                f"pip install 'bertflow[{extra}]'"
+                f"{' and '.join(users)} needs {package}: pip install 'bertflow[{extra}]'"
             )
+    return wanted
 
 
 def _plans(name: str, subjects: Sequence[Subject], planner: Planner) -> list[Plan]:
@@ -166,14 +164,16 @@ def _jobs(
 ) -> list[Job]:
     if name == WORDS:
         return [planner.words_job(subject) for subject in subjects]
-    scores = [job for plan in plans for cell in plan.cells.values() for job in cell.jobs]
     # A fine-tuned encoder's accuracy stands beside the table.
-    return [*scores, *(one.encoding.tuning for one in scores if one.encoding.tuning is not None)]
+    jobs: list[Job] = []
+    for plan in plans:
+        jobs += [*plan.jobs, *plan.tunings.values()]
+    return jobs
 
 
-def _scatters(plans: Sequence[Plan], planner: Planner, records: Records) -> list[Scatter]:
+def _scatters(plans: Sequence[Plan], planner: Planner, place: Workplace) -> list[Scatter]:
     pairs = planner.material.pairs("stsb", "dev")
-    return [scatter(plan, pairs, records) for plan in plans]
+    return [scatter(plan, pairs, place.records) for plan in plans]
 
 
 def _table(
@@ -181,15 +181,15 @@ def _table(
     plans: Sequence[Plan],
     subjects: Sequence[Subject],
     planner: Planner,
-    records: Records,
+    place: Workplace,
 ) -> TableResult:
     if name == WORDS:
-        found = words_table([planner.words_job(subject) for subject in subjects], records)
+        found = words_table([planner.words_job(subject) for subject in subjects], place.records)
     elif name == LEXICAL:
         sizes = [subject.size if subject.papers else None for subject in subjects]
-        found = lexical_table(_scatters(plans, planner, records), sizes)
+        found = lexical_table(_scatters(plans, planner, place), sizes)
     else:
-        found = (sweep_table if name == SWEEP else score_table)(plans, records)
+        found = (sweep_table if name == SWEEP else score_table)(plans, place.records)
     return replace(found, settings=settings(name, plans, subjects, planner))
 
 
@@ -199,7 +199,7 @@ def settings(
     """What a table depends on besides what its rows say, whatever is made beside it."""
     material = planner.material
     cells = [cell for plan in plans for cell in plan.cells.values()]
-    fitted = {job.fitting.corpus for cell in cells for job in cell.jobs if job.fitting}
+    fitted = {job.fitting.corpus for plan in plans for job in plan.jobs if job.fitting}
     flow = "paper" if name == SWEEP else planner.options.flow
     return {
         "encoders": {

@@ -57,9 +57,7 @@ class CellResult:
     @property
     def difference(self) -> float | None:
         """Ours less the published one, where that is of the same encoder."""
-        if self.value is None or self.published is None or not self.comparable:
-            return None
-        return self.value - self.published
+        return less(self.value, self.published) if self.comparable else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +97,7 @@ class ClaimResult:
     encoder: str
     published: float | None
     difference: Difference
-    verdict: Verdict
+    verdict: Verdict = "cannot be told"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,13 +151,13 @@ class TableResult:
             ],
             "claims": [
                 {
-                    "claim": claim.text,
-                    "encoder": claim.encoder,
-                    "published": claim.published,
-                    **claim.difference.to_dict(),
-                    "verdict": claim.verdict,
+                    "claim": one.text,
+                    "encoder": one.encoder,
+                    "published": one.published,
+                    **one.difference.to_dict(),
+                    "verdict": one.verdict,
                 }
-                for claim in self.claims
+                for one in self.claims
             ],
             "notes": list(self.notes),
             "settings": dict(self.settings),
@@ -233,20 +231,25 @@ def _saved_cell(saved: Mapping[str, Any]) -> CellResult:
 
 def judged_claims(claims: Sequence[ClaimResult]) -> list[ClaimResult]:
     """Correct the p-values of a table's claims for their number (Holm), and say what holds."""
-    corrected = holm({str(place): claim.difference for place, claim in enumerate(claims)})
+    corrected = holm({str(place): one.difference for place, one in enumerate(claims)})
     judged = []
-    for place, claim in enumerate(claims):
+    for place, one in enumerate(claims):
         found = corrected[str(place)]
         verdict: Verdict = "cannot be told"
         if found.real:
             verdict = "holds" if (found.value or 0) > 0 else "does not hold"
-        judged.append(replace(claim, difference=found, verdict=verdict))
+        judged.append(replace(one, difference=found, verdict=verdict))
     return judged
 
 
-def scaled(one: Difference, by: float) -> Difference:
-    """A difference in the unit that is shown."""
-    value, low, high = (None if x is None else by * x for x in (one.value, one.low, one.high))
+def less(one: float | None, other: float | None) -> float | None:
+    """One number less another; None where one is lacking."""
+    return None if one is None or other is None else one - other
+
+
+def scaled(one: Difference) -> Difference:
+    """A difference times 100."""
+    value, low, high = (None if x is None else 100 * x for x in (one.value, one.low, one.high))
     return replace(one, value=value, low=low, high=high)
 
 

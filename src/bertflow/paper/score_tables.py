@@ -5,34 +5,31 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from bertflow.calibrators.base import Array
 from bertflow.evaluation import Difference, Estimate, holm, over_seeds, paired_difference
-from bertflow.paper.jobs import Score
-from bertflow.paper.planning import Plan, pooling_label
-from bertflow.paper.published import PublishedTable, published
-from bertflow.paper.records import Records
+from bertflow.io.results import Result, ResultStore
+from bertflow.paper.declared import AVERAGE, SEVEN, PublishedTable, Row, published
+from bertflow.paper.plan import Cell, Plan
 from bertflow.paper.results import (
     CellResult,
     ClaimResult,
     RowResult,
     TableResult,
     judged_claims,
+    less,
     scaled,
     shown_estimate,
 )
 from bertflow.paper.subjects import Subject
-from bertflow.paper.tables import AVERAGE, SEVEN, Row
 
 INTERVALS = (
     "95 %: bootstrap over pairs, within subsets, and over seeds where there are several; arrows: "
     "above or below the row's baseline beyond chance (paired, Holm over the table), · where that "
     "cannot be told"
 )
-WITH_NUMBERS = ("table2", "table3", "table4", "table5", "table8")
 
 
 @dataclass(frozen=True)
@@ -51,346 +48,290 @@ class Seen:
     values: Sequence[float]
     drawn: Array
     scored: Mapping[str, int]
-    components: int | None
+    components: int | None = None
 
 
-def score_table(plans: Sequence[Plan], records: Records) -> TableResult:
+class EncoderRows:
+    """The rows of a table for one encoder, from the records of its jobs.
+
+    Args:
+        plan: The table for the encoder.
+        store: Where the records are.
+
+    Attributes:
+        seen: By row and column, "average" among them; None where there is nothing.
+
+    Raises:
+        ModelError: A job has no record yet.
+    """
+
+    def __init__(self, plan: Plan, store: ResultStore) -> None:
+        self.plan = plan
+        self.numbers = published(plan.table.name)
+        needed = {job.key for job in plan.jobs} | plan.tunings.keys()
+        self.records: dict[str, Result] = {key: store.need(key) for key in needed}
+        self.seen = {key: self._seen(cell) for key, cell in plan.cells.items()}
+        for row in plan.rows:
+            self.seen[row.name, AVERAGE] = self._averaged(row)
+
+    def result(self, row: Row, columns: Sequence[str]) -> RowResult:
+        """A row with its cells."""
+        cells: dict[str, CellResult] = {}
+        for column in columns:
+            cells[column] = self._cell(row, column, cells)
+        chosen = [one.components for one in cells.values() if one.components is not None]
+        foreign = any(one.published is not None and not one.comparable for one in cells.values())
+        name = published_name(self.plan.subject, row, self.numbers) or ""
+        whose = "BERT-large" if name.startswith("large") else "BERT-base"
+        ours = row.source in ("raw", "nli")
+        return RowResult(
+            name=row.name,
+            label=self.plan.label(row, f"= {chosen[0]} (chosen)" if chosen else "chosen"),
+            encoder=self.plan.subject.label if ours else "",
+            aggregation=row.aggregation if len(self.plan.table.columns) > 1 else None,
+            cells=cells,
+            published_for=whose if foreign else None,
+        )
+
+    def difference(self, above: str, below: str, column: str) -> Difference | None:
+        """How much higher one row is than another; None where one of them is not there."""
+        one, other = self.seen.get((above, column)), self.seen.get((below, column))
+        if one is None or other is None or one.scored != other.scored:
+            return None
+        rise = less(one.estimate.value, other.estimate.value)
+        return None if rise is None else paired_difference(rise, other.drawn, one.drawn)
+
+    def claims(self) -> list[ClaimResult]:
+        """What the paper says of the rows that are there."""
+        rows = {row.name: row for row in self.plan.rows}
+        claims = []
+        for claim in self.plan.table.claims:
+            if claim.above not in rows or claim.below not in rows:
+                continue
+            found = self.difference(claim.above, claim.below, claim.column)
+            above, below = (
+                self._printed(rows[name], claim.column).published
+                for name in (claim.above, claim.below)
+            )
+            claims.append(
+                ClaimResult(
+                    text=claim.text,
+                    encoder=self.plan.subject.label,
+                    published=less(above, below),
+                    # Without both rows there is nothing to tell by.
+                    difference=Difference(None) if found is None else scaled(found),
+                )
+            )
+        return claims
+
+    def notes(self) -> list[str]:
+        """What must be said beside the rows."""
+        return [*self._tunings(), *self._cuts(), *self._unscored(), *self._reasons()]
+
+    def _seen(self, cell: Cell) -> Seen | None:
+        """What the records of a cell's jobs say; None if it has no job."""
+        if not cell.jobs:
+            return None
+        records = [self.records[job.key] for job in cell.jobs]
+        aggregation = cell.row.aggregation
+        estimates, drawn = [], []
+        for record in records:
+            shown = record.result["figures"]
+            estimates.append(Estimate.from_json(shown.get(aggregation, shown["all"])))
+            arrays = record.arrays
+            drawn.append(arrays.get(f"replicates_{aggregation}", arrays["replicates_all"]))
+        mean, _, mixed = over_seeds(estimates, np.stack(drawn))
+        return Seen(
+            estimate=mean,
+            values=[one.value for one in estimates if one.value is not None],
+            drawn=mixed,
+            scored=records[-1].result["scored"],
+            components=records[0].about["n_components"],
+        )
+
+    def _averaged(self, row: Row) -> Seen | None:
+        """A row over all columns; None if one is lacking or undefined."""
+        columns = self.plan.table.columns
+        parts = [self.seen[row.name, column] for column in columns]
+        there = [part for part in parts if part is not None and part.estimate.value is not None]
+        if len(there) < len(columns):
+            return None
+        drawn: Array = np.mean([part.drawn for part in there], axis=0)
+        return Seen(
+            estimate=Estimate.of(float(np.mean([part.estimate.value for part in there])), drawn),
+            values=np.mean([part.values for part in there], axis=0).tolist(),
+            drawn=drawn,
+            scored={
+                f"{column} {subset}": count
+                for column, part in zip(columns, there, strict=True)
+                for subset, count in part.scored.items()
+            },
+        )
+
+    def _printed(self, row: Row, column: str) -> CellResult:
+        """What was published beside a cell of ours."""
+        name = published_name(self.plan.subject, row, self.numbers)
+        if name is None:
+            return CellResult()
+        printed = self.numbers.rows[name]
+        # SBERT's two rows are BERT-base's.
+        size = "base" if row.once else name.split(" ")[0]
+        own = self.plan.subject.papers and self.plan.subject.size == size
+        shown = CellResult(comparable=own or row.source in ("words", "published"))
+        if column != AVERAGE:
+            return replace(
+                shown,
+                published=self.numbers.value(name, column),
+                published_deviation=printed.deviation,
+                published_median=printed.median,
+                doubts=printed.doubts[column],
+            )
+        columns = self.plan.table.columns
+        numbers = [self.numbers.value(name, one) for one in columns]
+        whole = [number for number in numbers if number is not None]
+        doubts = [doubt for one in columns for doubt in printed.doubts[one]]
+        return replace(
+            shown,
+            published=float(np.mean(whole)) if len(whole) == len(numbers) else None,
+            doubts=tuple(dict.fromkeys(doubts)),
+        )
+
+    def _cell(self, row: Row, column: str, others: Mapping[str, CellResult]) -> CellResult:
+        """A cell; the average knows the other cells of its row."""
+        shown, seen = self._printed(row, column), self.seen[row.name, column]
+        if seen is not None:
+            values = [100 * value for value in seen.values]
+            shown = replace(shown, **shown_estimate(seen.estimate, values))
+        if column == AVERAGE:
+            lost = [name for name, one in others.items() if one.value is None]
+            if not lost:
+                return shown
+            reason = f"no {', '.join(lost)}" if len(lost) < len(others) else others[lost[0]].reason
+            return replace(shown, reason=reason)
+        cell = self.plan.cells[row.name, column]
+        if seen is None:
+            return replace(shown, reason=cell.reason)
+        return replace(
+            shown,
+            reason=seen.estimate.undefined,
+            components=seen.components,
+            pairs=sum(seen.scored.values()),
+            records=[job.key for job in cell.jobs],
+        )
+
+    def _tunings(self) -> list[str]:
+        """How well each fine-tuned encoder of the table knows what it was trained for."""
+        notes = []
+        for key, tuning in self.plan.tunings.items():
+            found, about = self.records[key].result, self.records[key].about
+            one, sets = found["accuracy"], " and ".join(name.upper() for name in tuning.sets)
+            notes.append(
+                f"{self.plan.subject.label}-NLI, seed {tuning.seed}: trained on "
+                f"{sum(found['counts']['train'].values()):,} pairs of {sets}; accuracy on "
+                f"{one['pairs']:,} held-out pairs {100 * one['value']:.1f} % "
+                f"({100 * one['low']:.1f} to {100 * one['high']:.1f}), most frequent label "
+                f"{100 * one['majority']:.1f} %; {about['precision']} on {about['device']}"
+            )
+        return notes
+
+    def _cuts(self) -> list[str]:
+        """How many texts of each task were too long."""
+        cuts: dict[str, int] = {}
+        for job in self.plan.jobs:
+            cut = self.records[job.key].result.get("cut") or 0
+            cuts[job.task] = max(cuts.get(job.task, 0), cut)
+        told = [f"{task} {cut:,}" for task, cut in cuts.items() if cut]
+        subject = self.plan.subject
+        start = f"{subject.label}: distinct texts longer than {subject.max_length} tokens, cut: "
+        return [start + ", ".join(told)] if told else []
+
+    def _unscored(self) -> list[str]:
+        """How many pairs of each task do not count, by reason, and whether they are fitted on."""
+        lacking: dict[str, str] = {}
+        cosines: dict[str, dict[str, str]] = {}
+        for cell in self.plan.cells.values():
+            for job in cell.jobs:
+                counts = dict(self.records[job.key].result.get("skipped", {}))
+                if lost := counts.pop("no cosine", 0):
+                    label = self.plan.label(cell.row)
+                    cosines.setdefault(label, {})[job.task] = f"{job.task} {lost:,}"
+                if any(counts.values()):
+                    reasons = [f"{count:,} {reason}" for reason, count in counts.items() if count]
+                    lacking[job.task] = f"{job.task} {', '.join(reasons)}"
+        notes = []
+        if lacking:
+            fitted = any(row.fit == "target" for row in self.plan.rows)
+            more = "; what is fitted on the target takes the sentences of ungraded ones, too"
+            notes.append(f"pairs not scored: {', '.join(lacking.values())}{more if fitted else ''}")
+        for label, tasks in cosines.items():
+            told = ", ".join(tasks.values())
+            notes.append(f"{label}: pairs without a cosine, a vector being zero: {told}")
+        return notes
+
+    def _reasons(self) -> list[str]:
+        """Why cells are empty, each reason once."""
+        reasons: dict[str, list[str]] = {}
+        for key, cell in self.plan.cells.items():
+            seen = self.seen[key]
+            reason = cell.reason if seen is None else seen.estimate.undefined
+            if reason is None or cell.row.source == "published":
+                continue
+            # Without a file of word vectors the row is empty, whatever the task.
+            about = cell.row.label if cell.published_only else cell.column
+            if seen is not None:
+                about = f"{cell.column}, {cell.row.aggregation}"
+            # The places that were tried are many, and differ only in the task.
+            reason = re.sub(r"no data for .*?: tried [^;]*;", "no data there;", reason)
+            reasons.setdefault(reason, []).append(about)
+        return [f"{', '.join(dict.fromkeys(names))}: {why}" for why, names in reasons.items()]
+
+
+def score_table(plans: Sequence[Plan], store: ResultStore) -> TableResult:
     """A table of scores, from the records of all its jobs.
 
     Args:
         plans: The table for each encoder.
-        records: Where the jobs' records are.
+        store: Where the jobs' records are.
 
     Raises:
         ModelError: A job has no record yet.
     """
     table = plans[0].table
-    numbers = published_or_none(table.name)
-    columns = list(table.columns)
-    whole = tuple(columns) == tuple(SEVEN)
+    whole = table.columns == SEVEN
+    columns = [*table.columns, AVERAGE] if whole else list(table.columns)
     rows: list[RowResult] = []
-    marks: dict[tuple[int, str], Difference] = {}
+    marks: dict[str, tuple[int, str, Difference]] = {}
     claims: list[ClaimResult] = []
     notes = [INTERVALS, *table.notes]
     for plan in plans:
-        seen = {key: seen_of(cell.jobs, cell.row, records) for key, cell in plan.cells.items()}
+        encoder = EncoderRows(plan, store)
         for row in plan.rows:
-            cells = {
-                column: _cell(plan, row, column, seen[row.name, column], numbers)
-                for column in columns
-            }
-            if row.baseline is not None:
-                for column in columns:
-                    found = _difference(seen, row.name, row.baseline, column)
-                    if found is not None:
-                        marks[len(rows), column] = found
-            if whole:
-                cells[AVERAGE] = _average_cell(plan, row, seen, cells)
-            rows.append(_row(plan, row, cells))
-        claims += _claims(plan, seen, numbers, columns)
-        notes += _tunings(plan, records) + _cuts(plan, records) + _unscored(plan, records)
-        notes += _reasons(plan, seen)
-    corrected = holm({f"{number} {column}": one for (number, column), one in marks.items()})
-    for number, column in marks:
-        old = rows[number]
-        beaten = scaled(corrected[f"{number} {column}"], 100)
-        marked = replace(old.cells[column], baseline=beaten)
-        rows[number] = replace(old, cells={**old.cells, column: marked})
+            for column in table.columns if row.baseline is not None else ():
+                found = encoder.difference(row.name, row.baseline or "", column)
+                if found is not None:
+                    marks[f"{len(rows)} {column}"] = len(rows), column, found
+            rows.append(encoder.result(row, columns))
+        claims += encoder.claims()
+        notes += encoder.notes()
+    corrected = holm({key: found for key, (_, _, found) in marks.items()})
+    for key, (number, column, _) in marks.items():
+        cells = rows[number].cells
+        marked = replace(cells[column], baseline=scaled(corrected[key]))
+        rows[number] = replace(rows[number], cells={**cells, column: marked})
     return TableResult(
         name=table.name,
         title=table.title,
         unit=100,
-        columns=[*columns, AVERAGE] if whole else columns,
+        columns=columns,
         rows=rows,
         claims=judged_claims(claims),
         notes=list(dict.fromkeys(notes)),
     )
 
 
-def published_or_none(name: str) -> PublishedTable | None:
-    """The published numbers of a table of scores, if its rows have some."""
-    return published(name) if name in WITH_NUMBERS else None
-
-
-def seen_of(jobs: Sequence[Score], row: Row, records: Records) -> Seen | None:
-    """What the records of a cell's jobs say; None if it has no job."""
-    if not jobs:
-        return None
-    estimates, drawn, components = [], [], []
-    for job in jobs:
-        record = records.need(job.key)
-        shown = record.result["figures"]
-        estimates.append(_estimate(shown.get(row.aggregation, shown["all"])))
-        arrays = records.arrays(job.key)
-        drawn.append(arrays.get(f"replicates_{row.aggregation}", arrays["replicates_all"]))
-        components.append(record.about["n_components"])
-    mean, _, mixed = over_seeds(estimates, np.stack(drawn))
-    return Seen(
-        estimate=mean,
-        values=[one.value for one in estimates if one.value is not None],
-        drawn=mixed,
-        scored=record.result["scored"],
-        components=components[0],
-    )
-
-
-def _estimate(shown: Mapping[str, Any]) -> Estimate:
-    low, high = shown["interval"] or (None, None)
-    return Estimate(shown["value"], low, high, shown.get("undefined"))
-
-
-def _cell(
-    plan: Plan, row: Row, column: str, seen: Seen | None, numbers: PublishedTable | None
-) -> CellResult:
-    shown = CellResult()
-    name = published_name(plan.subject, row, numbers)
-    if name is not None and numbers is not None:
-        printed = numbers.row(name)
-        shown = CellResult(
-            published=numbers.value(name, column),
-            published_deviation=printed.deviation,
-            published_median=printed.median,
-            doubts=numbers.doubts(name, column),
-            comparable=_comparable(plan.subject, row, name),
-        )
-    if seen is None:
-        return replace(shown, reason=plan.cells[row.name, column].reason)
-    return replace(
-        shown,
-        reason=seen.estimate.undefined,
-        components=seen.components,
-        pairs=sum(seen.scored.values()),
-        records=[job.key for job in plan.cells[row.name, column].jobs],
-        **shown_estimate(seen.estimate, [100 * value for value in seen.values]),
-    )
-
-
-def _average_cell(
-    plan: Plan,
-    row: Row,
-    seen: Mapping[tuple[str, str], Seen | None],
-    cells: Mapping[str, CellResult],
-) -> CellResult:
-    """The plain mean over the seven tasks, if all are there."""
-    numbers = [cells[column].published for column in plan.table.columns]
-    whole = [number for number in numbers if number is not None]
-    shown = CellResult(
-        published=float(np.mean(whole)) if len(whole) == len(numbers) else None,
-        comparable=cells[plan.table.columns[0]].comparable,
-        doubts=tuple(dict.fromkeys(doubt for cell in cells.values() for doubt in cell.doubts)),
-    )
-    found = _averaged(seen, row.name, plan.table.columns)
-    if found is None:
-        lost = [column for column in plan.table.columns if cells[column].value is None]
-        reason = cells[lost[0]].reason if len(lost) == len(numbers) else f"no {', '.join(lost)}"
-        return replace(shown, reason=reason)
-    return replace(shown, **shown_estimate(found.estimate, [100 * value for value in found.values]))
-
-
-def _averaged(
-    seen: Mapping[tuple[str, str], Seen | None], row: str, columns: Sequence[str]
-) -> Seen | None:
-    """A row over all columns; None if one is lacking or undefined."""
-    parts = [seen.get((row, column)) for column in columns]
-    there = [part for part in parts if part is not None and part.estimate.value is not None]
-    if len(there) < len(columns):
-        return None
-    drawn: Array = np.mean([part.drawn for part in there], axis=0)
-    values = np.mean([part.values for part in there], axis=0)
-    return Seen(
-        estimate=Estimate.of(float(np.mean([part.estimate.value for part in there])), drawn),
-        values=values.tolist(),
-        drawn=drawn,
-        scored={
-            f"{column} {k}": n
-            for column, part in zip(columns, there, strict=True)
-            for k, n in part.scored.items()
-        },
-        components=None,
-    )
-
-
-def _difference(
-    seen: Mapping[tuple[str, str], Seen | None],
-    above: str,
-    below: str,
-    columns: str | Sequence[str],
-) -> Difference | None:
-    """How much higher one row is than another; None where one of them is not there."""
-    if isinstance(columns, str):
-        one, other = seen.get((above, columns)), seen.get((below, columns))
-    else:
-        one, other = (_averaged(seen, name, columns) for name in (above, below))
-    if one is None or other is None or one.scored != other.scored:
-        return None
-    if one.estimate.value is None or other.estimate.value is None:
-        return None
-    return paired_difference(one.estimate.value - other.estimate.value, other.drawn, one.drawn)
-
-
-def _claims(
-    plan: Plan,
-    seen: Mapping[tuple[str, str], Seen | None],
-    numbers: PublishedTable | None,
-    columns: Sequence[str],
-) -> list[ClaimResult]:
-    rows = {row.name: row for row in plan.rows}
-    claims = []
-    for claim in plan.table.claims:
-        if claim.above not in rows or claim.below not in rows:
-            continue
-        single = claim.column if claim.column != AVERAGE else None
-        found = _difference(seen, claim.above, claim.below, single or columns)
-        printed = [
-            _printed(plan.subject, rows[name], [single] if single else columns, numbers)
-            for name in (claim.above, claim.below)
-        ]
-        claims.append(
-            ClaimResult(
-                text=claim.text,
-                encoder=plan.subject.label,
-                published=None
-                if printed[0] is None or printed[1] is None
-                else printed[0] - printed[1],
-                # Without both rows there is nothing to tell by.
-                difference=Difference(None) if found is None else scaled(found, 100),
-                verdict="cannot be told",
-            )
-        )
-    return claims
-
-
-def _printed(
-    subject: Subject, row: Row, columns: Sequence[str], numbers: PublishedTable | None
-) -> float | None:
-    name = published_name(subject, row, numbers)
-    if numbers is None or name is None:
-        return None
-    values = [numbers.value(name, column) for column in columns]
-    whole = [value for value in values if value is not None]
-    return float(np.mean(whole)) if len(whole) == len(values) else None
-
-
-def published_name(subject: Subject, row: Row, numbers: PublishedTable | None) -> str | None:
+def published_name(subject: Subject, row: Row, numbers: PublishedTable) -> str | None:
     """The published row that stands beside one of ours: of this encoder, or else of one of them."""
-    if numbers is None:
-        return None
     names = [row.name]
     if not row.once:
         names = [f"{size} {row.name}".strip() for size in (subject.size, "base", "large") if size]
-    return next((name for name in names if name in numbers.names), None)
-
-
-def _comparable(subject: Subject, row: Row, name: str) -> bool:
-    """Whether a published row is of this very encoder and pooling."""
-    if row.source in ("words", "published"):
-        return True
-    # SBERT's two rows are BERT-base's.
-    size = "base" if row.once else name.split(" ")[0]
-    return subject.papers and subject.size == size
-
-
-def _row(plan: Plan, row: Row, cells: Mapping[str, CellResult]) -> RowResult:
-    chosen = [c.components for c in cells.values() if c.components is not None]
-    how = f"= {chosen[0]} (chosen)" if chosen else "chosen"
-    foreign = any(cell.published is not None and not cell.comparable for cell in cells.values())
-    name = published_name(plan.subject, row, published_or_none(plan.table.name)) or ""
-    whose = "BERT-large" if name.startswith("large") else "BERT-base"
-    return RowResult(
-        name=row.name,
-        label=row.label.format(
-            encoder=plan.subject.label, pooling=pooling_label(plan.subject, row), chosen=how
-        ),
-        encoder="" if row.source in ("words", "published") else plan.subject.label,
-        aggregation=row.aggregation if len(plan.table.columns) > 1 else None,
-        cells=cells,
-        published_for=whose if foreign else None,
-    )
-
-
-def _tunings(plan: Plan, records: Records) -> list[str]:
-    """How well each fine-tuned encoder of the table knows what it was trained for."""
-    tunings = {
-        job.encoding.tuning.key: job.encoding.tuning
-        for cell in plan.cells.values()
-        for job in cell.jobs
-        if job.encoding.tuning is not None
-    }
-    notes = []
-    for key, tuning in tunings.items():
-        record = records.need(key)
-        found, about = record.result, record.about
-        one, sets = found["accuracy"], " and ".join(name.upper() for name in tuning.sets)
-        notes.append(
-            f"{plan.subject.label}-NLI, seed {tuning.seed}: trained on "
-            f"{sum(found['counts']['train'].values()):,} pairs of {sets}; accuracy on "
-            f"{one['pairs']:,} held-out pairs {100 * one['value']:.1f} % "
-            f"({100 * one['low']:.1f} to {100 * one['high']:.1f}), most frequent label "
-            f"{100 * one['majority']:.1f} %; {about['precision']} on {about['device']}"
-        )
-    return notes
-
-
-def _cuts(plan: Plan, records: Records) -> list[str]:
-    """How many texts of each task were too long."""
-    cuts: dict[str, int] = {}
-    for cell in plan.cells.values():
-        for job in cell.jobs:
-            cut = records.need(job.key).result.get("cut")
-            cuts[job.task] = max(cuts.get(job.task, 0), cut or 0)
-    told = [f"{task} {cut:,}" for task, cut in cuts.items() if cut]
-    if not told:
-        return []
-    length = plan.subject.max_length
-    return [
-        f"{plan.subject.label}: distinct texts longer than {length} tokens, cut: {', '.join(told)}"
-    ]
-
-
-def _unscored(plan: Plan, records: Records) -> list[str]:
-    """How many pairs of each task do not count, by reason, and whether they are fitted on."""
-    lacking: dict[str, dict[str, int]] = {}
-    cosines: dict[str, dict[str, int]] = {}
-    for cell in plan.cells.values():
-        for job in cell.jobs:
-            counts = dict(records.need(job.key).result.get("skipped", {}))
-            if lost := counts.pop("no cosine", 0):
-                label = cell.row.label.format(
-                    encoder=plan.subject.label,
-                    pooling=pooling_label(plan.subject, cell.row),
-                    chosen="chosen",
-                )
-                cosines.setdefault(label, {})[job.task] = lost
-            lacking[job.task] = {reason: count for reason, count in counts.items() if count}
-    notes = []
-    told = [
-        f"{task} {', '.join(f'{count:,} {reason}' for reason, count in counts.items())}"
-        for task, counts in lacking.items()
-        if counts
-    ]
-    if told:
-        fitted = any(cell.row.fit == "target" for cell in plan.cells.values())
-        more = "; what is fitted on the target takes the sentences of ungraded ones, too"
-        notes.append(f"pairs not scored: {', '.join(told)}{more if fitted else ''}")
-    for label, counts in cosines.items():
-        told = [f"{task} {count:,}" for task, count in counts.items()]
-        notes.append(f"{label}: pairs without a cosine, a vector being zero: {', '.join(told)}")
-    return notes
-
-
-def _reasons(plan: Plan, seen: Mapping[tuple[str, str], Seen | None]) -> list[str]:
-    """Why cells are empty, each reason once."""
-    reasons: dict[str, list[str]] = {}
-    for key, cell in plan.cells.items():
-        found = seen[key]
-        reason = cell.reason if found is None else found.estimate.undefined
-        if reason is None or cell.row.source == "published":
-            continue
-        # Without a file of word vectors the row is empty, whatever the task.
-        about = cell.row.label if cell.published_only else cell.column
-        if found is not None:
-            about = f"{cell.column}, {cell.row.aggregation}"
-        # The places that were tried are many, and differ only in the task.
-        reason = re.sub(r"no data for .*?: tried [^;]*;", "no data there;", reason)
-        reasons.setdefault(reason, []).append(about)
-    return [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in reasons.items()]
+    return next((name for name in names if name in numbers.rows), None)

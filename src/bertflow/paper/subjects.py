@@ -1,28 +1,33 @@
-"""Who is measured: encoders, and what makes two of them the same before either is loaded."""
+"""Who is measured, and on what: encoders, tasks and corpora, told apart by their content."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.file_download import repo_folder_name
 
-from bertflow.errors import ModelError
+from bertflow.data import Pairs, read_sentences, read_task
+from bertflow.errors import MissingDataError, ModelError
+from bertflow.finetuning import NliCorpus, nli_corpus
 from bertflow.network import hub_answers
 
+T = TypeVar("T")
 Size = Literal["base", "large"]
 
 # What an encoder's vectors depend on; a changed model card changes nothing.
 PARTS = (".safetensors", ".bin", ".gguf", ".json", ".txt", ".model", ".jinja", ".gz", ".py")
 PAPER: Mapping[str, Size] = {"bert-base-uncased": "base", "bert-large-uncased": "large"}
 BLOCK = 1 << 22
+NLI = ("snli", "mnli")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,3 +161,136 @@ def _cached_commit(name: str, wanted: str | None) -> str | None:
     # What was fetched by its commit, as we do, has no branch in the cache.
     snapshots = [one.name for one in (folder / "snapshots").glob("*")] if wanted is None else []
     return snapshots[0] if len(snapshots) == 1 else None
+
+
+class Material:
+    """Tasks and corpora by name; each is read once, and its lack is remembered.
+
+    Args:
+        data: Folder of the data; None takes the environment variable BERTFLOW_DATA.
+        limit: Take about so many pairs of each split, evenly spread; None takes all.
+
+    Attributes:
+        found_nli: Of each set that "nli" is made of, how many sentences.
+    """
+
+    def __init__(self, data: str | Path | None = None, limit: int | None = None) -> None:
+        self.data = data
+        self.limit = limit
+        self.found_nli: dict[str, int] = {}
+        self._known: dict[tuple[str | None, ...], Any] = {}
+
+    def pairs(self, task: str, split: str | None = None) -> Pairs:
+        """The pairs of a task.
+
+        Raises:
+            MissingDataError: They are nowhere.
+        """
+        return self._once(
+            ("pairs", task, split), lambda: self._fewer(read_task(task, self.data, split))
+        )
+
+    def corpus(self, name: str) -> list[str]:
+        """The sentences of a task, or of SNLI and MNLI as far as they are there for "nli".
+
+        Raises:
+            MissingDataError: They are nowhere.
+        """
+        return self._once(("corpus", name), lambda: self._read(name))
+
+    def labelled(self) -> NliCorpus:
+        """SNLI and MNLI with their labels, as far as they are there.
+
+        Raises:
+            MissingDataError: Neither is.
+        """
+        return self._once(("labelled",), self._read_labelled)
+
+    def pairs_digest(self, task: str, split: str | None = None) -> str:
+        """SHA-256 of the pairs: texts, gold and subsets."""
+
+        def digest() -> str:
+            pairs = self.pairs(task, split)
+            subsets = pairs.subset or [""] * len(pairs)
+            rows = zip(pairs.first, pairs.second, pairs.gold, subsets, strict=True)
+            return digest_of(f"{row}" for row in rows)
+
+        return self._once(("pairs digest", task, split), digest)
+
+    def corpus_digest(self, name: str) -> str:
+        """SHA-256 of the sentences."""
+        return self._once(("corpus digest", name), lambda: digest_of(self.corpus(name)))
+
+    def _once(self, key: tuple[str | None, ...], read: Callable[[], T]) -> T:
+        if key not in self._known:
+            try:
+                self._known[key] = read()
+            except MissingDataError as error:
+                self._known[key] = error
+        found: T | MissingDataError = self._known[key]
+        if isinstance(found, MissingDataError):
+            raise found
+        return found
+
+    def _read(self, name: str) -> list[str]:
+        if name != "nli":
+            return self._fewer_sentences(read_sentences(name, self.data))
+        texts: list[str] = []
+        reasons: list[MissingDataError] = []
+        for one in NLI:
+            try:
+                added = self._fewer_sentences(read_sentences(one, self.data))
+                texts += added
+                self.found_nli[one] = len(added)
+            except MissingDataError as error:
+                reasons.append(error)
+        if not texts:
+            raise reasons[0]
+        return texts
+
+    def _read_labelled(self) -> NliCorpus:
+        for names in (NLI, *((name,) for name in NLI)):
+            try:
+                return nli_corpus(names, self.data, limit=self.limit)
+            except MissingDataError as error:
+                reason = error
+        raise reason
+
+    def _fewer(self, pairs: Pairs) -> Pairs:
+        if self.limit is None or len(pairs) <= self.limit:
+            return pairs
+        # Of graded pairs, or a small limit might meet none in a year with many that are not.
+        graded = [n for n, gold in enumerate(pairs.gold) if gold is not None]
+        keep = [graded[n] for n in spread(len(graded), self.limit)]
+        kept: dict[str, Any] = {}
+        for name in ("first", "second", "gold", "subset", "rows"):
+            whole = getattr(pairs, name)
+            kept[name] = [whole[n] for n in keep] if whole else ()
+        return replace(pairs, **kept)
+
+    def _fewer_sentences(self, texts: list[str]) -> list[str]:
+        """Both sides of pairs that are evenly spread."""
+        if self.limit is None or len(texts) <= 2 * self.limit:
+            return texts
+        return [t for n in spread(len(texts) // 2, self.limit) for t in texts[2 * n : 2 * n + 2]]
+
+
+def spread(total: int, count: int) -> Sequence[int]:
+    """So many numbers below a total, evenly spread.
+
+    Example:
+        >>> spread(10, 3)
+        [0, 4, 9]
+    """
+    numbers: list[int] = np.linspace(0, total - 1, min(count, total)).astype(int).tolist()
+    return numbers
+
+
+def digest_of(texts: Iterable[str]) -> str:
+    """SHA-256 of texts in order."""
+    digest = hashlib.sha256()
+    for text in texts:
+        data = text.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()

@@ -23,7 +23,7 @@ from bertflow.encoders import Precision, SentenceCache, embed, library_versions
 from bertflow.encoders.encoder import encoder_of
 from bertflow.errors import BertflowError, InputError, ModelError, quoted
 from bertflow.models import load
-from bertflow.paper.published import published
+from bertflow.paper.declared import published
 from bertflow.report.measures import (
     Cloud,
     CosineHistogram,

@@ -23,12 +23,10 @@ from bertflow.encoders import VectorCache
 from bertflow.errors import InputError, ModelError
 from bertflow.evaluation import paired_cosine
 from bertflow.io.json import read_json
-from bertflow.paper.jobs import key_of
-from bertflow.paper.material import Material
-from bertflow.paper.published import published
-from bertflow.paper.records import Record, Records
+from bertflow.io.results import Result, ResultStore, key_of
+from bertflow.paper.declared import AVERAGE, SCORE_TABLES, published
 from bertflow.paper.results import CellResult, TableResult
-from bertflow.paper.tables import AVERAGE, SCORE_TABLES
+from bertflow.paper.subjects import Material
 from bertflow.report.measures import EditScatter, NormGroup, ScoreTable, WordNorms
 from bertflow.report.task_scores import (
     NO_RAPIDFUZZ,
@@ -104,7 +102,7 @@ class Run:
     def __init__(self, folder: str | Path, data: str | Path | None = None) -> None:
         self.folder = _folder_of_tables(Path(folder))
         self.home = self.folder.parent
-        self.records = Records(self.home / "records")
+        self.records = ResultStore(self.home / "records")
         self.data = data
         self.tables = {
             path.stem: _read_table(path) for path in sorted(self.folder.glob("table[1-8].json"))
@@ -115,7 +113,7 @@ class Run:
         self.material = Material(data or os.environ.get(DATA_VARIABLE), self.settings["limit"])
 
     @cached_property
-    def pair(self) -> tuple[Record, Record] | None:
+    def pair(self) -> tuple[Result, Result] | None:
         """Records of the encoder and of its flow, seed 0, on one task; None where there are none.
 
         The task is STS-B where that is there.
@@ -140,7 +138,7 @@ class Run:
                 return one.cells
         return {}
 
-    def _need_pair(self) -> tuple[Record, Record]:
+    def _need_pair(self) -> tuple[Result, Result]:
         if self.pair is None:
             raise ModelError(
                 "bertflow reproduce table2 with this encoder, and its records, would fill it"
@@ -232,12 +230,12 @@ class Run:
         pairs = self.material.pairs(about["task"], about["split"])
         first, second, _ = pairs.graded()
         graded = np.array([grade is not None for grade in pairs.gold])
-        known = self.records.arrays(record.key)["cosines"][graded]
+        known = record.arrays["cosines"][graded]
         halves = (calibrator._rows(self.vectors_of(texts)) for texts in (first, second))
         apart = np.nanmax(np.abs(paired_cosine(*halves) - known))
         return Fitted(calibrator, record.key, len(known), float(apart))
 
-    def _has_the_pairs_of(self, record: Record) -> bool:
+    def _has_the_pairs_of(self, record: Result) -> bool:
         """Whether the pairs that are there are those that a record was made on."""
         digest = self.material.pairs_digest(record.about["task"], record.about["split"])
         return bool(digest == record.recipe["pairs"])
@@ -266,7 +264,7 @@ class Run:
             return NO_STSB_DEV
         if not self._has_the_pairs_of(found["before"]):
             return "STS-B dev as the run had it would fill it; the one in the folder is another"
-        cosines = {name: self.records.arrays(one.key)["cosines"] for name, one in found.items()}
+        cosines = {name: one.arrays["cosines"] for name, one in found.items()}
         return edits_of(self.material.pairs("stsb", "dev"), cosines)
 
     def words(self) -> WordNorms | str:
@@ -376,7 +374,7 @@ def _is_there(task: str, root: str | Path | None) -> bool:
     )
 
 
-def _recorded_norms(record: Record, label: str) -> WordNorms:
+def _recorded_norms(record: Result, label: str) -> WordNorms:
     numbers = published("table1")
     try:
         groups = [

@@ -25,7 +25,7 @@ from bertflow.evaluation import (
     paired_difference,
 )
 from bertflow.evaluation.scores import Figures, average, average_replicates, gold_of
-from bertflow.paper.published import published
+from bertflow.paper.declared import published
 from bertflow.paper.results import CellResult, RowResult, TableResult, scaled, shown_estimate
 from bertflow.report.measures import EditScatter, ScoreTable, relate_to_edits
 from bertflow.report.sides import Side
@@ -156,7 +156,7 @@ def _differences(before: _SideScores, after: _SideScores) -> dict[str, Differenc
         last = after.estimates[name]
         rise = None if first.value is None or last.value is None else last.value - first.value
         raw[name] = paired_difference(rise, before.replicates[name], after.replicates[name])
-    return {name: scaled(change, 100) for name, change in holm(raw).items()}
+    return {name: scaled(change) for name, change in holm(raw).items()}
 
 
 def _cells(
@@ -169,7 +169,7 @@ def _cells(
         numbers = published("table2")
         tasks = [task for task in scores.estimates if task != AVERAGE]
         printed = {task: numbers.value(PUBLISHED[kind], task) for task in tasks}
-        doubts = {task: numbers.doubts(PUBLISHED[kind], task) for task in tasks}
+        doubts = {task: numbers.rows[PUBLISHED[kind]].doubts[task] for task in tasks}
         known = [number for number in printed.values() if number is not None]
         if len(known) == len(tasks):
             printed[AVERAGE] = float(np.mean(known))
@@ -221,7 +221,7 @@ def headline_of(gains: PairGains | None) -> Headline | None:
         what=f"the {gains.pairs:,} graded pairs that come with bertflow",
         before=100 * gain.before.value,
         after=100 * gain.after.value,
-        difference=scaled(gain.difference, 100),
+        difference=scaled(gain.difference),
         grades="their grades",
     )
 

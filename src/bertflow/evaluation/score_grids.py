@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from bertflow.calibrators.presets import preset_name
 from bertflow.display import Grid
 from bertflow.display.numbers import hundredfold, hundredfold_span, p_value, with_interval
-from bertflow.evaluation.comparison import counted
-from bertflow.evaluation.scores import AVERAGES, Estimate
+from bertflow.evaluation.scores import AVERAGES, Estimate, counted
 
 if TYPE_CHECKING:
     from bertflow.evaluation.comparison import Comparison

@@ -1,0 +1,381 @@
+"""The experiment: calibrators are fitted on vectors and judged on pairs; results are stored."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any, Protocol, Self, TypeVar
+
+import numpy as np
+from joblib import Parallel, delayed
+
+import bertflow
+from bertflow.calibrators import AllButTheTop, Calibrator
+from bertflow.calibrators.base import Array
+from bertflow.data import Pairs
+from bertflow.encoders import SentenceCache
+from bertflow.errors import BertflowError, FewRowsWarning, ModelError
+from bertflow.evaluation.correlation import correlate, paired_cosine
+from bertflow.evaluation.scores import Figures, figures, gold_of
+from bertflow.io.results import Result, ResultStore, key_of
+from bertflow.threads import usual_threads
+
+MOST_COMPONENTS = 20
+LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn")
+# The parts of bertflow whose code an outcome depends on.
+PARTS = ("flows", "calibrators", "data", "evaluation")
+
+T = TypeVar("T")
+Recipe = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PairRows:
+    """Graded pairs as rows of an array of vectors.
+
+    Attributes:
+        task: Whose pairs they are.
+        first: Row of each first sentence, shape (N,).
+        second: Row of each second sentence, shape (N,).
+        gold: Shape (N,), without gaps; only a dev split's is looked at.
+    """
+
+    task: str
+    first: Array
+    second: Array
+    gold: Array
+
+    @classmethod
+    def of(cls, pairs: Pairs, rows_of: Callable[[Sequence[str]], Array]) -> Self:
+        """The graded ones of some pairs; `rows_of` gives the row of each sentence."""
+        first, second, gold = pairs.graded()
+        return cls(pairs.task, rows_of(first), rows_of(second), np.array(gold))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A calibrator to be fitted once, and all pairs that it is judged on.
+
+    Attributes:
+        calibrator: Not fitted; None takes the vectors as they are.
+        corpus: What it is fitted on, repeats kept: numbers of rows, shape (N,), or the rows
+            themselves, shape (N, D).
+        tests: Pairs whose cosines are wanted.
+        dev: Pairs to choose n_components on, of an `AllButTheTop`; None leaves it.
+        dev_corpus: Numbers of the rows to fit on for that choice, if others than `corpus`.
+    """
+
+    calibrator: Calibrator | None
+    corpus: Array | None
+    tests: Sequence[PairRows]
+    dev: PairRows | None = None
+    dev_corpus: Array | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a trial.
+
+    Attributes:
+        cosines: Of each test's pairs, NaN where a vector is zero or not finite.
+        seconds: Fitting, the choice of n_components included.
+        bytes: What the fitted calibrator weighs as it is saved.
+        components: The chosen n_components, None where nothing was chosen.
+    """
+
+    cosines: list[Array]
+    seconds: float
+    bytes: int
+    components: int | None = None
+
+    def to_result(self, recipe: Recipe) -> Result:
+        """As it is stored."""
+        return Result(
+            kind="trial",
+            key=key_of(recipe),
+            recipe=recipe,
+            result={"bytes": self.bytes, "components": self.components},
+            seconds=self.seconds,
+            arrays={f"cosines {place}": one for place, one in enumerate(self.cosines)},
+        )
+
+    @classmethod
+    def from_result(cls, stored: Result) -> Self:
+        """From what `to_result` gave."""
+        cosines = [stored.arrays[f"cosines {place}"] for place in range(len(stored.arrays))]
+        return cls(cosines, stored.seconds, **stored.result)
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """Figures of several models on the same pairs."""
+
+    models: Sequence[Figures]
+
+    def to_result(self, recipe: Recipe) -> Result:
+        """As they are stored."""
+        return Result(
+            kind="figures",
+            key=key_of(recipe),
+            recipe=recipe,
+            result={"models": [one.to_dict() for one in self.models]},
+            seconds=0.0,
+            arrays={
+                f"{model} {name}": drawn
+                for model, one in enumerate(self.models)
+                for name, drawn in one.replicates.items()
+            },
+        )
+
+    @classmethod
+    def from_result(cls, stored: Result) -> Self:
+        """From what `to_result` gave."""
+        models = stored.result["models"]
+        drawn: list[dict[str, Array]] = [{} for _ in models]
+        for key, array in stored.arrays.items():
+            model, _, name = key.partition(" ")
+            drawn[int(model)][name] = array
+        return cls([Figures.from_dict(*one) for one in zip(models, drawn, strict=True)])
+
+
+def run_trial(vectors: Array, trial: Trial) -> Outcome:
+    """Fit a calibrator, and take the cosines of pairs of vectors under it.
+
+    Args:
+        vectors: Shape (sentences, D).
+        trial: Its calibrator is left as it is.
+    """
+    calibrator = copy.deepcopy(trial.calibrator)
+    if calibrator is None or trial.corpus is None:
+        return Outcome([_cosines(vectors, test, None) for test in trial.tests], 0.0, 0)
+    rows = vectors[trial.corpus] if trial.corpus.ndim == 1 else trial.corpus
+    began = time.perf_counter()
+    chosen = None
+    with warnings.catch_warnings():  # Whoever reads the scores is told how many rows there were.
+        warnings.simplefilter("ignore", FewRowsWarning)
+        if trial.dev is not None and isinstance(calibrator, AllButTheTop):
+            others = rows if trial.dev_corpus is None else vectors[trial.dev_corpus]
+            chosen = _best_count(calibrator, others, vectors, trial.dev)
+            calibrator.set_params(n_components=chosen)
+        calibrator.fit(rows, progress=False)
+    seconds = time.perf_counter() - began
+    return Outcome(
+        cosines=[_cosines(vectors, test, calibrator) for test in trial.tests],
+        seconds=seconds,
+        bytes=sum(t.numel() * t.element_size() for t in calibrator._learned().values()),
+        components=chosen,
+    )
+
+
+def score_models(pairs: Pairs, cosines: Array) -> ModelFigures:
+    """Score the cosines of several models on the same pairs, shape (models, N)."""
+    return ModelFigures(figures(pairs, cosines))
+
+
+def trial_recipes(vectors: Array, trials: Sequence[Trial]) -> list[Recipe]:
+    """Of each trial, all that its outcome depends on: values of rows, calibrator, code, versions.
+
+    Two trials on the same values have the same recipe, whatever else is compared with them.
+    """
+    rows = np.ascontiguousarray(vectors)
+    marks = np.array([hashlib.blake2b(row.data, digest_size=16).digest() for row in rows])
+
+    def content(numbers: Array | None) -> str | None:
+        return None if numbers is None else _digest(marks[numbers])
+
+    recipes = []
+    for trial in trials:
+        calibrator = trial.calibrator
+        chosen = {}
+        if trial.dev is not None:
+            chosen = {
+                "dev": [content(trial.dev.first), content(trial.dev.second)],
+                "gold": _digest(trial.dev.gold),
+                "dev corpus": content(trial.dev_corpus),
+            }
+        recipes.append(
+            {
+                "job": "trial",
+                "calibrator": calibrator and type(calibrator).__name__,
+                "arguments": calibrator and repr(calibrator.get_params(deep=False)),
+                "corpus": content(trial.corpus),
+                "tests": [[content(one.first), content(one.second)] for one in trial.tests],
+                **chosen,
+                **_environment(),
+            }
+        )
+    return recipes
+
+
+def figures_recipe(pairs: Pairs, cosines: Array) -> Recipe:
+    """All that the figures of some cosines depend on."""
+    return {
+        "job": "figures",
+        "task": pairs.task,
+        "split": pairs.split,
+        "binary": pairs.binary,
+        "subsets": list(pairs.subset) if pairs.subset else None,
+        "gold": _digest(gold_of(pairs)),
+        "cosines": _digest(cosines),
+        **_environment(),
+    }
+
+
+class Storable(Protocol):
+    """What `run_stored` can store."""
+
+    def to_result(self, recipe: Recipe) -> Result:
+        """As it is stored."""
+
+    @classmethod
+    def from_result(cls, stored: Result) -> Self:
+        """From what `to_result` gave."""
+
+
+S = TypeVar("S", bound=Storable)
+
+
+def run_stored(
+    works: Sequence[Callable[[], S]],
+    kind: type[S],
+    *,
+    recipes: Sequence[Recipe],
+    cache: SentenceCache | None,
+    jobs: int | None,
+    report: Callable[[int], None],
+) -> list[S]:
+    """Take the results that are stored, run the other pieces of work, and store theirs at once.
+
+    Args:
+        works: Each gives a result.
+        kind: Of the results.
+        recipes: Of each piece of work; empty without a cache.
+        cache: Where results are stored; None stores none.
+        jobs: As in `run_all`.
+        report: Called with the number of results so far.
+    """
+    store = None if cache is None else cache.results
+    done: dict[int, S] = {}
+    if store is not None:
+        for number, recipe in enumerate(recipes):
+            if (stored := _stored(store, kind, recipe)) is not None:
+                done[number] = stored
+    if done:
+        report(len(done))
+    lacking = [number for number in range(len(works)) if number not in done]
+    waiting = [
+        partial(_run_and_store, works[number], store, recipes[number] if store else {})
+        for number in lacking
+    ]
+    for place, (one, error) in run_all(waiting, jobs):
+        done[lacking[place]] = one
+        if cache is not None and error is not None:
+            cache.warn(ModelError(error))
+        report(len(done))
+    return [done[number] for number in range(len(works))]
+
+
+def run_all(works: Sequence[Callable[[], T]], jobs: int | None) -> Iterator[tuple[int, T]]:
+    """Run pieces of work, in several processes where there are several, and number what they give.
+
+    Args:
+        works: To be run.
+        jobs: Processes; None takes one a CPU.
+
+    Returns:
+        The number of each and its result, as soon as it is there.
+    """
+    if jobs is None:
+        affinity = getattr(os, "sched_getaffinity", None)
+        jobs = len(affinity(0)) if affinity else os.cpu_count() or 1
+    count = min(jobs, len(works))
+    if count <= 1:
+        yield from ((number, work()) for number, work in enumerate(works))
+        return
+    workers = Parallel(n_jobs=count, return_as="generator_unordered")
+    yield from workers(delayed(_numbered)(number, work) for number, work in enumerate(works))
+
+
+def _numbered(number: int, work: Callable[[], T]) -> tuple[int, T]:
+    return number, work()
+
+
+def _run_and_store(
+    work: Callable[[], S], store: ResultStore | None, recipe: Recipe
+) -> tuple[S, str | None]:
+    """The result, and why it could not be stored, or None."""
+    one = work()
+    if store is not None:
+        try:
+            store.put(one.to_result(recipe))
+        except BertflowError as error:  # The work does not depend on it.
+            return one, str(error)
+    return one, None
+
+
+def _stored(store: ResultStore, kind: type[S], recipe: Recipe) -> S | None:
+    found = store.get(key_of(recipe))
+    try:
+        return None if found is None else kind.from_result(found)
+    except (KeyError, TypeError, ValueError, IndexError):
+        return None
+
+
+def _best_count(calibrator: AllButTheTop, rows: Array, vectors: Array, dev: PairRows) -> int:
+    """The n_components from 1 to 20 with the best Spearman on the dev pairs; of equals the least.
+
+    One fit gives all: its components are in order, and each count takes the first of them.
+    """
+    most = min(MOST_COMPONENTS, vectors.shape[1] - 1)
+    calibrator.set_params(n_components=most).fit(rows)
+    scores = []
+    for count in range(1, most + 1):
+        fewer = copy.copy(calibrator)
+        fewer.n_components, fewer.components_ = count, calibrator.components_[:count]
+        score = correlate(_cosines(vectors, dev, fewer), dev.gold).spearman
+        scores.append(-2.0 if score is None else score)
+    return int(np.argmax(scores)) + 1
+
+
+def _cosines(vectors: Array, test: PairRows, calibrator: Calibrator | None) -> Array:
+    used, places = np.unique(np.concatenate([test.first, test.second]), return_inverse=True)
+    rows = vectors[used]
+    if calibrator is not None:
+        rows = calibrator._rows(rows)
+    count = len(test.first)
+    return paired_cosine(rows[places[:count]], rows[places[count:]])
+
+
+def _digest(array: Array) -> str:
+    head = f"{array.dtype} {array.shape} ".encode()
+    return hashlib.blake2b(head + np.ascontiguousarray(array).tobytes(), digest_size=16).hexdigest()
+
+
+def _environment() -> Mapping[str, Any]:
+    """What every outcome depends on besides its data."""
+    return {
+        "bertflow": bertflow.__version__,
+        "code": _code(),
+        "libraries": {name: version(name) for name in LIBRARIES},
+        "threads": usual_threads(),
+    }
+
+
+@cache
+def _code() -> str:
+    """A hash of the code that outcomes depend on: a version stands for many states of it."""
+    sources = [
+        (f"{part}/{source.name}", source.read_text(encoding="utf-8"))
+        for part in PARTS
+        for source in files(f"bertflow.{part}").iterdir()
+        if source.name.endswith(".py")
+    ]
+    return hashlib.sha256(repr(sorted(sources)).encode()).hexdigest()

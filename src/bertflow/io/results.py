@@ -1,0 +1,210 @@
+"""Results on disk, found again by the key of what they depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bertflow.errors import ModelError
+from bertflow.io.files import remove_stale, write_bytes
+from bertflow.io.json import read_json
+
+FORMAT = 1
+KEY_LENGTH = 20
+# Keys of earlier versions had up to 32 digits.
+FILE = r"([0-9a-f]{20,32})\.(json|npz)"
+LARGEST_JSON = 10**7
+# Kinds of results that are nothing without their arrays.
+WITH_ARRAYS = ("score", "trial", "figures")
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def key_of(recipe: Mapping[str, Any]) -> str:
+    """The start of a recipe's SHA-256, whatever the order of its parts.
+
+    Example:
+        >>> key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
+        True
+    """
+    text = json.dumps(recipe, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came of a piece of work, and what it depends on.
+
+    Attributes:
+        kind: What was done, such as "score".
+        key: Of the recipe, as `key_of` gives it.
+        recipe: All that the result depends on.
+        about: The same for people.
+        result: The figures, as JSON has them.
+        seconds: How long the work took.
+        versions: Versions of the libraries.
+        time: When, UTC.
+        arrays: By name; not part of the JSON.
+    """
+
+    kind: str
+    key: str
+    recipe: Mapping[str, Any]
+    about: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Any]
+    seconds: float
+    versions: Mapping[str, str] = field(default_factory=dict)
+    time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    format: int = FORMAT
+    arrays: Arrays = field(default_factory=dict, repr=False, compare=False)
+
+    def to_json(self) -> str:
+        """All but the arrays.
+
+        Raises:
+            ValueError: A number is not finite.
+        """
+        plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "arrays"}
+        return json.dumps(plain, indent=2, allow_nan=False) + "\n"
+
+
+class ResultStore:
+    """A folder of results: KEY.json each, and KEY.npz where there are arrays.
+
+    A result is there whole or not at all: its arrays are written before its JSON. One that is
+    damaged, or of a later format, counts as not there.
+
+    Args:
+        folder: Made when the first result is written.
+        size: Bytes at most; the least recently used results make room. None keeps all.
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> store, recipe = ResultStore(mkdtemp()), {"task": "stsb"}
+        >>> work = {"kind": "score", "key": key_of(recipe), "recipe": recipe, "seconds": 0.1}
+        >>> store.put(Result(**work, result={"x": 1}, arrays={"y": np.arange(3)}))
+        >>> again = store.get(key_of(recipe))
+        >>> again.result, again.arrays["y"].tolist(), store.get("0" * 20)
+        ({'x': 1}, [0, 1, 2], None)
+    """
+
+    def __init__(self, folder: str | Path, size: int | None = None) -> None:
+        self.folder = Path(folder)
+        self.size = size
+
+    def get(self, key: str) -> Result | None:
+        """The result with a key, or None."""
+        path = self.folder / f"{key}.json"
+        try:
+            content = read_json(path, largest=LARGEST_JSON)
+            result = Result(**content, arrays=_read_arrays(path.with_suffix(".npz")))
+        except Exception:  # Whatever is wrong with the files, the work is done again.
+            return None
+        parts = (result.recipe, result.about, result.result, result.versions)
+        if result.format != FORMAT or result.key != key or not all(type(p) is dict for p in parts):
+            return None
+        if result.kind in WITH_ARRAYS and not result.arrays:
+            return None
+        if self.size is not None:
+            with suppress(OSError):  # Another process removed it, or it may only be read.
+                os.utime(path)
+        return result
+
+    def need(self, key: str) -> Result:
+        """The result with a key.
+
+        Raises:
+            ModelError: There is none.
+        """
+        result = self.get(key)
+        if result is None:
+            raise ModelError(f"{self.folder} holds no record {key}; run the job first")
+        return result
+
+    def put(self, result: Result) -> None:
+        """Write a result, unless it alone is larger than the store may be.
+
+        Raises:
+            ModelError: It cannot be written.
+        """
+        path = self.folder / f"{result.key}.json"
+        contents = {path: result.to_json().encode()}
+        if result.arrays:
+            packed = BytesIO()
+            np.savez_compressed(packed, **result.arrays)  # type: ignore[arg-type]
+            contents = {path.with_suffix(".npz"): packed.getvalue(), **contents}
+        count = sum(map(len, contents.values()))
+        if self.size is not None:
+            if count > self.size:
+                return
+            self._make_room(count, self.size)
+        for target, content in contents.items():
+            write_bytes(target, content)
+
+    def __iter__(self) -> Iterator[Result]:
+        for path in sorted(self.folder.glob("*.json")):
+            result = self.get(path.stem)
+            if result is not None:
+                yield result
+
+    def keys(self) -> list[str]:
+        """The keys of all results, the least recently used first."""
+        return list(self._files())
+
+    def bytes(self) -> int:
+        """How many bytes all results have together."""
+        return sum(sum(sizes.values()) for sizes in self._files().values())
+
+    def clear(self) -> None:
+        """Remove all results, and the folder if nothing else is in it."""
+        self._make_room(1, 0)
+        with suppress(OSError):
+            self.folder.rmdir()
+
+    def _files(self) -> dict[str, dict[Path, int]]:
+        """By key, the files with their sizes, the least recently used key first."""
+        sizes: dict[str, dict[Path, int]] = {}
+        used: dict[str, int] = {}
+        for path in self.folder.glob("*"):
+            if match := re.fullmatch(FILE, path.name):
+                with suppress(OSError):  # Another process removed it.
+                    status = path.stat()
+                    sizes.setdefault(match[1], {})[path] = status.st_size
+                    used[match[1]] = max(used.get(match[1], 0), status.st_mtime_ns)
+        return {key: sizes[key] for key in sorted(sizes, key=lambda key: used[key])}
+
+    def _make_room(self, count: int, size: int) -> None:
+        """Remove results until there is room for so many bytes more."""
+        found = self._files()
+        total = sum(sum(sizes.values()) for sizes in found.values()) + count
+        if total > size:
+            remove_stale(self.folder, FILE)
+        for sizes in found.values():
+            if total <= size:
+                break
+            # The JSON first: without it, arrays count as not there.
+            for path in sorted(sizes):
+                with suppress(OSError):
+                    path.unlink()
+            total -= sum(sizes.values())
+
+
+def _read_arrays(path: Path) -> Arrays:
+    """The arrays of a .npz file; none if there is no such file."""
+    if not path.exists():
+        return {}
+    # Opened here: numpy leaves a file open that is no archive.
+    with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
+        return dict(file)
