@@ -1102,7 +1102,7 @@ def test_the_calibrator_is_kept_where_the_model_cannot_be_saved(cli, work, tiny_
     def fails(*_, **__):
         raise RuntimeError("such a tokenizer cannot be saved")
 
-    monkeypatch.setattr("bertflow.models.calibrated.CalibratedSentenceTransformer._fill", fails)
+    monkeypatch.setattr("bertflow.models.saving.write_model", fails)
     code, _, err = cli(*fitting("encoder", tiny_bert), "--output", "m")
     assert code == 1
     assert err.startswith("error: m: such a tokenizer cannot be saved; what was computed is in ")

@@ -32,9 +32,7 @@ def test_a_pickled_encoder_gives_the_same_vectors(kind, model, before, request):
     again = pickle.loads(pickle.dumps(encoder))
     expected = encoder.encode(SENTENCES)
     np.testing.assert_array_equal(again.encode(SENTENCES), expected)
-    # The copy can be pickled as the encoder can.
-    third = pickle.loads(pickle.dumps(again))
-    for one in [third, copy.deepcopy(encoder), encoder]:
+    for one in [copy.deepcopy(encoder), encoder]:
         np.testing.assert_array_equal(one.encode(SENTENCES), expected)
 
 

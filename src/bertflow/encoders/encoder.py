@@ -42,15 +42,25 @@ class Encoder(SentenceTransformer):
 
 def encoder_of(model: SentenceTransformer) -> SentenceTransformer:
     """A calibrated model's encoder, whose modules are the model's own; another model itself."""
-    modules = [m for name, m in model._modules.items() if not name.startswith(CALIBRATOR)]
-    if len(modules) == len(model):
-        return model
-    # A model of its own, but not a new one: to make one takes longer than a sentence, and sets its
-    # modules to a device and a type, while other threads use them.
-    bare = copy.copy(model)
-    bare._modules = {str(n): module for n, module in enumerate(modules)}
-    bare.truncate_dim = None
-    return bare
+    behind = calibrating(model)
+    return part_of(model, [m for m in model if m not in behind]) if behind else model
+
+
+def calibrating(model: SentenceTransformer) -> list[Any]:
+    """The modules of a model that calibrate."""
+    return [module for name, module in model._modules.items() if name.startswith(CALIBRATOR)]
+
+
+def part_of(model: SentenceTransformer, modules: Sequence[Any]) -> SentenceTransformer:
+    """Some of a model's modules as a model, at their full width.
+
+    The copy is shallow. Constructing a model takes longer than encoding a sentence, and would set
+    a device and type on modules that other threads use.
+    """
+    part = copy.copy(model)
+    part._modules = {str(place): module for place, module in enumerate(modules)}
+    part.truncate_dim = None
+    return part
 
 
 def as_sentences(given: Any) -> Iterable[str]:

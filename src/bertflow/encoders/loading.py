@@ -31,7 +31,6 @@ from bertflow.encoders.checks import (
     check_weights,
     read_modules,
     readable,
-    shapes_named,
 )
 from bertflow.encoders.cutting import Cut
 from bertflow.encoders.encoder import Encoder
@@ -145,7 +144,7 @@ def load_encoder(
             transformer, licence = _load_transformer(source, dtype, cache, keywords)
         if source.modules and pooling is None:
             _limit(transformer, max_length, default=None)
-            keep_picklable(model.eval())
+            model.eval()
         else:
             pooling = pooling or DEFAULT_POOLING
             if not isinstance(transformer, Transformer):
@@ -158,6 +157,7 @@ def load_encoder(
             model = _pooled(transformer, pooling, called, device)
             called = f"{called} with {pooling}"
         check_encoder(model, called)
+        keep_picklable(model)
     if licence is not None:
         # Nothing of a .gguf is left in the model by which it could be found later.
         model.model_card_data.license = licence
@@ -181,7 +181,7 @@ def _load_transformer(
     else:
         home = Path(source.name) if source.local else _fetched(source.name, "", keywords)
         check_transformer(home, trust_remote_code=keywords["trust_remote_code"])
-    with quick, shapes_named(source.name, [""], **keywords):
+    with quick:
         transformer = Transformer(
             source.name,
             model_kwargs={"dtype": DTYPES[dtype], **keywords},
@@ -230,8 +230,7 @@ def _load_modules(
         for folder in folders:
             _fetched(name, folder, keywords)
     check_sizes(Path(file).parent, entries, trusted=trusted)
-    with shapes_named(name, folders, **keywords):
-        model = Encoder(name, device=device, model_kwargs={"dtype": dtype}, **keywords)
+    model = Encoder(name, device=device, model_kwargs={"dtype": dtype}, **keywords)
     check_weights(model, name, folders, **keywords)
     return model
 
@@ -451,7 +450,6 @@ def _pooled(
             continue
         if off <= tolerance(model):
             log.info("kept %d of %d blocks", blocks, total)
-            keep_picklable(transformer)
             return Encoder(modules=modules, device=device).eval()
     if np.isinf(off):
         raise ModelError(f"{said} or another pooling")

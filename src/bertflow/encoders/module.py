@@ -12,6 +12,9 @@ from torch import Tensor
 from bertflow.calibrators import Calibrator, load_calibrator
 from bertflow.calibrators.storage import write_calibrator
 
+# Saved models name the class by this path, so it must stay importable.
+MODULE_PATH = "bertflow.encoders.module.CalibratorModule"
+
 
 class CalibratorModule(Module):
     """Apply a calibrator to the sentence vector, in float32 whatever the encoder computes in.

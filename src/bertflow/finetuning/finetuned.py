@@ -31,7 +31,7 @@ from bertflow.calibrators.card import (
 from bertflow.finetuning.resuming import CLASSIFIER
 from bertflow.io.outputs import replaced_folder
 from bertflow.models.card import PLAIN, TAGS, licence_text
-from bertflow.models.portable import name_modules_for_every_version
+from bertflow.models.saving import name_modules_for_every_version
 
 FORMAT = 1
 FACTS = "finetuning.json"

@@ -110,7 +110,7 @@ def calibrate(
     """
     calibrator = cast("Calibrator", clone(as_calibrator(calibrator)))
     check_savable(calibrator)
-    told = plain_provenance(provenance or {})
+    more = plain_provenance(provenance or {})
     if portable:
         _refuse_what_cannot_be_portable(calibrator)
     sentences = as_sentences(sentences)
@@ -136,6 +136,7 @@ def calibrate(
                 f"got {encoded.rows} sentences, {encoded.distinct} of them distinct, but "
                 "calibrating needs at least 2 (and is worth it from some hundreds)"
             )
+        origin = origin_of(encoder)
         calibrator.provenance_ = {
             "encoder": description,
             "probe": fingerprint(alone),
@@ -145,24 +146,20 @@ def calibrate(
             **drawn,
             "precision": resolved_precision(precision, encoder),
             "versions": library_versions(),
-            **({"origin": origin} if (origin := origin_of(encoder)) else {}),
-            **told,
+            **({"origin": origin} if origin else {}),
+            **more,
         }
-        rows = store.array()
         log.info(
             "%d sentences, %d distinct, %d of these cut to %s tokens; in %s (asked: %s)",
             *(encoded.rows, encoded.distinct, encoded.cut, encoder.max_seq_length),
             *(calibrator.provenance_["precision"], precision),
         )
-        began = time.perf_counter()
-        calibrator.fit(
-            rows,
-            progress=False if report is None else of_stage(report, "fit"),
-            checkpoint=checkpoint,
-        )
+        rows, began = store.array(), time.perf_counter()
+        fitting = False if report is None else of_stage(report, "fit")
+        calibrator.fit(rows, progress=fitting, checkpoint=checkpoint)
         log.info("%r fitted in %.1f s", calibrator, time.perf_counter() - began)
-        looked_at = np.array(rows[encoded.first])
-    return _appended(encoder, calibrator, portable, looked_at)
+        first_rows = np.array(rows[encoded.first])
+    return _appended(encoder, calibrator, portable, first_rows)
 
 
 def _drawn(
@@ -244,8 +241,7 @@ def _appended(
     encoder: SentenceTransformer, calibrator: Calibrator, portable: bool, sample: Array | None
 ) -> CalibratedSentenceTransformer:
     """Append a calibrator to the encoder that it is known to belong to."""
-    # Of a copy: other threads may be encoding, and are to have what truncate_dim leaves.
-    whole = copy.copy(encoder)
+    whole = copy.copy(encoder)  # Other threads may rely on truncate_dim.
     whole.truncate_dim = None
     width = int(whole.get_embedding_dimension() or 0)
     expected = calibrator.n_features_in_
@@ -254,12 +250,10 @@ def _appended(
             f"the encoder gives vectors of {width} dimensions, but the calibrator was fitted on "
             f"{expected}"
         )
-    if not portable:
-        return CalibratedSentenceTransformer._of(
-            encoder, [CalibratorModule(calibrator)], calibrator
-        )
-    modules = to_modules(calibrator, width)
-    check_portable(calibrator, modules, width, sample)
+    modules: list[Any] = [CalibratorModule(calibrator)]
+    if portable:
+        modules = to_modules(calibrator, width)
+        check_portable(calibrator, modules, width, sample)
     return CalibratedSentenceTransformer._of(encoder, modules, calibrator)
 
 
@@ -271,18 +265,19 @@ def _refuse_what_cannot_be_portable(calibrator: Calibrator) -> None:
 
 
 def _compare_encoders(fitted: Any, given: Mapping[str, Any]) -> None:
+    """Refuse an encoder that differs from the fitted one in more than its name."""
     if not isinstance(fitted, Mapping):
         raise ModelError(f"the calibrator's provenance describes no encoder: {fitted!r}")
-    told = given.keys() - {"name"}
-    if missing := sorted(told - fitted.keys()):
+    compared = [name for name in given if name != "name"]
+    if missing := sorted(set(compared) - fitted.keys()):
         raise ModelError(
             f"the calibrator's provenance does not tell which encoder it was fitted on: it lacks "
             f"{', '.join(missing)}"
         )
     differing = [
         f"{name} {fitted[name]!r}, not {given[name]!r}"
-        for name in given
-        if name in told and fitted[name] != given[name]
+        for name in compared
+        if fitted[name] != given[name]
     ]
     if differing:
         raise ModelError(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bertflow.calibrators import Calibrator
 from bertflow.calibrators.card import (
     HERE,
     LIMITS,
@@ -25,15 +24,27 @@ from bertflow.calibrators.card import (
     text,
 )
 from bertflow.calibrators.presets import preset_of
+from bertflow.encoders.fingerprint import describe_settings
+from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.origin import METADATA
+
+if TYPE_CHECKING:
+    from bertflow.models.calibrated import CalibratedSentenceTransformer
 
 # In every card that sentence-transformers makes by itself. It says of a model that it was trained.
 GENERATED = "This is a [sentence-transformers](https://www.SBERT.net) model"
 SCORES, SCORES_END = "<!-- scores -->", "<!-- end of scores -->"
 # sentence-transformers' own, in the order of its own cards.
 TAGS = ("sentence-transformers", "sentence-similarity", "feature-extraction")
-OWN_TAGS = (*TAGS, "dense", "bertflow")
 MEASURES = {"spearman": "Spearman", "pearson": "Pearson", "auc": "AUC"}
+HALF = (
+    "In half precision sentence-transformers casts what calibrates as well, which costs digits; "
+    "bertflow keeps it in float32."
+)
+NEEDS_BERTFLOW = (
+    "sentence-transformers loads it only where bertflow is installed, with "
+    "`trust_remote_code=True`."
+)
 PLAIN = f"""from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("{HERE}")
@@ -46,104 +57,96 @@ vectors = model.encode(["Any sentence.", "Another one."])
 print(model.calibrator)"""
 
 
-def model_card(
-    calibrator: Calibrator,
-    settings: Mapping[str, Any],
-    origin: Mapping[str, str],
-    *,
-    width: int,
-    portable: bool,
-    card_data: Any = None,
-    scores: Sequence[Any] = (),
-) -> str:
-    """The card of a calibrated model.
+def card_of(model: CalibratedSentenceTransformer) -> str:
+    """A model's card, whose code loads from a stand-in for its place.
 
-    Args:
-        calibrator: Fitted.
-        settings: What `describe_settings` gives of its encoder.
-        origin: What `origin_of` gives of it.
-        width: Of the vectors that come out.
-        portable: Whether it is made of built-in modules alone.
-        card_data: What its owner has set of sentence-transformers' `model_card_data`: license,
-            language, model_name and tags.
-        scores: Of `bertflow.evaluate`.
+    The card that the model was loaded with may have been edited, and stays apart from new scores,
+    unless sentence-transformers has generated it: that says of the model that it was trained.
     """
+    card = model._card or ""
+    if not card.strip() or GENERATED in card:
+        card = _new_card(model)
+    return with_scores(card, model._scores) if model._scores else card
+
+
+def fitted_settings(model: CalibratedSentenceTransformer) -> dict[str, Any]:
+    """What `describe_settings` gives, with the name of the encoder that was fitted on."""
+    settings = describe_settings(model)
+    if model._card is not None:  # The name is that of the folder that the model was loaded from.
+        settings["name"] = None
+    fitted = getattr(model.calibrator, "provenance_", {}).get("encoder")
+    return {**settings, "name": fitted.get("name")} if isinstance(fitted, Mapping) else settings
+
+
+def _new_card(model: CalibratedSentenceTransformer) -> str:
+    calibrator, owner = model.calibrator, model.model_card_data
     kind = type(calibrator).__name__
     what, source = WHAT[kind]
     # What the calibrator was fitted on says more than the encoder that is there now.
     provenance = dict(getattr(calibrator, "provenance_", {}))
     if not isinstance(provenance.get("encoder"), Mapping):
-        provenance["encoder"] = settings
+        provenance["encoder"] = fitted_settings(model)
     if not isinstance(provenance.get("origin"), Mapping):
-        provenance["origin"] = origin if isinstance(origin, Mapping) else {}
-    origin = provenance["origin"]
-    encoder = encoder_named(provenance)
-    title = (
-        getattr(card_data, "model_name", None)
-        or f"{_title(provenance)}, calibrated ({preset_of(calibrator)[0]})"
-    )
-    licence = getattr(card_data, "license", None) or origin_metadata(origin).get("license")
-    extra = [tag for tag in getattr(card_data, "tags", None) or () if tag not in OWN_TAGS]
+        provenance["origin"] = model._origin if isinstance(model._origin, Mapping) else {}
+    origin = origin_metadata(provenance["origin"])
+    encoder, name = encoder_named(provenance), provenance["encoder"].get("name")
+    base = last_part(str(origin.get("base_model") or name or "An encoder"))
+    title = owner.model_name or f"{base}, calibrated ({preset_of(calibrator)[0]})"
+    licence = owner.license or origin.get("license")
+    portable = not any(isinstance(module, CalibratorModule) for module in model)
+    extra = [tag for tag in owner.tags or () if tag not in (*TAGS, "dense", "bertflow")]
     metadata = front_matter(
         library_name="sentence-transformers" if portable else "bertflow",
         pipeline_tag="sentence-similarity",
         tags=[*TAGS[0 if portable else 1 :], "bertflow", tag_of(calibrator), *extra],
-        language=getattr(card_data, "language", None) or None,
-        **{**origin_metadata(origin), "license": licence},
+        language=owner.language or None,
+        **{**origin, "license": licence},
     )
-    use = [f"With sentence-transformers alone:\n\n{fenced(PLAIN)}"] if portable else []
-    more = "has the calibrator besides, with its inverse" + (
-        ", density and sampling" if kind == "Flow" else ""
-    )
-    if portable:
-        use.append(f"\nWith bertflow, which {more}:\n\n")
-    else:
-        use.append(
-            "This model has a module of bertflow's own, so that it needs bertflow, which "
-            f"{more}:\n\n"
-        )
     made = {**encoder_facts(provenance["encoder"]), **made_of(calibrator)}
-    content = "\n".join(
-        [
-            f"---\n{metadata}\n---\n",
-            f"# {text(title)}\n",
-            f"An encoder, {encoder}, and behind it {what}. The encoder's weights are as they were; "
-            "what follows them was fitted without labels, by bertflow. Sentences become vectors of "
-            f"{width:,} dimensions, to be compared by cosine similarity.\n",
-            "## Use\n",
-            f"{''.join(use)}{fenced(OURS)}",
-            "## How it was made\n",
-            table({"encoder": encoder, **made}),
-            "## Scores\n",
-            f"{SCORES}\n{scores_text(scores)}\n{SCORES_END}\n",
-            "## Limits\n",
-            *(f"- {limit}" for limit in (*LIMITS, *_limits(portable))),
-            "\n## Licence\n",
-            f"{licence_text(licence, origin)}\n",
-            "## Source\n",
-            source,
-            "",
-        ]
-    )
-    return with_scores(content, scores) if scores else content
+    limits = "\n".join(f"- {limit}" for limit in (*LIMITS, HALF if portable else NEEDS_BERTFLOW))
+    return f"""---
+{metadata}
+---
+
+# {text(title)}
+
+An encoder, {encoder}, and behind it {what}. The encoder's weights are as they were; \
+what follows them was fitted without labels, by bertflow. Sentences become vectors of \
+{model.get_embedding_dimension() or 0:,} dimensions, to be compared by cosine similarity.
+
+## Use
+
+{_use(kind, portable)}
+## How it was made
+
+{table({"encoder": encoder, **made})}
+## Scores
+
+{SCORES}
+{scores_text(())}
+{SCORES_END}
+
+## Limits
+
+{limits}
+
+## Licence
+
+{licence_text(licence, provenance["origin"])}
+
+## Source
+
+{source}
+"""
 
 
-def renewed(content: str, scores: Sequence[Any]) -> str | None:
-    """A card that came with a model, with scores that were added since.
-
-    It may have been edited, and stays what it is apart from that.
-
-    Args:
-        content: The card.
-        scores: New ones.
-
-    Returns:
-        The card, or None if it is none, or one that sentence-transformers has generated, which
-        says of a calibrated model that it was trained.
-    """
-    if not content.strip() or GENERATED in content:
-        return None
-    return with_scores(content, scores) if scores else content
+def _use(kind: str, portable: bool) -> str:
+    more = ", density and sampling" if kind == "Flow" else ""
+    own = f"which has the calibrator besides, with its inverse{more}:\n\n{fenced(OURS)}"
+    if portable:
+        plain = f"With sentence-transformers alone:\n\n{fenced(PLAIN)}"
+        return f"{plain}\nWith bertflow, {own}"
+    return f"This model has a module of bertflow's own, so that it needs bertflow, {own}"
 
 
 def with_scores(content: str, scores: Sequence[Any]) -> str:
@@ -202,24 +205,6 @@ def scores_text(scores: Sequence[Any]) -> str:
                 f"{name} | {value} | {ends} |"
             )
     return "\n".join(["", *rows, ""])
-
-
-def _title(provenance: Mapping[str, Any]) -> str:
-    origin = provenance["origin"]
-    name = origin_metadata(origin).get("base_model") or provenance["encoder"].get("name")
-    return last_part(str(name)) if name else "An encoder"
-
-
-def _limits(portable: bool) -> list[str]:
-    if portable:
-        return [
-            "In half precision sentence-transformers casts what calibrates as well, which costs "
-            "digits; bertflow keeps it in float32."
-        ]
-    return [
-        "sentence-transformers loads it only where bertflow is installed, with "
-        "`trust_remote_code=True`."
-    ]
 
 
 def licence_text(licence: str | None, origin: Mapping[str, str]) -> str:

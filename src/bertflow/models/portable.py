@@ -23,15 +23,12 @@ built-in `Normalize` before that; principal axes, gains and offset are part of t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize
-from sentence_transformers.util import import_from_string
 from torch import Tensor, nn
 
 from bertflow.calibrators import Calibrator, Flow, LinearCalibrator
@@ -196,40 +193,3 @@ def check_portable(
             f"{TOLERANCE:.0e}): its map is too ill-conditioned for float32; train it less, or "
             "save with bertflow's own module (portable=False, on the command line --no-portable)"
         )
-
-
-def name_modules_for_every_version(path: Path) -> None:
-    """Give built-in modules the names that every version of sentence-transformers resolves."""
-    entries = json.loads(path.read_text(encoding="utf-8"))
-    for entry in entries:
-        kind, _, name = entry["type"].rpartition(".")
-        if not kind.startswith("sentence_transformers."):
-            continue
-        classic = f"sentence_transformers.models.{name}"
-        try:
-            same = import_from_string(classic)
-        except ImportError:
-            continue
-        if same is import_from_string(entry["type"]):
-            entry["type"] = classic
-    path.write_text(json.dumps(entries, indent=2), encoding="utf-8")
-
-
-def forget_settings(path: Path) -> None:
-    """Take out of a tokenizer.json how its tokenizer was last set to cut and pad.
-
-    That is the last call's, not the model's: the same model is the same bytes. The tokenizer itself
-    is left alone, since other threads may be using it.
-
-    Args:
-        path: As tokenizers writes it; what begins otherwise is left as it is.
-    """
-    head, name, rest = path.read_text(encoding="utf-8").partition('"added_tokens"')
-    try:
-        settings = json.loads(head.rstrip().removesuffix(",") + "}")
-    except ValueError:
-        return
-    if settings.get("truncation") is None and settings.get("padding") is None:
-        return
-    none = json.dumps({**settings, "truncation": None, "padding": None}, indent=2)
-    path.write_text(none.removesuffix("\n}") + f",\n  {name}{rest}", encoding="utf-8", newline="\n")

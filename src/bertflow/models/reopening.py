@@ -1,11 +1,8 @@
-"""Saved calibrated models, loaded again with their calibrators."""
+"""Load saved calibrated models with their calibrators."""
 
 from __future__ import annotations
 
-import json
 import logging
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +18,21 @@ from bertflow.encoders.checks import (
     module_class,
     read_modules,
     readable,
-    shapes_named,
 )
 from bertflow.encoders.encoder import CALIBRATOR
 from bertflow.encoders.half import HALF, raise_input
 from bertflow.encoders.loading import load_encoder
-from bertflow.encoders.module import CalibratorModule
+from bertflow.encoders.module import MODULE_PATH
 from bertflow.encoders.origin import read_card
 from bertflow.encoders.pickling import keep_picklable
 from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.encoders.sizes import check_sizes
 from bertflow.errors import InputError, ModelError
 from bertflow.models.calibrated import CalibratedSentenceTransformer
+from bertflow.models.saving import belongs_to_its_calibrator
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)
-
-OWN_MODULE = f"{CalibratorModule.__module__}.{CalibratorModule.__name__}"
 
 
 @pinned(seed=True)
@@ -71,55 +66,28 @@ def load(
     calibrator = load_calibrator(path / SUBFOLDER)
     trust: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     with readable(lambda said: f"{path} cannot be loaded: {said}"):
-        entries = read_modules(path / "modules.json", own=OWN_MODULE, **trust)
+        entries = read_modules(path / "modules.json", own=MODULE_PATH, **trust)
         check_sizes(path, entries, trusted=trust_remote_code)
-        folders = [entry["path"] for entry in entries]
-        with shapes_named(str(path), folders, **trust):
-            own = any(entry["type"] == OWN_MODULE for entry in entries)
-            if own and not trust_remote_code:
-                model = _load_with_own_module(path, entries, device)
-            else:
-                model = CalibratedSentenceTransformer(str(path), device=device, **trust)
-        check_weights(model, str(path), folders, **trust)
+        model = CalibratedSentenceTransformer(str(path), device=device, **trust)
+        check_weights(model, str(path), [entry["path"] for entry in entries], **trust)
         for entry in entries:
-            if entry["name"].startswith(CALIBRATOR):
-                if model.dtype in HALF and entry["type"] != OWN_MODULE:
-                    kind: Any = module_class(entry["type"], path / "modules.json")
-                    whole = kind.load(str(path), subfolder=entry["path"])
-                    model._modules[entry["name"]] = whole.to(model.device)
-                model._modules[entry["name"]].register_forward_pre_hook(raise_input)
-    keep_picklable(model)
+            name, kind = entry["name"], entry["type"]
+            if name.startswith(CALIBRATOR):
+                if model.dtype in HALF and kind != MODULE_PATH:  # Read it again, in float32.
+                    whole = module_class(kind, path).load(str(path), subfolder=entry["path"])
+                    model._modules[name] = whole.to(model.device)
+                model._modules[name].register_forward_pre_hook(raise_input)
     log.info("%s: a calibrated model, %r", path, calibrator)
     model.calibrator = calibrator
     model._origin = getattr(calibrator, "provenance_", {}).get("origin", {})
     model._card = read_card(path / CARD)
-    if not model.eval()._has_its_calibrator():
+    if not belongs_to_its_calibrator(model.eval()):
         raise ModelError(
             f"{path} holds a calibrator that does not belong to its model, which was trained or "
             "replaced since; SentenceTransformer loads the model alone"
         )
+    keep_picklable(model)
     return model
-
-
-def _load_with_own_module(
-    path: Path, entries: Sequence[Mapping[str, str]], device: str | None
-) -> CalibratedSentenceTransformer:
-    """Load module by module: sentence-transformers would ask for trust in ours."""
-    modules: Any = OrderedDict()
-    for entry in entries:
-        kind: Any = CalibratorModule
-        if entry["type"] != OWN_MODULE:
-            kind = module_class(entry["type"], path / "modules.json")
-        modules[entry["name"]] = kind.load(str(path), subfolder=entry["path"])
-    config = json.loads((path / "config_sentence_transformers.json").read_text(encoding="utf-8"))
-    return CalibratedSentenceTransformer(
-        modules=modules,
-        device=device,
-        prompts=config.get("prompts"),
-        default_prompt_name=config.get("default_prompt_name"),
-        similarity_fn_name=config.get("similarity_fn_name"),
-        truncate_dim=config.get("truncate_dim"),
-    )
 
 
 def is_calibrated(name: str | Path) -> bool:
@@ -142,18 +110,12 @@ def open_model(
         InputError: A pooling or maximum length for a calibrated model, whose own are fixed.
         ModelError: It cannot be had.
     """
+    how: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
     if not is_calibrated(name):
-        return load_encoder(
-            name,
-            pooling=pooling,
-            max_length=max_length,
-            device=device,
-            trust_remote_code=trust_remote_code,
-            cache=cache,
-        )
+        return load_encoder(name, pooling=pooling, max_length=max_length, cache=cache, **how)
     if pooling is not None or max_length is not None:
         raise InputError(
             f"{name} is a calibrated model: its pooling and maximum length are those it was "
             "fitted with; leave them out"
         )
-    return load(name, device=device, trust_remote_code=trust_remote_code)
+    return load(name, **how)
