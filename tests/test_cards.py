@@ -29,14 +29,11 @@ from bertflow.calibrators.card import HERE, calibrator_card, code, named, text
 from bertflow.calibrators.presets import preset_name
 from bertflow.data import Pairs
 from bertflow.encoders import save_model
-from bertflow.encoders.origin import KNOWN, licence_in_card, note_hub, origin_of
+from bertflow.encoders.origin import note_hub, origin_of
 from bertflow.errors import InputError
 from bertflow.evaluation import Scores, describe_calibrator, score_pairs
 from bertflow.models.card import GENERATED
 from conftest import tree
-
-APACHE = "                Apache License\n          Version 2.0, January 2004\n"
-MIT = "Permission is hereby granted, free of charge, to any\nperson obtaining a copy of"
 
 
 @pytest.fixture(scope="module")
@@ -231,18 +228,14 @@ def test_a_model_that_was_trained_further_has_the_trainers_card(encoder, tiny_se
     ("files", "licence", "where"),
     [
         ({"README.md": "---\nlicense: CC-BY-4.0\n---\n# An encoder\n"}, "cc-by-4.0", "its card"),
-        ({"LICENSE": APACHE}, "apache-2.0", "its file LICENSE"),
-        ({"COPYING": MIT}, "mit", "its file COPYING"),
-        ({"README.md": "---\nlicense: mit\n---\n", "LICENSE": APACHE}, "mit", "its card"),
         ({"README.md": "# no metadata\n", "LICENSE": "All rights reserved."}, None, None),
-        ({"README.md": "---\nlicense: mine\n---\n"}, None, None),
         ({"README.md": "---\nlicense: [mit]\n---\n"}, None, None),
         ({"README.md": "---\n{[\n---\n"}, None, None),
         ({"README.md": "---\nlicense: mit\n---\n" + " " * 10**6}, None, None),
     ],
-    ids=["card", "file", "copying", "both", "unknown", "own", "list", "damaged", "huge"],
+    ids=["card", "unknown", "list", "damaged", "huge"],
 )
-def test_the_licence_of_an_encoder_is_found_in_its_card_or_files(
+def test_the_licence_of_an_encoder_is_found_in_its_card(
     files, licence, where, tiny_bert, tiny_sentences, tmp_path, caplog
 ):
     folder = shutil.copytree(tiny_bert, tmp_path / "encoder")
@@ -271,11 +264,6 @@ def test_only_what_came_from_the_hub_is_called_by_a_name_of_it(tiny_bert, monkey
     assert origin_of(encoder) == {}  # It might be a folder of that name that is gone.
     note_hub(encoder, "someone/tiny", None)
     assert origin_of(encoder) == {"base_model": "someone/tiny"}
-
-
-def test_identifiers_of_licences_are_the_hubs():
-    assert {"apache-2.0", "mit", "other", "cc-by-sa-4.0", "llama3.2", "openrail++"} <= KNOWN
-    assert licence_in_card("---\nlicense: Apache-2.0\n---\n") == "apache-2.0"
 
 
 # Scores.

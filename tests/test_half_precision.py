@@ -77,8 +77,10 @@ def assert_equal(found, expected):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("how", HALVED)
-@every_calibrator
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [*((name, "half()") for name in EVERY), *(("flow", how) for how in list(HALVED)[1:])],
+)
 def test_cosines_agree_and_statistics_stay_float32(name, how, models, tiny_sentences, tmp_path):
     sentences = tiny_sentences[:60]
     model = models(name)
@@ -171,7 +173,7 @@ def applied(modules, rows) -> np.ndarray:
     return features["sentence_embedding"].double().numpy()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "file", ["smollm2-135m_first-last-avg", "smollm2-135m_last2avg", "minilm-l6_mean_first2000"]
 )

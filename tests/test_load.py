@@ -527,7 +527,7 @@ def test_processes_that_are_sent_a_model_give_the_vectors_of_one(saved, tiny_sen
                 np.testing.assert_allclose(one.result(), expected, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_on_one_folder_and_one_cache_give_the_vectors_of_one(
     saved, tiny_sentences, tmp_path
 ):
@@ -560,7 +560,7 @@ print("same")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="forking is for Linux")
 def test_forked_processes_give_the_vectors_of_one(saved, tiny_sentences):
     ran = subprocess.run(
@@ -573,7 +573,7 @@ def test_forked_processes_give_the_vectors_of_one(saved, tiny_sentences):
     assert ran.stdout == "same\n", ran.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", MODELS)
 def test_the_pool_of_sentence_transformers_gives_the_rows_of_one_in_order(
     name, saved, tiny_sentences
@@ -617,7 +617,7 @@ def load_figures(tiny_bert: Path, calls: int, *kinds: str) -> list[dict]:
 
 
 @LINUX
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_hundreds_of_calls_leave_nothing(tiny_bert):
     """Of every kind, and thousands of them: `make torture`."""
     (one,) = load_figures(tiny_bert, 200, "encode")
@@ -686,7 +686,7 @@ print(memory()["VmHWM"] - before)
 
 
 @LINUX
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_50000_texts_are_written_in_flat_memory(saved, tmp_path):
     """What 50,000 take above 10,000 is their texts, not their vectors or tokens."""
     took = {}

@@ -93,6 +93,7 @@ def other_versions() -> list[str]:
     return sorted(str(path) for path in Path(folder).iterdir()) if folder else []
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not other_versions(), reason="BERTFLOW_OTHER_VERSIONS is not set: .ci/run does")
 @pytest.mark.parametrize("kind", ["raw", "ending in Normalize"])
 def test_saved_model_loads_with_other_versions(kind, encoder, tiny_sentences, tmp_path):

@@ -163,14 +163,22 @@ def saved(tiny_bert, tiny_sentences, tmp_path_factory):
 
 
 def others() -> list[str]:
-    """The version that is installed, and those that .ci/run has put aside."""
+    """The versions of sentence-transformers that .ci/run has put aside."""
     aside = os.environ.get("BERTFLOW_OTHER_VERSIONS")
-    return ["", *(sorted(map(str, Path(aside).iterdir())) if aside else [])]
+    return sorted(map(str, Path(aside).iterdir())) if aside else []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("path", others(), ids=lambda path: Path(path).name or "installed")
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(
+            path, id=Path(path).name or "installed", marks=[pytest.mark.nightly][: bool(path)]
+        )
+        for path in others()
+    ],
+)
 def test_every_calibrator_gives_the_same_where_there_is_no_bertflow(
     path, dtype, saved, tiny_sentences, tmp_path
 ):

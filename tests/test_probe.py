@@ -73,7 +73,7 @@ def test_an_architecture_that_cannot_be_right_is_refused_by_name_when_loaded(
     assert str(tmp_path) in str(caught.value) and ONE_LINE.fullmatch(str(caught.value))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("part", range(8))
 def test_every_architecture_is_right_or_refused_in_one_line(part):
     found = [one for one in swept(names()[part::8]) if not isinstance(one, str)]

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
@@ -122,29 +122,21 @@ def load_encoder(
     if device is not None:
         check_device(device)
     try:
-        source = _locate(name, revision=revision)
+        source = _locate(name, revision)
     except OSError as error:  # Such as a name too long for the file system.
         raise ModelError(f"{str(name)[:80]} is no encoder: {error.strerror}") from None
     began, licence = time.perf_counter(), None
-    keywords: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    if source.offline:
-        keywords["local_files_only"] = True
-    if revision is not None:
-        keywords["revision"] = revision
-    if source.local and source.gguf is None:
-        check_files(Path(source.name))
     called = str(name)
     with readable(lambda said: _explanation(name, said, source)):
         if source.modules:
             # Another pooling is tried out on the processor.
-            where = device if pooling is None else "cpu"
-            model = _load_modules(source.name, where, DTYPES[dtype], keywords)
+            place = device if pooling is None else "cpu"
+            model = _load_modules(source, place, DTYPES[dtype], trust_remote_code)
             transformer: Any = model[0]
         else:
-            transformer, licence = _load_transformer(source, dtype, cache, keywords)
+            transformer, licence = _load_transformer(source, dtype, cache, trust_remote_code)
         if source.modules and pooling is None:
             _limit(transformer, max_length, default=None)
-            model.eval()
         else:
             pooling = pooling or DEFAULT_POOLING
             if not isinstance(transformer, Transformer):
@@ -156,105 +148,102 @@ def load_encoder(
             _limit(transformer, max_length, None if source.modules else DEFAULT_MAX_LENGTH)
             model = _pooled(transformer, pooling, called, device)
             called = f"{called} with {pooling}"
-        check_encoder(model, called)
+        check_encoder(model.eval(), called)
         keep_picklable(model)
     if licence is not None:
         # Nothing of a .gguf is left in the model by which it could be found later.
         model.model_card_data.license = licence
-    if not source.local:
+    if source.hub:
         note_hub(model, source.name, revision)
-    _told(source, model, began)
+    log.info(
+        "%s from %s in %.1f s: %s; %s on %s, at most %s tokens",
+        *(name, "the hub or its cache" if source.hub else "a folder", time.perf_counter() - began),
+        *(", ".join(type(module).__name__ for module in model), str(model.dtype), model.device),
+        model.max_seq_length,
+    )
     return model
 
 
 def _load_transformer(
-    source: _Source, dtype: str, cache: SentenceCache | None, keywords: Mapping[str, Any]
+    source: _Source, dtype: str, cache: SentenceCache | None, trusted: bool
 ) -> tuple[Transformer, str | None]:
     """Load a plain transformer, and the licence that its .gguf names."""
+    how: dict[str, Any] = {"trust_remote_code": trusted, **source.hub}
     licence = None
-    quick: Any = nullcontext()
+    reading: Any = nullcontext()
     if source.gguf is not None:
         file = Path(source.name) / source.gguf
-        licence = check_gguf(file)
-        keywords = {**keywords, "gguf_file": source.gguf}
-        quick = quick_gguf(file, dtype, cache)
+        licence, reading = check_gguf(file), quick_gguf(file, dtype, cache)
+        how["gguf_file"] = source.gguf
     else:
-        home = Path(source.name) if source.local else _fetched(source.name, "", keywords)
-        check_transformer(home, trust_remote_code=keywords["trust_remote_code"])
-    with quick:
+        check_transformer(_fetched(source, ""), trust_remote_code=trusted)
+    with reading:
         transformer = Transformer(
             source.name,
-            model_kwargs={"dtype": DTYPES[dtype], **keywords},
-            processor_kwargs=dict(keywords),
-            config_kwargs=dict(keywords),
+            model_kwargs={"dtype": DTYPES[dtype], **how},
+            processor_kwargs=dict(how),
+            config_kwargs=dict(how),
             modality_config=TEXT_ONLY,
             module_output_name="token_embeddings",
         )
-    check_weights([transformer], source.name, [""], **keywords)
+    check_weights([transformer], source.name, [""], **how)
     if source.gguf is not None:
         forget_gguf(transformer.model, source.gguf)
     return transformer, licence
 
 
-def _told(source: _Source, model: SentenceTransformer, began: float) -> None:
-    """Log what was loaded, and from where."""
-    place = "a folder" if source.local else "the hub's cache" if source.offline else "the hub"
-    kinds = ", ".join(type(module).__name__ for module in model)
-    log.info(
-        "%s from %s in %.1f s: %s; %s on %s, at most %s tokens",
-        *(Path(source.name) / source.gguf if source.gguf else source.name, place),
-        *(time.perf_counter() - began, kinds, str(model.dtype), model.device),
-        model.max_seq_length,
-    )
-
-
 def _load_modules(
-    name: str, device: str | None, dtype: torch.dtype, keywords: dict[str, Any]
+    source: _Source, device: str | None, dtype: torch.dtype, trusted: bool
 ) -> SentenceTransformer:
     """Load a sentence-transformers model, of a folder or of the hub."""
-    where = {key: value for key, value in keywords.items() if key != "trust_remote_code"}
-    file = load_file_path(name, "modules.json", **where)
+    name = source.name
+    file = load_file_path(name, "modules.json", **source.hub)
     if file is None:
         raise ModelError(f"{name} has no modules.json")
-    if (about := load_file_path(name, "config_sentence_transformers.json", **where)) is not None:
+    about = load_file_path(name, "config_sentence_transformers.json", **source.hub)
+    if about is not None:
         kind = json.loads(Path(about).read_text(encoding="utf-8")).get("model_type")
         if kind not in (None, SentenceTransformer.__name__):
             raise ModelError(
                 f"{name} is a {kind}, whose output is no dense sentence vector; give a "
                 "SentenceTransformer or a plain transformer"
             )
-    trusted = keywords["trust_remote_code"]
     entries = read_modules(Path(file), trust_remote_code=trusted)
     folders = [entry["path"] for entry in entries]
-    if not Path(name).is_dir():
-        for folder in folders:
-            _fetched(name, folder, keywords)
+    for folder in folders:
+        _fetched(source, folder)
     check_sizes(Path(file).parent, entries, trusted=trusted)
-    model = Encoder(name, device=device, model_kwargs={"dtype": dtype}, **keywords)
-    check_weights(model, name, folders, **keywords)
+    how: dict[str, Any] = {"trust_remote_code": trusted, **source.hub}
+    model = Encoder(name, device=device, model_kwargs={"dtype": dtype}, **how)
+    check_weights(model, name, folders, **how)
     return model
 
 
-def _fetched(name: str, folder: str, keywords: Mapping[str, Any]) -> Path:
-    """Where the files of a hub name lie, once those that sizes are checked by have been had."""
-    where = {key: value for key, value in keywords.items() if key != "trust_remote_code"}
-    found = Path()
-    for file in ["model.safetensors", "config.json"]:
+def _fetched(source: _Source, folder: str) -> Path:
+    """Where a folder of an encoder lies, on the hub once the files that tell sizes were fetched."""
+    home = Path(source.name, folder)
+    for file in ["model.safetensors", "config.json"] if source.hub else []:
         with suppress(Exception):  # What is lacking is lacking for the libraries, too.
-            path = load_file_path(name, f"{folder}/{file}" if folder else file, **where)
-            found = Path(path).parent if path else found
-    return found
+            path = load_file_path(source.name, f"{folder}/{file}".lstrip("/"), **source.hub)
+            home = Path(path).parent if path else home
+    return home
 
 
 @dataclass(frozen=True)
 class _Source:
-    """What the libraries must be given."""
+    """Where an encoder is.
+
+    Attributes:
+        name: A folder, or a name on the hub.
+        gguf: The .gguf file in the folder, if it is one.
+        modules: Whether it is a sentence-transformers model.
+        hub: What libraries must be told to find it on the hub; empty for a folder.
+    """
 
     name: str
     gguf: str | None = None
     modules: bool = False
-    local: bool = True
-    offline: bool = False
+    hub: Mapping[str, Any] = field(default_factory=dict)
 
 
 def has_pooling(name: str | Path) -> bool:
@@ -263,53 +252,59 @@ def has_pooling(name: str | Path) -> bool:
     Raises:
         ModelError: It cannot be had.
     """
-    return _locate(name, revision=None).modules
+    return _locate(name, None).modules
 
 
-def _locate(name: str | Path, *, revision: str | None) -> _Source:
+def _locate(name: str | Path, revision: str | None) -> _Source:
     path = Path(name)
-    if path.suffix == ".gguf" or (path.is_file() and not path.is_dir()):
+    if path.suffix == ".gguf" or path.is_file():
         check_readable(path)
         return _Source(str(path.parent), gguf=path.name)
     if path.is_dir():
-        if (path / "modules.json").is_file():
-            return _Source(str(path), modules=True)
-        if (path / "config.json").is_file():
-            if b'"calibrator"' in (path / "config.json").read_bytes()[:4096]:
-                raise ModelError(
-                    f"{path} is a calibrator alone, without an encoder; use it with "
-                    "`bertflow transform`, or attach it to its encoder"
-                )
-            return _Source(str(path))
-        if (path / "adapter_config.json").is_file():
-            if find_spec("peft") is None:
-                raise MissingDependencyError(
-                    f"reading the adapter in {path} needs peft: pip install peft"
-                )
-            return _Source(str(path))
-        found = sorted(path.glob("*.gguf"))
-        if len(found) == 1:
-            return _locate(found[0], revision=None)
-        raise ModelError(
-            f"{path} is no encoder: it holds none of modules.json, config.json or one .gguf file"
-        )
+        return _in_folder(path)
     text = str(name)
     if text.startswith((".", "/", "~")) or text.count("/") > 1 or "\\" in text or not text:
         raise ModelError(f"{text} does not exist; give a folder, a .gguf file or a hub name")
-    hub = _Source(text, local=False, offline=not hub_answers())
+    where: dict[str, Any] = {"revision": revision, "local_files_only": not hub_answers()}
+    hub = _Source(text, hub=where)
     for candidate in [text] if "/" in text else [text, f"sentence-transformers/{text}"]:
         with readable(lambda said: _explanation(name, said, hub)):
-            if is_sentence_transformer_model(
-                candidate, revision=revision, local_files_only=hub.offline
-            ):
-                return replace(hub, name=candidate, modules=True)
+            if is_sentence_transformer_model(candidate, **where):
+                return _Source(candidate, modules=True, hub=where)
     return hub
 
 
+def _in_folder(path: Path) -> _Source:
+    if (path / "modules.json").is_file():
+        check_files(path)
+        return _Source(str(path), modules=True)
+    if (path / "config.json").is_file():
+        check_files(path)
+        if b'"calibrator"' in (path / "config.json").read_bytes()[:4096]:
+            raise ModelError(
+                f"{path} is a calibrator alone, without an encoder; use it with "
+                "`bertflow transform`, or attach it to its encoder"
+            )
+        return _Source(str(path))
+    if (path / "adapter_config.json").is_file():
+        if find_spec("peft") is None:
+            raise MissingDependencyError(
+                f"reading the adapter in {path} needs peft: pip install peft"
+            )
+        return _Source(str(path))
+    files = sorted(path.glob("*.gguf"))
+    if len(files) != 1:
+        raise ModelError(
+            f"{path} is no encoder: it holds none of modules.json, config.json or one .gguf file"
+        )
+    check_readable(files[0])
+    return _Source(str(path), gguf=files[0].name)
+
+
 def _explanation(name: str | Path, said: str, source: _Source) -> str:
-    if source.local:
+    if not source.hub:
         return f"{name} cannot be loaded: {said}"
-    if source.offline:
+    if source.hub["local_files_only"]:
         said = "no connection, and it is not in the cache"
     return (
         f"{name} is no folder here and cannot be had from the model hub ({said}); check the "

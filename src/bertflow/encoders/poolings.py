@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -12,9 +12,6 @@ from torch import Tensor, nn
 
 from bertflow.encoders.loading import hidden_states, load_encoder
 from bertflow.errors import InputError
-
-if TYPE_CHECKING:
-    from bertflow.encoders.sentence_cache import SentenceCache
 
 
 class SeveralPoolings(nn.Module):
@@ -63,29 +60,16 @@ class SeveralPoolings(nn.Module):
 
 
 def load_poolings(
-    name: str | Path,
-    poolings: Sequence[str | None],
-    *,
-    max_length: int | None = None,
-    device: str | None = None,
-    dtype: str = "float32",
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    cache: SentenceCache | None = None,
+    name: str | Path, poolings: Sequence[str | None], **how: Any
 ) -> SentenceTransformer:
     """Load an encoder that gives the vectors of several poolings in one forward pass.
 
     It cannot be saved: it is for filling a `VectorCache` for each pooling.
 
     Args:
-        name: As in `load_encoder`, as all that follows.
+        name: As in `load_encoder`.
         poolings: At least one, each as in `load_encoder`; None only by itself.
-        max_length: Tokens a sentence is cut to.
-        device: Where it runs.
-        dtype: Its type.
-        revision: Branch, tag or commit on the hub.
-        trust_remote_code: Whether code that comes with the encoder may run.
-        cache: As in `load_encoder`.
+        how: Keywords of `load_encoder` but pooling.
 
     Returns:
         An encoder whose vectors are those of the poolings side by side, shape (poolings · D,).
@@ -94,14 +78,6 @@ def load_poolings(
         InputError: As `load_encoder`, or None is not alone.
         ModelError: As `load_encoder`.
     """
-    how: dict[str, Any] = {
-        "max_length": max_length,
-        "device": device,
-        "dtype": dtype,
-        "revision": revision,
-        "trust_remote_code": trust_remote_code,
-        "cache": cache,
-    }
     if len(poolings) == 1:
         return load_encoder(name, pooling=poolings[0], **how)
     named = [pooling for pooling in poolings if pooling is not None]
@@ -111,14 +87,9 @@ def load_poolings(
     # Blocks above the highest state are cut off; recipes by name go up to the last.
     states = {state for one in named if spelled for state in hidden_states(one, 1 << 30)}
     widest = f"layers:{','.join(map(str, sorted(states)))}" if spelled else "embed-last-avg"
-    encoder = load_encoder(name, pooling=widest, **how)
-    transformer: Any = encoder[0]
-    config = transformer.model.config
-    config.output_hidden_states = True
-    blocks = config.get_text_config().num_hidden_layers
+    encoder, blocks = _with_all_states(name, widest, **how)
     pools = [(hidden_states(one, blocks), one == "cls") for one in named]
-    last = SeveralPoolings(pools, transformer.get_embedding_dimension())
-    return SentenceTransformer(modules=[transformer, last], device=str(encoder.device)).eval()
+    return _side_by_side(encoder, pools)
 
 
 def load_layers(name: str | Path, **how: Any) -> tuple[SentenceTransformer, list[str]]:
@@ -131,10 +102,22 @@ def load_layers(name: str | Path, **how: Any) -> tuple[SentenceTransformer, list
     Returns:
         The encoder, and the pooling of each part: "layers:0" for the embeddings to "layers:L".
     """
-    whole = load_encoder(name, pooling="embed-last-avg", **how)
-    transformer: Any = whole[0]
-    blocks = transformer.model.config.get_text_config().num_hidden_layers
+    encoder, blocks = _with_all_states(name, "embed-last-avg", **how)
     names = [f"layers:{state}" for state in range(blocks + 1)]
-    pools = [((state,), False) for state in range(blocks + 1)]
+    return _side_by_side(encoder, [((state,), False) for state in range(blocks + 1)]), names
+
+
+def _with_all_states(name: str | Path, pooling: str, **how: Any) -> tuple[SentenceTransformer, int]:
+    """An encoder that gives all its hidden states, and how many blocks it has."""
+    encoder = load_encoder(name, pooling=pooling, **how)
+    config: Any = encoder[0].model.config  # type: ignore[union-attr]
+    config.output_hidden_states = True
+    return encoder, config.get_text_config().num_hidden_layers
+
+
+def _side_by_side(
+    encoder: SentenceTransformer, pools: Sequence[tuple[Sequence[int], bool]]
+) -> SentenceTransformer:
+    transformer: Any = encoder[0]
     last = SeveralPoolings(pools, transformer.get_embedding_dimension())
-    return SentenceTransformer(modules=[transformer, last], device=str(whole.device)).eval(), names
+    return SentenceTransformer(modules=[transformer, last], device=str(encoder.device)).eval()

@@ -8,8 +8,8 @@ by name.
 
 from __future__ import annotations
 
-import errno
 import logging
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,7 +27,6 @@ from bertflow.encoders.encoder import encoder_of
 from bertflow.encoders.evaluating import evaluating
 from bertflow.encoders.half import HALF
 from bertflow.errors import InputError, ModelError
-from bertflow.io.files import staged
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)
@@ -183,7 +182,7 @@ def check_own_encoding(
 def rehearse(encoder: SentenceTransformer) -> None:
     """Refuse an encoder that is another one once plain sentence-transformers has loaded it again.
 
-    It is saved to a temporary folder. Where there is no room for that, saving it will tell.
+    It is saved to a temporary folder. Where there is no room for that, it is not tried.
 
     Args:
         encoder: Any SentenceTransformer.
@@ -195,30 +194,27 @@ def rehearse(encoder: SentenceTransformer) -> None:
     if not can_be_loaded(encoder):
         log.warning("nothing can load %s once it is saved: its classes have no name", name)
         return
-    try:
-        # What a killed process leaves there is removed by the next one.
-        with staged(Path(tempfile.gettempdir()) / "bertflow-encoder", folder=True) as folder:
-            folder.chmod(0o700)  # Nobody else's.
-            with readable(lambda said: f"{name} cannot be saved: {said}"):
-                SentenceTransformer.save(encoder, str(folder), create_model_card=False)
-            check_saved(folder, encoder)
-    except (ModelError, OSError) as error:
-        # `readable` has made a ModelError of it. What is written in Rust has only its words.
-        full = getattr(error.__cause__, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-        if full or isinstance(error, OSError) or "(os error " in str(error):
-            log.warning("%s is not tried out before the work: %s", name, error)
+    with tempfile.TemporaryDirectory(prefix="bertflow-") as folder:
+        size = sum(tensor.nbytes for tensor in encoder.state_dict().values())
+        if shutil.disk_usage(folder).free < 2 * size:
+            log.warning("%s is not tried out before the work: no room in %s", name, folder)
             return
-        raise ModelError(
-            f"{name} is another model when it is saved and loaded again ({error}); merge or remove "
-            "what was added to it, such as adapters, weight norm or quantization"
-        ) from None
+        try:
+            with readable(lambda said: f"{name} cannot be saved: {said}"):
+                SentenceTransformer.save(encoder, folder, create_model_card=False)
+            check_saved(Path(folder), encoder)
+        except ModelError as error:
+            raise ModelError(
+                f"{name} is another model when it is saved and loaded again ({error}); merge or "
+                "remove what was added to it, such as adapters, weight norm or quantization"
+            ) from None
 
 
 def check_saved(folder: Path, model: SentenceTransformer) -> None:
     """Refuse a saved model that plain sentence-transformers loads as another one.
 
-    Like is compared with like, alone and in a batch: a calibrator may enlarge the roundings between
-    the two.
+    Both models encode the probe's sentences alone, and both in a batch: a calibrator may enlarge
+    the roundings between the two.
 
     Args:
         folder: Where it is saved.
@@ -227,12 +223,10 @@ def check_saved(folder: Path, model: SentenceTransformer) -> None:
     Raises:
         ModelError: It cannot be loaded, cuts elsewhere, or its vectors differ.
     """
-    trusted = not has_built_in_modules(model)
+    how: Any = {"device": str(model.device), "trust_remote_code": not has_built_in_modules(model)}
     with quietly(), readable(lambda said: f"plain sentence-transformers cannot load it: {said}"):
         try:
-            # On the same device, as others round otherwise.
-            where: Any = {"device": str(model.device), "trust_remote_code": trusted}
-            copy = SentenceTransformer(str(folder), **where)
+            copy = SentenceTransformer(str(folder), **how)
         except torch.OutOfMemoryError:
             log.warning("%s is not loaded again to compare: no memory for a second one", folder)
             return
@@ -241,13 +235,13 @@ def check_saved(folder: Path, model: SentenceTransformer) -> None:
             f"the saved model cuts at {copy.max_seq_length} tokens, the one in memory at "
             f"{model.max_seq_length}; set its max_seq_length to what both can have"
         )
-    texts, name = probe_texts(model), name_of(model)
-    for how, batches in [("alone", [[text] for text in texts]), ("in a batch", [texts])]:
+    name, texts = name_of(model), probe_texts(model)
+    for way, batches in [("alone", [[text] for text in texts]), ("in a batch", [texts])]:
         for batch in batches:
-            expected, found = (_encoded(one, batch, name) for one in (model, copy))
-            if (off := difference(expected, found)) > tolerance(model):
+            off = difference(_encoded(model, batch, name), _encoded(copy, batch, name))
+            if off > tolerance(model):
                 raise ModelError(
-                    f"the saved model gives other vectors {how} than the model in memory (they "
+                    f"the saved model gives other vectors {way} than the model in memory (they "
                     f"differ by {_part(off)} of a vector's length)"
                 )
 
@@ -316,21 +310,20 @@ def _encoded(encoder: SentenceTransformer, texts: Sequence[str], name: str) -> A
 def positions(transformer: Any) -> int | None:
     """How many tokens a model has positions for; None if it has no table of them."""
     model: Any = transformer.model
-    found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if found is None or found <= 0:
+    count = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if count is None or count <= 0:
         return None
     # RoBERTa's kind counts positions from after its padding index.
     table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
-    return int(found) - (0 if padding is None else int(padding) + 1)
+    return int(count) - (0 if padding is None else int(padding) + 1)
 
 
 def _check_limit(encoder: SentenceTransformer, name: str) -> None:
     """Refuse a maximum length that the model has no positions for."""
-    first, most = encoder[0], None
+    most, limit = None, getattr(encoder, "max_seq_length", None)
     with suppress(AttributeError, TypeError, ValueError):
-        most = positions(first)
-    limit = getattr(encoder, "max_seq_length", None)
+        most = positions(encoder[0])
     if most is not None and limit is not None and limit > most:
         raise ModelError(
             f"{name} cuts at {limit} tokens, but its model has positions for {most}; set its "
@@ -339,23 +332,21 @@ def _check_limit(encoder: SentenceTransformer, name: str) -> None:
 
 
 def _check_tokens(encoder: SentenceTransformer, name: str) -> None:
-    """Refuse a tokenizer that knows more tokens than the model has embeddings for."""
+    """Refuse a tokenizer that knows more tokens than the model has embeddings, or hardly any."""
+    module: Any
     for module in encoder.modules():
-        tokenizer: Any = getattr(module, "tokenizer", None)
-        model: Any = getattr(module, "model", None)
-        rows = None
-        with suppress(AttributeError, NotImplementedError, TypeError):
-            rows = model.get_input_embeddings().num_embeddings
-        if rows is None or not callable(getattr(tokenizer, "get_vocab", None)):
+        try:
+            rows = module.model.get_input_embeddings().num_embeddings
+            count = 1 + max(module.tokenizer.get_vocab().values(), default=-1)
+        except (AttributeError, NotImplementedError, TypeError):
             continue
-        last = max(tokenizer.get_vocab().values(), default=-1)
-        if last + 1 < rows / LEAST_VOCABULARY:
+        if count < rows / LEAST_VOCABULARY:
             raise ModelError(
-                f"the tokenizer of {name} knows {last + 1} tokens, but its model has embeddings "
+                f"the tokenizer of {name} knows {count} tokens, but its model has embeddings "
                 f"for {rows}: files of the tokenizer are missing; get them again"
             )
-        if last >= rows:
+        if count > rows:
             raise ModelError(
-                f"the tokenizer of {name} has {last + 1} tokens, but its model has embeddings for "
+                f"the tokenizer of {name} has {count} tokens, but its model has embeddings for "
                 f"{rows}; call resize_token_embeddings, and train the new ones"
             )

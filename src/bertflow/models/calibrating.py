@@ -39,7 +39,7 @@ from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.encoders.streaming import Rows, encode_rows
 from bertflow.errors import InputError, ModelError
 from bertflow.models.calibrated import CalibratedSentenceTransformer
-from bertflow.models.portable import check_portable, to_modules
+from bertflow.models.portable import check_design, check_portable, to_modules
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ def calibrate(
     check_savable(calibrator)
     more = plain_provenance(provenance or {})
     if portable:
-        _refuse_what_cannot_be_portable(calibrator)
+        check_design(calibrator)  # Before an hour of encoding.
     sentences = as_sentences(sentences)
     if isinstance(encoder, str | Path):
         encoder = load_encoder(encoder)
@@ -255,13 +255,6 @@ def _appended(
         modules = to_modules(calibrator, width)
         check_portable(calibrator, modules, width, sample)
     return CalibratedSentenceTransformer._of(encoder, modules, calibrator)
-
-
-def _refuse_what_cannot_be_portable(calibrator: Calibrator) -> None:
-    """Say so before an hour of encoding, by fitting the same design on a handful of numbers."""
-    if isinstance(calibrator, Flow) and calibrator.coupling != "additive":
-        tiny = clone(calibrator).set_params(epochs=1, device="cpu")
-        to_modules(tiny.fit(np.random.default_rng(0).normal(size=(8, 4)), progress=False), 4)
 
 
 def _compare_encoders(fitted: Any, given: Mapping[str, Any]) -> None:

@@ -41,6 +41,7 @@ from bertflow.flows import ResidualCoupling, ResidualForm
 TOLERANCE = 1e-4
 CHECKED_ROWS = FIRST
 
+OTHERWISE = "save with bertflow's own module (portable=False, on the command line --no-portable)"
 # LeakyReLU's default slope, as float32 holds it: a module loaded by name has no other.
 SLOPE = float(torch.tensor(0.01, dtype=torch.float32))
 
@@ -62,8 +63,7 @@ def to_modules(calibrator: Calibrator, in_features: int) -> list[Dense | Normali
     if calibrator._needs_float64():
         raise ModelError(
             f"the {type(calibrator).__name__} was fitted on numbers too far from 1 for float32, in "
-            "which built-in modules compute; scale the vectors, or save with bertflow's own module "
-            "(portable=False, on the command line --no-portable)"
+            f"which built-in modules compute; scale the vectors, or {OTHERWISE}"
         )
     if isinstance(calibrator, LinearCalibrator):
         centre, matrix = calibrator.affine()
@@ -76,15 +76,23 @@ def to_modules(calibrator: Calibrator, in_features: int) -> list[Dense | Normali
     raise ModelError(f"{type(calibrator).__name__} has no form in built-in modules")
 
 
+def check_design(calibrator: Calibrator) -> None:
+    """Refuse a calibrator, fitted or not, whose design has no form in built-in modules.
+
+    Raises:
+        ModelError: It is a flow of affine couplings.
+    """
+    if isinstance(calibrator, Flow) and calibrator.coupling == "affine":
+        raise ModelError(
+            "AffineCoupling multiplies one half by a function of the other, which no chain of "
+            f"built-in modules can do; fit with coupling='additive', or {OTHERWISE}"
+        )
+
+
 def _flow_modules(flow: Flow, in_features: int) -> list[Dense | Normalize]:
     frame = flow.frame_
     live = torch.from_numpy(frame.live)
-    if not ResidualForm.suits(flow.flow_):
-        raise ModelError(
-            "AffineCoupling multiplies one half by a function of the other, which no chain of "
-            "built-in modules can do; fit with coupling='additive', or save with bertflow's own "
-            "module (portable=False, on the command line --no-portable)"
-        )
+    check_design(flow)
     form = ResidualForm.of(flow.flow_)
     width, count = len(live), frame.count
     # From the axes that vary to all of them, in the calibrator's order.
@@ -191,5 +199,5 @@ def check_portable(
         raise ModelError(
             f"the built-in modules differ from the calibrator by {difference:.1e} (allowed "
             f"{TOLERANCE:.0e}): its map is too ill-conditioned for float32; train it less, or "
-            "save with bertflow's own module (portable=False, on the command line --no-portable)"
+            f"{OTHERWISE}"
         )
