@@ -229,7 +229,9 @@ def _said(heard: IO[bytes]) -> str:
     if not os.fstat(heard.fileno()).st_size:
         return ""
     heard.seek(0)
-    said = heard.read().decode("utf-8", "replace")
+    lines = heard.read().decode("utf-8", "replace").splitlines(keepends=True)
+    # tokenizers prints what it does not know of an added token.
+    said = "".join(line for line in lines if not line.startswith("Ignored unknown kwargs option"))
     heard.seek(0)
     heard.truncate()
     return said

@@ -49,7 +49,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers' "sdpa" gives, sentences packed where they are short and whole.
+    """Attention as transformers' "sdpa" computes it, with short whole sentences packed together.
 
     Args:
         module: The attention layer.
@@ -96,7 +96,7 @@ def packed_attention(
 
 @lru_cache(maxsize=64)
 def _own_sentence_only(together: int, length: int, dtype: torch.dtype) -> Tensor:
-    """What is added to products of queries and keys: 0 within a sentence, else minus infinity."""
+    """The mask to add to products of queries and keys: 0 within a sentence, else -infinity."""
     sentence = torch.arange(together * length) // length
     other = sentence[:, None] != sentence
     mask = torch.zeros(other.shape, dtype=dtype).masked_fill_(other, float("-inf"))

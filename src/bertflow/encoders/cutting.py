@@ -26,7 +26,7 @@ class Cut:
             config = getattr(module, "config", None)
             if hasattr(config, "get_text_config"):
                 config = config.get_text_config()  # type: ignore[union-attr]
-            known = any(config is one for one in self._configs)
+            known = any(config is other for other in self._configs)
             if getattr(config, "num_hidden_layers", None) == total and not known:
                 self._configs.append(config)
         self._blocks = [
@@ -61,10 +61,10 @@ class Cut:
             config.num_hidden_layers = count
 
     def can_be_saved(self) -> bool:
-        """Whether configurations of so many blocks can be read again; some demand certain ones."""
+        """Whether configurations with so many blocks can be read again; some refuse the number."""
         try:
             for config in self._configs:
                 type(config).from_dict(config.to_dict())
-        except Exception:  # Whatever it is, the model is not cut there.
+        except Exception:  # Whatever it says, the model is not cut there.
             return False
         return True

@@ -1,4 +1,4 @@
-"""Models without dropout while they encode, also several threads on one that was left training."""
+"""Dropout stays off while a model encodes, also if several threads share a model in training."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch import nn
 
 @dataclass
 class _Use:
-    """How many encode with a module, and what it is to be again after the last of them."""
+    """How many threads encode with a module, and whether it trains again after the last one."""
 
     count: int = 0
     training: bool = False
 
 
-# Taken again by a generator that the garbage collector ends while its thread has it.
+# Reentrant: the garbage collector may end a generator of the thread that holds the lock.
 _lock = threading.RLock()
 _uses: WeakKeyDictionary[nn.Module, _Use] = WeakKeyDictionary()
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout while inside; modules that were training do so again when nobody is.
+    """Switch dropout off while inside; modules that were training train again afterwards.
 
-    Models may have modules in common, and threads models: the first that comes turns training off,
-    the last that goes turns it on.
+    Models may share modules, and threads may share models: the first that enters turns training
+    off, and the last that leaves turns it on.
 
     Args:
         model: Its modules are taken one by one.
@@ -45,7 +45,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         True
     """
     with _lock:
-        # Not looked up again: of what the garbage collector ends weak references are gone.
+        # Hold the entries: weak references may be gone when the garbage collector ends this.
         held = [(module, _uses.setdefault(module, _Use())) for module in model.modules()]
         for module, use in held:
             if not use.count:

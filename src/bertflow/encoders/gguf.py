@@ -31,9 +31,9 @@ from bertflow.io.files import staged
 if TYPE_CHECKING:
     from bertflow.encoders.sentence_cache import SentenceCache
 
-# Those before do not know what transformers calls the weights of a model without a head.
+# Earlier versions lack the names that transformers gives the weights of a model without a head.
 OLDEST_GGUF = Version("0.18")
-# In the key of what is kept: another number where another form of it is written.
+# The format of the files in the cache, as part of their keys.
 FORM = 1
 
 _one_at_a_time = RLock()
@@ -94,12 +94,12 @@ def quick_gguf(file: Path, dtype: str, cache: SentenceCache | None) -> Iterator[
             (gguf, "get_tensor_name_map", once(gguf.get_tensor_name_map)),
         ]
         if hasattr(reader, "tqdm"):
-            # Its bar is drawn on terminals alone, which no setting of it does.
+            # Draw its bar on terminals only; transformers has no setting for that.
             changes.append((reader, "tqdm", partial(reader.tqdm, disable=None)))
         if cache is not None:
             load = reader.load_gguf_checkpoint
             kept = _kept(file, dtype, cache, load)
-            # Some versions of transformers have imported the function where they call it.
+            # Some versions of transformers import the function into the modules that call it.
             users = [one for one in list(sys.modules.values()) if _names(one, load)]
             changes += [(user, "load_gguf_checkpoint", kept) for user in users]
         before = [(holder, name, getattr(holder, name)) for holder, name, _ in changes]
@@ -118,7 +118,7 @@ def _names(module: Any, function: Any) -> bool:
 
 @once
 def _quick_reader() -> type:
-    """The class GGUFReader, but for lists: one pass over the file's bytes, no object but a view."""
+    """A GGUFReader that reads lists in one pass over the file's bytes, as views of them."""
     from gguf import GGUFReader, GGUFValueType
 
     class QuickReader(GGUFReader):
@@ -151,10 +151,10 @@ def _quick_reader() -> type:
 def _kept(
     file: Path, dtype: str, cache: SentenceCache, load: Callable[..., dict[str, Any]]
 ) -> Callable[..., dict[str, Any]]:
-    """The function of transformers that reads a .gguf, with its result kept in the cache.
+    """transformers' function that reads a .gguf, with its result kept in the cache.
 
-    What it gives depends on the file's content, the type and the versions alone: the model that it
-    is given for the names of tensors is made of the file's own settings.
+    The result depends on the file's content, the type and the versions only: the model that the
+    function takes for the names of tensors is made of the file's own settings.
     """
     with file.open("rb") as content:
         stamp = _stamp(file)
@@ -177,7 +177,7 @@ def _kept(
             return kept | ({"tensors": dict(tensors)} if return_tensors else {})
         result = load(path, return_tensors=return_tensors, **how)
         if return_tensors:
-            # As they come from the cache: a transposed one may give other last digits.
+            # As the cache gives them: a transposed tensor may give other last digits.
             result["tensors"] = {name: one.contiguous() for name, one in result["tensors"].items()}
             if _stamp(file) == stamp:
                 _put(place, result, cache)
@@ -187,19 +187,19 @@ def _kept(
 
 
 def _stamp(file: Path) -> tuple[int, int]:
-    """What another content would have changed while the file was read."""
-    found = file.stat()
-    return found.st_size, found.st_mtime_ns
+    """What tells that the file was changed while it was read."""
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _take(place: Path) -> tuple[str, dict[str, Tensor]] | None:
-    """What is kept: the settings as JSON, and the tensors; None if it is not there or damaged."""
-    with suppress(Exception):  # Whatever it is, the file itself is read.
+    """The settings as JSON and the tensors; None if the cache lacks them or they are damaged."""
+    with suppress(Exception):  # Whatever is wrong, the .gguf itself is read.
         with safe_open(place, "pt") as kept:
             told = kept.metadata()
             tensors = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118
         if told["checksum"] == _checksum(told["settings"], tensors):
-            with suppress(OSError):  # It may be there for reading only.
+            with suppress(OSError):  # The cache may be read-only.
                 os.utime(place)
             return told["settings"], tensors
     return None
@@ -211,21 +211,21 @@ def _put(place: Path, result: Mapping[str, Any], cache: SentenceCache) -> None:
     try:
         parsed = {name: value for name, value in result.items() if name != "tensors"}
         settings = json.dumps(parsed)
-        # At most: in the file's header quotes are escaped, and each tensor has a line.
+        # An upper bound: the file's header escapes quotes, and has a line for each tensor.
         size = 2 * len(settings) + sum(one.nbytes + 512 for one in tensors.values())
         if json.loads(settings) == parsed and cache.make_room(place, size):
             told = {"settings": settings, "checksum": _checksum(settings, tensors)}
             with staged(place) as staging:
                 save_file(tensors, staging, told)
                 staging.replace(place)
-    except Exception as error:  # Whatever it is, the work does not depend on it.
+    except Exception as error:  # Whatever is wrong, the encoder works without the cache.
         cache.warn(error)
 
 
 def _checksum(settings: str, tensors: Mapping[str, Tensor]) -> str:
-    """Of all that is kept; it finds damage, and takes a tenth of a second for a gigabyte."""
-    found = zlib.crc32(settings.encode())
+    """A checksum of settings and tensors; it takes a tenth of a second for a gigabyte."""
+    checksum = zlib.crc32(settings.encode())
     for name, tensor in sorted(tensors.items()):
-        found = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), found)
-        found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, found)
-    return str(found)
+        checksum = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), checksum)
+        checksum = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, checksum)
+    return str(checksum)

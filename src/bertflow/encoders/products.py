@@ -1,4 +1,4 @@
-"""Products with weights that are laid out for a processor's units once, not at every call."""
+"""Linear layers whose weights are laid out for the processor once, not at every call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import GELUActivation
 
-# Weights that are laid out are there twice: a model with more in its products keeps them once.
+# Laid-out weights take memory a second time, so a model with more in its products has none.
 MOST_WEIGHTS = 2**28
 
 

@@ -18,7 +18,7 @@ from bertflow.errors import InputError, shown
 
 log = logging.getLogger(__name__)
 
-# Of no word vector the line is longer; whatever a packed file unpacks to, no more is read at once.
+# Upper bound on a line, so that a decompression bomb is never read whole.
 LONGEST_LINE = 2**22
 
 
