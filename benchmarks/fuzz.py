@@ -231,7 +231,7 @@ def _said(heard: IO[bytes]) -> str:
     heard.seek(0)
     lines = heard.read().decode("utf-8", "replace").splitlines(keepends=True)
     # tokenizers prints what it does not know of an added token.
-    said = "".join(line for line in lines if not line.startswith("Ignored unknown kwargs option"))
+    said = "".join(line for line in lines if not line.startswith("Ignored unknown kwarg"))
     heard.seek(0)
     heard.truncate()
     return said

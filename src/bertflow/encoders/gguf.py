@@ -151,7 +151,7 @@ def _quick_reader() -> type:
 def _kept(
     file: Path, dtype: str, cache: SentenceCache, load: Callable[..., dict[str, Any]]
 ) -> Callable[..., dict[str, Any]]:
-    """transformers' function that reads a .gguf, with its result kept in the cache.
+    """Transformers' function that reads a .gguf, with its result kept in the cache.
 
     The result depends on the file's content, the type and the versions only: the model that the
     function takes for the names of tensors is made of the file's own settings.
