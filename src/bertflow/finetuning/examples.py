@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, compress
 from pathlib import Path
 
 import numpy as np
@@ -68,10 +69,9 @@ class NliCorpus:
 
     def texts(self) -> list[str]:
         """Every distinct sentence of both sides."""
-        sides = (self.train, self.held_out)
-        return list(
-            dict.fromkeys(one for s in sides for part in (s.first, s.second) for one in part)
-        )
+        both = (self.train, self.held_out)
+        columns = [column for pairs in both for column in (pairs.first, pairs.second)]
+        return list(dict.fromkeys(chain.from_iterable(columns)))
 
     def digest(self) -> str:
         """A SHA-256 of all pairs and labels in their order: the same corpus has the same."""
@@ -124,17 +124,16 @@ def nli_corpus(
         raise InputError(f"give NLI data sets, each once, got {', '.join(names) or 'none'}")
     divided = [_divided(name, data, held_out, random_state, limit) for name in names]
     trained_on = {_key(premise) for train, _, _ in divided for premise in train.first}
-    trains, helds, sets = [], [], []
+    helds, sets = [], []
     for train, held, facts in divided:
-        kept = _chosen(held, [_key(premise) not in trained_on for premise in held.first])
+        unseen = _chosen(held, (_key(premise) not in trained_on for premise in held.first))
         skipped = Counter(facts.skipped)
-        if len(kept) < len(held):
-            skipped[SEEN] += len(held) - len(kept)
-        trains.append(train)
-        helds.append(kept)
-        sets.append(replace(facts, train=len(train), held_out=len(kept), skipped=dict(skipped)))
+        if len(unseen) < len(held):
+            skipped[SEEN] += len(held) - len(unseen)
+        helds.append(unseen)
+        sets.append(replace(facts, train=len(train), held_out=len(unseen), skipped=dict(skipped)))
     corpus = NliCorpus(
-        train=_joined(trains, "train"),
+        train=_joined([train for train, _, _ in divided], "train"),
         held_out=_joined(helds, "held-out"),
         sets=sets,
         division={"held_out": held_out, "random_state": random_state, "limit": limit},
@@ -154,21 +153,19 @@ def nli_corpus(
 def _divided(
     name: str, data: str | Path | None, share: float, random_state: int, limit: int | None
 ) -> tuple[NliPairs, NliPairs, NliSet]:
-    """One set's pairs to train on and to hold out."""
+    """One set's pairs to train on and to hold out, and where they are from."""
     there = nli_splits(name, data)
-    trained = ["train"] if "train" in there else list(there)
-    dev = next((split for split in there if split.startswith("dev")), None)
-    held_split = dev if "train" in there else None
-    splits = trained if held_split is None else [*trained, held_split]
-    read = {split: _first(read_nli(name, data, split), limit) for split in splits}
+    splits, held_split = list(there), None
+    if "train" in there:
+        held_split = next((split for split in there if split.startswith("dev")), None)
+        splits = ["train"] if held_split is None else ["train", held_split]
+    read = [_first(read_nli(name, data, split), limit) for split in splits]
     if held_split is None:
-        train, held = _by_premise(_joined(list(read.values()), "train"), share, random_state)
+        train, held = _by_premise(_joined(read, "train"), share, random_state)
     else:
-        train, held = read["train"], read[held_split]
-    skipped: Counter[str] = Counter()
-    for pairs in read.values():
-        skipped.update(pairs.skipped)
-    sources = [pairs.source for pairs in read.values()]
+        train, held = read
+    skipped = sum((Counter(pairs.skipped) for pairs in read), Counter())
+    sources = [pairs.source for pairs in read]
     return train, held, NliSet(name, splits, sources, held_split, 0, 0, dict(skipped))
 
 
@@ -183,7 +180,7 @@ def _by_premise(pairs: NliPairs, share: float, random_state: int) -> tuple[NliPa
     order = np.random.default_rng(random_state).permutation(len(premises))
     chosen = {premises[place] for place in order[:count]}
     held = [_key(premise) in chosen for premise in pairs.first]
-    return _chosen(pairs, [not out for out in held]), _chosen(pairs, held)
+    return _chosen(pairs, (not out for out in held)), _chosen(pairs, held)
 
 
 def _key(premise: str) -> str:
@@ -192,17 +189,16 @@ def _key(premise: str) -> str:
 
 
 def _first(pairs: NliPairs, limit: int | None) -> NliPairs:
-    return pairs if limit is None else _chosen(pairs, [row < limit for row in range(len(pairs))])
+    return _chosen(pairs, (limit is None or row < limit for row in range(len(pairs))))
 
 
-def _chosen(pairs: NliPairs, rows: Sequence[bool]) -> NliPairs:
-    places = [place for place, chosen in enumerate(rows) if chosen]
-    return replace(
-        pairs,
-        first=[pairs.first[place] for place in places],
-        second=[pairs.second[place] for place in places],
-        labels=[pairs.labels[place] for place in places],
+def _chosen(pairs: NliPairs, rows: Iterable[bool]) -> NliPairs:
+    chosen = list(rows)
+    columns = (
+        list(compress(column, chosen)) for column in (pairs.first, pairs.second, pairs.labels)
     )
+    first, second, labels = columns
+    return replace(pairs, first=first, second=second, labels=labels)
 
 
 def _joined(parts: Sequence[NliPairs], split: str) -> NliPairs:

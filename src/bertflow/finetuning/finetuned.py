@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +37,6 @@ from bertflow.models.saving import name_modules_for_every_version
 FORMAT = 1
 FACTS = "finetuning.json"
 CONFIDENCE = 0.95
-SBERT = (
-    "Nils Reimers, Iryna Gurevych: *Sentence-BERT: Sentence Embeddings using Siamese "
-    "BERT-Networks*, EMNLP 2019."
-)
-LIMITS = (
-    "The accuracy is that of the classifier on pairs like those it was trained on. How well the "
-    "cosine ranks sentences is another matter, which `bertflow evaluate` measures.",
-    "Its vectors may still crowd around a common direction; `bertflow diagnose` tells, and a "
-    "calibrator fitted behind it (`bertflow fit --encoder`) mends that without labels.",
-    "What it has learned of sentences it has learned from these data sets, with their language, "
-    "their fields and their biases.",
-)
 
 
 @dataclass(frozen=True)
@@ -160,77 +149,36 @@ def save_finetuned(result: FineTuned, folder: str | Path) -> None:
 
 
 def finetuned_card(result: FineTuned) -> str:
-    """The card of what `finetune` gave."""
-    told = result.provenance
-    encoder = encoder_named(told)
-    origin = told["origin"] if isinstance(told.get("origin"), Mapping) else {}
+    """The card of what `finetune` gave: what it is, how it was trained, accuracy and limits."""
+    about = result.provenance
+    encoder = encoder_named(about)
+    origin = about["origin"] if isinstance(about.get("origin"), Mapping) else {}
     metadata = origin_metadata(origin)
-    name = metadata.get("base_model") or told["encoder"].get("name")
+    name = metadata.get("base_model") or about["encoder"].get("name")
     train, held_out = (sum(result.counts[side].values()) for side in ("train", "held_out"))
-    sets = ", ".join(dict.fromkeys(text(one["name"]) for one in told["sets"]))
-    return "\n".join(
-        [
-            "---",
-            front_matter(
-                library_name="sentence-transformers",
-                pipeline_tag="sentence-similarity",
-                tags=[*TAGS, "bertflow"],
-                **metadata,
-            ),
-            "---\n",
-            f"# {text(last_part(str(name)) if name else 'An encoder')}, fine-tuned on NLI\n",
-            f"An encoder, {encoder}, trained further on {train:,} labelled pairs of sentences "
-            f"({sets}), both through the same weights. Sentences become vectors of "
-            f"{told['encoder']['width']:,} dimensions, to be compared by cosine similarity.\n",
-            "## Use\n",
-            fenced(PLAIN),
-            "## How it was made\n",
-            table({"encoder": encoder, **_training(told, train, held_out, sets)}),
-            "## Accuracy on held-out pairs\n",
-            _accuracy(result),
-            "## Limits\n",
-            *(f"- {limit}" for limit in LIMITS),
-            "\n## Licence\n",
-            f"{licence_text(metadata.get('license'), origin)} What the licences of the data sets "
-            "ask for is not looked at here.\n",
-            "## Source\n",
-            f"- {SBERT}",
-            f"- {PAPER}",
-            "",
-        ]
-    )
-
-
-def _training(told: Mapping[str, Any], train: int, held_out: int, sets: str) -> dict[str, str]:
-    recipe = told["recipe"]
-    return {
-        **encoder_facts(told["encoder"]),
-        "objective": code("softmax(W [u, v, |u - v|] + b)") + " by cross entropy",
-        "data": f"{sets}: {train:,} pairs to train on, {held_out:,} held out",
-        "epochs": f"{recipe['epochs']:g}, {told['steps']:,} steps of {recipe['batch_size']} pairs",
-        "learning rate": (
-            f"{recipe['learning_rate']:g} at most, after a warm-up of {recipe['warmup']:.0%} of "
-            "the steps; AdamW"
+    recall = result.accuracy.recall
+    template = (files("bertflow.finetuning") / "card.md").read_text(encoding="utf-8")
+    return template.format(
+        metadata=front_matter(
+            library_name="sentence-transformers",
+            pipeline_tag="sentence-similarity",
+            tags=[*TAGS, "bertflow"],
+            **metadata,
         ),
-        "weight decay": f"{recipe['weight_decay']:g}",
-        "seed": str(recipe["random_state"]),
-        "precision": f"{code(recipe['precision'])} on {code(told['device'])}",
-        "cut": f"{told['cut_to_max_length']:,} of the sentences were longer than the encoder takes",
-        "versions": ", ".join(f"{text(k)} {text(v)}" for k, v in told["versions"].items()),
-    }
-
-
-def _accuracy(result: FineTuned) -> str:
-    found = result.accuracy
-    return "\n".join(
-        [
-            "| pairs | accuracy | 95 % interval | always saying the most frequent label |",
-            "|---:|---:|---:|---:|",
-            f"| {found.pairs:,} | {found.value:.1%} | {found.low:.1%} to {found.high:.1%} | "
-            f"{found.majority:.1%} ({found.majority_label}) |",
-            "",
-            "Of each label: "
-            + ", ".join(f"{label} {share:.1%}" for label, share in found.recall.items())
-            + ".\n",
-        ]
+        title=text(last_part(str(name)) if name else "An encoder"),
+        about=about,
+        recipe=about["recipe"],
+        encoder=encoder,
+        encoder_table=table({"encoder": encoder, **encoder_facts(about["encoder"])}).rstrip("\n"),
+        sets=", ".join(dict.fromkeys(text(part["name"]) for part in about["sets"])),
+        train=train,
+        held_out=held_out,
+        precision=code(about["recipe"]["precision"]),
+        device=code(about["device"]),
+        versions=", ".join(f"{text(k)} {text(v)}" for k, v in about["versions"].items()),
+        accuracy=result.accuracy,
+        recall=", ".join(f"{label} {share:.1%}" for label, share in recall.items()),
+        licence=licence_text(metadata.get("license"), origin),
+        use=fenced(PLAIN),
+        paper=PAPER,
     )
