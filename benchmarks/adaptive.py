@@ -25,8 +25,8 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bertflow import AdaptiveWhitening, Flow, SentenceCache, compare, load_encoder
+from bertflow.arrays import Array
 from bertflow.calibrators import adaptive
-from bertflow.calibrators.base import Array
 from bertflow.calibrators.frame import latent_axes
 from bertflow.data import read_sentences, read_task
 from bertflow.demo import default_encoder

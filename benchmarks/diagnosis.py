@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from bertflow.analysis import diagnose
+from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator, Flow, Whitening
-from bertflow.calibrators.base import Array
 from bertflow.data import Pairs, read_task
 from bertflow.demo import default_encoder
 from bertflow.encoders import embed, library_versions, load_encoder

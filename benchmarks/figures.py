@@ -24,8 +24,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from bertflow.analysis import effective_rank, isoscore, mean_cosine, partition_isotropy
+from bertflow.arrays import Array
 from bertflow.calibrators import AllButTheTop, Calibrator, Flow, Standardization, Whitening
-from bertflow.calibrators.base import Array
 from bertflow.report import save_figure
 
 PLACE = Path(__file__).resolve().parent.parent / "docs" / "figures"

@@ -22,8 +22,8 @@ import numpy as np
 from scipy.stats import norm
 from sklearn.cluster import KMeans
 
+from bertflow.arrays import Array
 from bertflow.calibrators import Flow
-from bertflow.calibrators.base import Array
 from bertflow.data import STS_TASKS, read_sentences, read_task
 from bertflow.demo import default_encoder
 from bertflow.encoders import embed, library_versions, load_encoder

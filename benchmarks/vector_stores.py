@@ -25,7 +25,8 @@ import numpy as np
 
 from benchmarks.measuring import machine
 from bertflow import Flow, SentenceCache, Standardization, Whitening, load_encoder
-from bertflow.calibrators.base import Array, Calibrator
+from bertflow.arrays import Array
+from bertflow.calibrators.base import Calibrator
 from bertflow.data import read_task
 from bertflow.encoders import embed
 from bertflow.evaluation.bootstrap import RESAMPLES, Difference, holm, paired_difference

@@ -25,8 +25,8 @@ from bertflow import (
     load_encoder,
     save_calibrator,
 )
-from bertflow.calibrators.card import HERE, calibrator_card, code, named, text
 from bertflow.calibrators.presets import preset_name
+from bertflow.calibrators.readme import HERE, calibrator_card, code, named, text
 from bertflow.data import Pairs
 from bertflow.encoders import save_model
 from bertflow.encoders.origin import note_hub, origin_of

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from bertflow.arrays import unit_length
 from bertflow.calibrators import Flow
-from bertflow.calibrators.base import unit_length
 from bertflow.calibrators.frame import LEAST_GAIN, latent_axes
 from bertflow.errors import InputError
 from bertflow.flows import Glow

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from bertflow.calibrators import Flow, Standardization, base, flow, training
-from bertflow.calibrators.base import chunks, let_go, taken
+from bertflow import arrays
+from bertflow.arrays import chunks, let_go, taken
+from bertflow.calibrators import Flow, Standardization, flow, training
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def resident(address: int) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells")
 def test_what_was_read_is_given_back(file, monkeypatch):
-    monkeypatch.setattr(base, "HELD_BYTES", 2**16)
+    monkeypatch.setattr(arrays, "HELD_BYTES", 2**16)
     x = np.load(file, mmap_mode="r")
     rows = np.asarray(x)
     total = sum(float(chunk.sum()) for chunk in chunks(rows, 100))
@@ -46,12 +47,12 @@ def test_what_was_read_is_given_back(file, monkeypatch):
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells")
 def test_rows_from_anywhere_are_taken_a_part_at_a_time(file, monkeypatch):
-    monkeypatch.setattr(base, "TAKEN_ROWS", 50)
+    monkeypatch.setattr(arrays, "TAKEN_ROWS", 50)
     x = np.load(file, mmap_mode="r")
     held: list[int] = []
-    let = base.let_go
+    let = arrays.let_go
     monkeypatch.setattr(
-        base, "let_go", lambda rows: held.append(resident(x.ctypes.data)) or let(rows)
+        arrays, "let_go", lambda rows: held.append(resident(x.ctypes.data)) or let(rows)
     )
     index = torch.randperm(4000, generator=torch.Generator().manual_seed(0))[:2000]
     found = taken(x, index)

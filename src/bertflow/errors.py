@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -9,6 +10,7 @@ import unicodedata
 import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
+from numbers import Integral, Real
 from subprocess import list2cmdline
 from typing import Any
 
@@ -100,6 +102,32 @@ def _shortened(text: str, most: int) -> str:
         return text
     end = (most - 5) // 3
     return f"{text[: most - 5 - end]} ... {text[-end:]}"
+
+
+def check_number(
+    name: str,
+    value: Any,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    integer: bool = False,
+    above: bool = False,
+) -> None:
+    """Refuse an argument that is not a finite number from `low` (or above it) to `high`.
+
+    Raises:
+        InputError: The message names the argument, its value and what it may be.
+    """
+    kind = Integral if integer else Real
+    good = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(float(value))
+    if good and (low < value if above else low <= value) and value <= high:
+        return
+    what = "an integer" if integer else "a number"
+    if high < math.inf:
+        span = f" above {low} and at most {high}" if above else f" between {low} and {high}"
+    else:
+        span = "" if low == -math.inf else f" above {low}" if above else f" of at least {low}"
+    raise InputError(f"{name} must be {what}{span}, got {value!r}")
 
 
 class BertflowError(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bertflow.analysis.rows import checked, cosine_blocks, directed, sampled, unit_rows
-from bertflow.calibrators.base import CHUNK_ROWS, Array
+from bertflow.arrays import CHUNK_ROWS, Array
 from bertflow.errors import InputError
 
 

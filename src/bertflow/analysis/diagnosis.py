@@ -16,7 +16,7 @@ from bertflow.analysis.dimensions import Dominance, dead_dimensions, dominance, 
 from bertflow.analysis.hubness import Hubness, hubness
 from bertflow.analysis.isotropy import isoscore, mean_cosine, partition_isotropy
 from bertflow.analysis.rows import checked, directed, sampled, unit_rows
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 from bertflow.data import sample_sentences
 from bertflow.display import Grid, block, facts_table
 from bertflow.encoders import Precision, SentenceCache, embed

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from bertflow.analysis.rows import checked, directed, unit_rows, within_range
-from bertflow.calibrators.base import CHUNK_ROWS, Array
+from bertflow.arrays import CHUNK_ROWS, Array
 from bertflow.calibrators.moments import ROUNDING, moments_of
 from bertflow.flows import bounded_deviation
 

@@ -14,8 +14,8 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.analysis.neighbours import Neighbours, nearest_neighbours
 from bertflow.analysis.rows import checked
-from bertflow.calibrators.base import Array, check_number
-from bertflow.errors import InputError, MissingDependencyError, ModelError
+from bertflow.arrays import Array
+from bertflow.errors import InputError, MissingDependencyError, ModelError, check_number
 
 # Ranks from and to, the second not included.
 RANGES = ((0, 100), (100, 500), (500, 5000), (5000, 10000))

@@ -9,7 +9,7 @@ import numpy as np
 
 from bertflow.analysis.isotropy import mean_cosine
 from bertflow.analysis.rows import unit_rows
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 from bertflow.data import Pairs
 from bertflow.errors import InputError
 from bertflow.evaluation import (

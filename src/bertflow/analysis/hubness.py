@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bertflow.analysis.rows import cosine_blocks, directed, sampled, unit_rows
-from bertflow.calibrators.base import Array, check_number
+from bertflow.arrays import Array
+from bertflow.errors import check_number
 
 # Above what rounding adds to a cosine, and far below what a float32 vector can tell.
 TIE = 4e-15

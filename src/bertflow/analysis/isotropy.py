@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from bertflow.analysis.rows import checked, directed, sampled, within_range
-from bertflow.calibrators.base import CHUNK_ROWS, Array, as_tensor, check_number, chunks, finite
+from bertflow.arrays import CHUNK_ROWS, Array, as_tensor, chunks, finite
 from bertflow.calibrators.moments import moments_of
-from bertflow.errors import InputError
+from bertflow.errors import InputError, check_number
 from bertflow.evaluation import paired_cosine
 
 

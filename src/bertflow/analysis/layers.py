@@ -7,7 +7,7 @@ from typing import Any
 
 from bertflow.analysis.dimensions import dominance, effective_rank
 from bertflow.analysis.isotropy import isoscore, mean_cosine, partition_isotropy
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from bertflow.calibrators.base import Array, check_number
-from bertflow.errors import InputError, MissingDependencyError
+from bertflow.arrays import Array
+from bertflow.errors import InputError, MissingDependencyError, check_number
 from bertflow.evaluation.bootstrap import RESAMPLES, Difference, Resamples, paired_difference
 from bertflow.evaluation.correlation import correlate
 from bertflow.evaluation.scores import Estimate, as_json

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from bertflow.analysis.rows import checked, unit_rows
-from bertflow.calibrators.base import Array, check_number
-from bertflow.errors import InputError
+from bertflow.arrays import Array
+from bertflow.errors import InputError, check_number
 
 # So many candidates beyond the k are looked at; of the rows left out none may come near the k-th.
 SPARE = 8

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertflow.calibrators.base import Array, check_number, finite
-from bertflow.calibrators.containers import matrix
-from bertflow.errors import InputError
+from bertflow.arrays import Array, finite, matrix
+from bertflow.errors import InputError, check_number
 
 BLOCK_ENTRIES = 2**22
 

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertflow.calibrators.base import Array, empty, learned_tensor, like, taken, unit_length
+from bertflow.arrays import Array, taken, unit_length
+from bertflow.calibrators.base import empty, learned_tensor, like
 from bertflow.calibrators.linear import LinearCalibrator
 from bertflow.calibrators.moments import Moments, principal_axes
 from bertflow.errors import InputError

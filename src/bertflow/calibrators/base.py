@@ -2,51 +2,30 @@
 
 from __future__ import annotations
 
-import math
-import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from numbers import Integral, Real
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FunctionType
-from typing import Any, Self, TypeAlias, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from bertflow.calibrators.containers import is_frame, matrix
+from bertflow.arrays import Array, Rows, finite, is_frame, mapped, matrix
 from bertflow.display import block, facts_table
 from bertflow.errors import InputError
 from bertflow.process_state import pinned
 
-Array: TypeAlias = npt.NDArray[Any]
-Rows = TypeVar("Rows", Array, Tensor)
 Made = TypeVar("Made")
 # Called after each step of a training with the steps done, their total and the loss.
 Progress = Callable[[int, int, float], None]
 
-CHUNK_ROWS = 4096
-# How much of a memory-mapped file may be in memory before it is given back.
-HELD_BYTES = 2**26
-# Rows anywhere in such a file that are taken before it is given back: the system maps up to some
-# megabytes around each.
-TAKEN_ROWS = 128
 # Largest centre, and largest and reciprocal of the least scale, with which rows are mapped in
 # float32: far enough from its ends that no digit is lost, nor a row of that size overflows.
 FLOAT32_REACH = 1e30
-# What to give rows in where their own type cannot hold what becomes of them.
-WIDER = {torch.float16: "float32", torch.bfloat16: "float64", torch.float32: "float64"}
-# What is mapped at a time: small enough to stay in a processor's cache, large enough to be worth
-# a call.
-CHUNK_BYTES = 2**22
-# On a GPU, which waits for each call: as much as does not count beside the rows themselves.
-GPU_CHUNK_BYTES = 2**26
-
-
 # Methods of a calibrator that modules, models and files call, for all their underscores.
 OTHERS_CALL = ("_rows", "_transform", "_learned", "_allocate", "_restore")
 
@@ -251,7 +230,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         Example:
             ``Whitening().fit(vectors).push_to_hub("me/whitening", private=True)``
         """
-        from bertflow.calibrators.sharing import push_calibrator
+        from bertflow.calibrators.publishing import push_calibrator
 
         return push_calibrator(
             self,
@@ -357,115 +336,6 @@ def beyond_float32(centre: Array, scale: Array) -> bool:
     return bool((np.abs(centre) > most).any() or (scale < least).any() or (scale > most).any())
 
 
-def check_number(
-    name: str,
-    value: Any,
-    low: float = -math.inf,
-    high: float = math.inf,
-    *,
-    integer: bool = False,
-    above: bool = False,
-) -> None:
-    """Refuse an argument that is not a finite number from `low` (or above it) to `high`.
-
-    Raises:
-        InputError: The message names the argument, its value and what it may be.
-    """
-    kind = Integral if integer else Real
-    good = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(float(value))
-    if good and (low < value if above else low <= value) and value <= high:
-        return
-    what = "an integer" if integer else "a number"
-    if high < math.inf:
-        span = f" above {low} and at most {high}" if above else f" between {low} and {high}"
-    else:
-        span = "" if low == -math.inf else f" above {low}" if above else f" of at least {low}"
-    raise InputError(f"{name} must be {what}{span}, got {value!r}")
-
-
-def check_device(name: str) -> torch.device:
-    """The device of that name.
-
-    Raises:
-        InputError: There is none.
-    """
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).split("\n")[0]
-        raise InputError(f"there is no device {name!r} here ({reason}); cpu always is") from None
-    return device
-
-
-def chunks(rows: Array | Tensor, size: int = CHUNK_ROWS) -> Iterator[Tensor]:
-    """The rows in order, in float32 or float64 tensors of at most `size` rows."""
-    held = 0
-    for start in range(0, len(rows), size):
-        chunk = as_tensor(rows[start : start + size])
-        yield chunk
-        held += chunk.nbytes
-        if held > HELD_BYTES:
-            let_go(rows)
-            held = 0
-    let_go(rows)
-
-
-def as_tensor(rows: Array | Tensor) -> Tensor:
-    """A tensor of float64 if the rows are, of float32 otherwise."""
-    if isinstance(rows, Tensor):
-        # As products of arrays laid out otherwise are summed in another order.
-        return (rows if rows.dtype == torch.float64 else rows.float()).contiguous()
-    dtype = np.float64 if rows.dtype == np.float64 else np.float32
-    # Read-only arrays (memory-mapped files, views) are copied: torch has no read-only tensors.
-    return torch.from_numpy(np.require(rows, dtype=dtype, requirements=["C", "W"]))
-
-
-def taken(rows: Array | Tensor, index: Tensor) -> Tensor:
-    """The rows of an index (on the CPU), as `as_tensor` gives them."""
-    if isinstance(rows, Tensor):
-        return as_tensor(rows[index.to(rows.device)])
-    numbers = index.numpy()
-    if not in_file(rows):
-        return as_tensor(rows[numbers])
-    # In the order of the file, and a part at a time.
-    found = np.empty((len(numbers), *rows.shape[1:]), dtype=rows.dtype)
-    order = np.argsort(numbers)
-    for start in range(0, len(order), TAKEN_ROWS):
-        part = order[start : start + TAKEN_ROWS]
-        found[part] = rows[numbers[part]]
-        let_go(rows)
-    return as_tensor(found)
-
-
-def let_go(rows: Array | Tensor) -> None:
-    """Give back the memory into which a read-only memory-mapped file has been read so far.
-
-    The file stays in the system's cache; the process no longer holds as much of it as it has read.
-    """
-    file = _file_of(rows)
-    if file is not None and hasattr(mmap, "MADV_DONTNEED"):
-        file.madvise(mmap.MADV_DONTNEED)
-
-
-def in_file(rows: Array | Tensor) -> bool:
-    """Whether rows are read from a memory-mapped file."""
-    return _file_of(rows) is not None
-
-
-def _file_of(rows: Array | Tensor) -> mmap.mmap | None:
-    """The memory map under rows that are only read; None if there is none.
-
-    What was changed in a private copy would be lost by giving it back.
-    """
-    base: Any = rows
-    while isinstance(base, np.ndarray):
-        if isinstance(base, np.memmap) and base.mode != "r":
-            return None
-        base = base.base
-    return base if isinstance(base, mmap.mmap) else None
-
-
 def learned_tensor(array: Array) -> Tensor:
     """An array of what was learned as a tensor; a copy of one that cannot be written to.
 
@@ -479,67 +349,6 @@ def like(array: Array, tensor: Tensor) -> Tensor:
     return learned_tensor(array).to(dtype=tensor.dtype, device=tensor.device)
 
 
-def unit_length(x: Tensor) -> Tensor:
-    """Rows scaled to length 1, (N, D) to (N, D); a row of zeros stays what it is."""
-    # By the largest entry first: squares of float32 overflow at 1e19 and vanish at 1e-23.
-    largest = x.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
-    return torch.nn.functional.normalize(x / largest, dim=1)
-
-
-def mapped(
-    function: Callable[[Tensor, Tensor], None],
-    rows: Rows,
-    width: int,
-    *,
-    wide: bool = False,
-) -> Rows:
-    """Apply a function to chunks of rows and return the result in the rows' own kind and type.
-
-    Args:
-        function: Takes a chunk (n, D) in float32 or float64, and a tensor (n, width) of the same
-            type to write to. What is not finite must come out as something not finite.
-        rows: Shape (N, D).
-        width: Of the result.
-        wide: Compute in float64 whatever the rows are.
-
-    Raises:
-        InputError: A row, or what becomes of it in its own type, is not finite; it is named.
-    """
-    result: Any
-    if isinstance(rows, Tensor):
-        result = rows.new_empty(len(rows), width)
-        into = result
-    else:
-        result = np.empty((len(rows), width), dtype=rows.dtype)
-        into = torch.from_numpy(result)
-    most = GPU_CHUNK_BYTES if into.is_cuda else CHUNK_BYTES
-    size = max(1, most // (4 * max(width, rows.shape[1])))
-    start = 0
-    with torch.no_grad():
-        for chunk in chunks(rows, size):
-            out = into[start : start + len(chunk)]
-            raised = chunk.double() if wide else chunk
-            if out.dtype == raised.dtype:
-                function(raised, out)
-            else:
-                image = torch.empty_like(out, dtype=raised.dtype)
-                function(raised, image)
-                out.copy_(image)
-            # One look is enough for both: rows that are not finite have no finite image.
-            if not _is_finite(out):
-                _refuse_not_finite(chunk, start)
-                # The image may fit where something on the way to it does not.
-                lost = ~out.isfinite().all(dim=1)
-                again = chunk[lost].double()
-                image = torch.empty(len(again), width, dtype=torch.float64, device=out.device)
-                function(again, image)
-                out[lost] = image.to(out.dtype)
-                if not _is_finite(out):
-                    _refuse_overflow(out, start)
-            start += len(chunk)
-    return cast("Rows", result)
-
-
 def _too_small(name: str, shape: tuple[int, ...]) -> str:
     if shape[1] == 0 and shape[0] > 0:
         return f"X has 0 feature(s) (shape={shape}) while a minimum of 2 is required."
@@ -549,43 +358,3 @@ def _too_small(name: str, shape: tuple[int, ...]) -> str:
             "cosine similarity of single numbers is only their sign"
         )
     return f"X has n_samples = {shape[0]} (shape {shape}), but {name} needs at least 2"
-
-
-def finite(rows: Any) -> Any:
-    """The rows, unless one of them is not finite: that one is named."""
-    start = 0
-    for chunk in chunks(rows):
-        _refuse_not_finite(chunk, start)
-        start += len(chunk)
-    return rows
-
-
-def _refuse_not_finite(chunk: Tensor, start: int) -> None:
-    if _is_finite(chunk):
-        return
-    first = _first_not_finite(chunk)
-    kind = "NaN" if bool(chunk[first].isnan().any()) else "infinity (inf)"
-    raise InputError(
-        f"X contains {kind} in row {start + first} (rows count from 0); remove or mend that row"
-    )
-
-
-def _refuse_overflow(image: Tensor, start: int) -> None:
-    kind = image.dtype
-    remedy = f"give X as {WIDER[kind]}" if kind in WIDER else "remove that row"
-    raise InputError(
-        f"X is finite in row {start + _first_not_finite(image)} (rows count from 0), but so far "
-        f"from the fitted rows that {str(kind).removeprefix('torch.')} cannot hold what becomes of "
-        f"it; {remedy}"
-    )
-
-
-def _is_finite(chunk: Tensor) -> bool:
-    # One sum says that all is well; where it does not (finite numbers may overflow), look closer.
-    half = chunk.dtype in (torch.float16, torch.bfloat16)
-    total = chunk.sum(dtype=torch.float32 if half else chunk.dtype)
-    return math.isfinite(total) or bool(chunk.isfinite().all())
-
-
-def _first_not_finite(chunk: Tensor) -> int:
-    return int((~chunk.isfinite().all(dim=1)).int().argmax())

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from bertflow.calibrators.base import Array, chunks
+from bertflow.arrays import Array, chunks
 from bertflow.errors import ModelError
 from bertflow.io.files import check_writable, write_bytes
 

@@ -18,24 +18,15 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 import bertflow
-from bertflow.calibrators.base import (
-    Array,
-    Calibrator,
-    Progress,
-    beyond_float32,
-    check_number,
-    empty,
-    in_file,
-    learned_tensor,
-    taken,
-)
+from bertflow.arrays import Array, in_file, taken
+from bertflow.calibrators.base import Calibrator, Progress, beyond_float32, empty, learned_tensor
 from bertflow.calibrators.checkpoint import Checkpoint, State
 from bertflow.calibrators.folding import FoldedFlow
 from bertflow.calibrators.frame import AxesName, Frame, Framing
 from bertflow.calibrators.presets import RELEASED, TEMPERED
 from bertflow.calibrators.training import Schedule, put_back, train, training_device
 from bertflow.display import Bars, of_stage, watched
-from bertflow.errors import InputError, TrainingError, warn_of_few_rows
+from bertflow.errors import InputError, TrainingError, check_number, warn_of_few_rows
 from bertflow.flows import Glow, Permutation, ResidualForm
 from bertflow.flows.glow import CouplingName, PermutationName
 from bertflow.flows.layers import WeightInit

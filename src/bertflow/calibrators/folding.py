@@ -7,7 +7,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from bertflow.calibrators.base import learned_tensor, unit_length
+from bertflow.arrays import unit_length
+from bertflow.calibrators.base import learned_tensor
 from bertflow.calibrators.frame import Frame
 from bertflow.flows import ResidualForm
 

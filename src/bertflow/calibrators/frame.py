@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertflow.calibrators.base import Array, check_number, empty, learned_tensor, like, unit_length
+from bertflow.arrays import Array, unit_length
+from bertflow.calibrators.base import empty, learned_tensor, like
 from bertflow.calibrators.moments import ROUNDING, moments_of, principal_axes
-from bertflow.errors import InputError
+from bertflow.errors import InputError, check_number
 from bertflow.flows import Glow, Permutation, bounded_deviation
 
 Loss = TypeVar("Loss", float, Tensor)

@@ -11,17 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertflow.arrays import Array, matrix
 from bertflow.calibrators.base import (
-    Array,
     Calibrator,
     Progress,
     beyond_float32,
-    check_number,
     empty,
     learned_tensor,
     like,
 )
-from bertflow.calibrators.containers import matrix
 from bertflow.calibrators.moments import (
     ROUNDING,
     Moments,
@@ -29,7 +27,7 @@ from bertflow.calibrators.moments import (
     moments_of,
     principal_axes,
 )
-from bertflow.errors import InputError, warn_of_few_rows
+from bertflow.errors import InputError, check_number, warn_of_few_rows
 from bertflow.flows import bounded_deviation
 
 # With fewer rows a dimension the smallest variances come out at less than a quarter of what they

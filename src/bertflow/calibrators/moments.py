@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bertflow.calibrators.base import Array, chunks, unit_length
+from bertflow.arrays import Array, chunks, unit_length
 from bertflow.errors import InputError
 from bertflow.process_state import pinned
 

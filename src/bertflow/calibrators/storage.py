@@ -25,10 +25,10 @@ from torch import Tensor
 
 from bertflow.calibrators.adaptive import AdaptiveWhitening
 from bertflow.calibrators.base import Calibrator
-from bertflow.calibrators.card import CARD, calibrator_card
 from bertflow.calibrators.flow import Flow
 from bertflow.calibrators.linear import AllButTheTop, Standardization, Whitening
 from bertflow.calibrators.presets import PRESETS
+from bertflow.calibrators.readme import CARD, calibrator_card
 from bertflow.errors import InputError, ModelError, did_you_mean, shown, unknown
 from bertflow.io.files import reason_of
 from bertflow.io.json import LARGEST as LARGEST_JSON

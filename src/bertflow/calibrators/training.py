@@ -13,10 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bertflow.calibrators.base import Array, Progress, check_device, check_number
+from bertflow.arrays import Array, check_device
+from bertflow.calibrators.base import Progress
 from bertflow.calibrators.checkpoint import KEPT_STEPS, Checkpoint, State
 from bertflow.calibrators.recorded import on_a_stream, recorded
-from bertflow.errors import InputError, TrainingError
+from bertflow.errors import InputError, TrainingError, check_number
 from bertflow.flows import ActNorm, FlatParameters, Glow, InvertibleLinear, LikelihoodGradient
 from bertflow.threads import one_thread, set_own_threads
 

@@ -13,7 +13,8 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from bertflow.calibrators.base import Array, Calibrator, finite
+from bertflow.arrays import Array, finite
+from bertflow.calibrators.base import Calibrator
 from bertflow.errors import InputError, ModelError, quoted, shown
 from bertflow.io.contents import HEAD, contents
 from bertflow.io.files import check_apart, check_writable, placed

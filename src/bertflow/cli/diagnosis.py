@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.analysis import Diagnosis, diagnose
 from bertflow.analysis.diagnosis import VERDICTS
-from bertflow.calibrators.base import finite
+from bertflow.arrays import finite
 from bertflow.calibrators.vectors import read_vectors
 from bertflow.cli.results import Page
 from bertflow.cli.terminal import progress_bars

@@ -94,7 +94,7 @@ def evaluate(
         data=data,
     )
     own = _own(pairs, columns, format_)
-    from bertflow.calibrators.card import CARD
+    from bertflow.calibrators.readme import CARD
     from bertflow.cli.results import difference_page, give, scores_page
     from bertflow.cli.terminal import progress_bars
     from bertflow.evaluation import Scores, differences, score_all

@@ -68,7 +68,7 @@ def _known_precision(name: str) -> str:
 
 def _known_device(name: str) -> str:
     if name != "auto":
-        from bertflow.calibrators.base import check_device
+        from bertflow.arrays import check_device
 
         check_device(name)
     return name

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from bertflow.analysis.diagnosis import CROWDED
 from bertflow.analysis.gains import PARAPHRASE, PairGains
-from bertflow.calibrators.card import last_part
+from bertflow.calibrators.readme import last_part
 from bertflow.cli.terminal import console
 from bertflow.demo import Demonstration, Example
 from bertflow.display.numbers import fixed, hundredfold, hundredfold_span

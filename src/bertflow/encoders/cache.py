@@ -14,7 +14,7 @@ import numpy as np
 from filelock import FileLock
 from sentence_transformers import SentenceTransformer
 
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 from bertflow.encoders.digests import DIGEST, SentenceIndex, digests_of
 from bertflow.encoders.embedding import (
     CHUNK_SENTENCES,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 
 DIGEST = 16
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 from bertflow.encoders.encoder import as_sentences, check_text, encoder_of
 from bertflow.encoders.encoding import (
     Encoding,

@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import Tensor, nn
 
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 from bertflow.encoders.attention import pack_attention
 from bertflow.encoders.checks import readable
 from bertflow.encoders.encoder import encoder_of

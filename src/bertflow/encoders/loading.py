@@ -25,7 +25,7 @@ from sentence_transformers.sentence_transformer.modules import (
 from sentence_transformers.util import is_sentence_transformer_model, load_file_path
 from torch import nn
 
-from bertflow.calibrators.base import Array, check_device, check_number
+from bertflow.arrays import Array, check_device
 from bertflow.encoders.checks import (
     check_files,
     check_weights,
@@ -46,7 +46,14 @@ from bertflow.encoders.probe import (
     tolerance,
 )
 from bertflow.encoders.sizes import check_gguf, check_sizes, check_transformer
-from bertflow.errors import InputError, MissingDependencyError, ModelError, shown, unknown
+from bertflow.errors import (
+    InputError,
+    MissingDependencyError,
+    ModelError,
+    check_number,
+    shown,
+    unknown,
+)
 from bertflow.network import hub_answers
 from bertflow.process_state import pinned
 

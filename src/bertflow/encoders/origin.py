@@ -11,7 +11,7 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import load_file_path
 
-from bertflow.calibrators.card import CARD
+from bertflow.calibrators.readme import CARD
 from bertflow.network import hub_answers
 
 LARGEST_CARD = 10**6

@@ -21,7 +21,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import import_from_string
 
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 from bertflow.encoders.checks import quietly, readable
 from bertflow.encoders.encoder import encoder_of
 from bertflow.encoders.evaluating import evaluating

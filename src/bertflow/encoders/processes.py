@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from sentence_transformers import SentenceTransformer
 
-from bertflow.calibrators.base import Array, check_device
+from bertflow.arrays import Array, check_device
 from bertflow.encoders.encoding import Encoding, G, Group, Precision
 from bertflow.errors import BertflowError, InputError, ModelError
 

@@ -22,7 +22,7 @@ from typing import IO, Any
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 from bertflow.display import block, facts_table
 from bertflow.encoders.cache import VectorCache
 from bertflow.encoders.digests import DIGEST

@@ -23,7 +23,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 from bertflow.encoders.digests import SentenceIndex, digests_of
 from bertflow.encoders.embedding import (
     count_cut_of,

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, WordEmbeddings
 from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
 
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 from bertflow.errors import InputError, shown
 
 log = logging.getLogger(__name__)

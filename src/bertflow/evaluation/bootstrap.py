@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 from bertflow.errors import InputError
 
 RESAMPLES = 1000

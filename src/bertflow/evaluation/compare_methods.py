@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
+from bertflow.arrays import Array
 from bertflow.calibrators import (
     AdaptiveWhitening,
     AllButTheTop,
@@ -22,7 +23,6 @@ from bertflow.calibrators import (
     Standardization,
     Whitening,
 )
-from bertflow.calibrators.base import Array, check_number
 from bertflow.data import CATALOG, STS_TASKS, Pairs, read_sentences, read_task, read_texts
 from bertflow.encoders import (
     Precision,
@@ -30,7 +30,7 @@ from bertflow.encoders import (
     describe_encoder,
     embed,
 )
-from bertflow.errors import InputError, MissingDataError, unknown
+from bertflow.errors import InputError, MissingDataError, check_number, unknown
 from bertflow.evaluation.comparison import Comparison, Entry
 from bertflow.evaluation.experiment import (
     ModelFigures,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 from bertflow.display import block, facts_table
 from bertflow.encoders import library_versions
 from bertflow.errors import InputError

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.stats
 from sklearn.metrics import roc_auc_score
 
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 from bertflow.errors import InputError
 
 

@@ -18,8 +18,8 @@ import numpy as np
 from joblib import Parallel, delayed
 
 import bertflow
+from bertflow.arrays import Array
 from bertflow.calibrators import AllButTheTop, Calibrator
-from bertflow.calibrators.base import Array
 from bertflow.data import Pairs
 from bertflow.encoders import SentenceCache
 from bertflow.errors import BertflowError, FewRowsWarning, ModelError

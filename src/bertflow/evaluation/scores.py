@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 from bertflow.data import CATALOG, STS_TASKS, Pairs
 from bertflow.evaluation.bootstrap import Resamples, interval
 from bertflow.evaluation.correlation import area_under_curve, correlate

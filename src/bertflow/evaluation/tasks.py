@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 from bertflow.calibrators.storage import calibrator_name
 from bertflow.data import TASKS, Pairs, read_task
 from bertflow.display import block, facts_table

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bertflow.calibrators.base import check_number
 from bertflow.data import NLI_LABELS, NliPairs, nli_splits, read_nli
-from bertflow.errors import InputError
+from bertflow.errors import InputError, check_number
 
 SEEN = "premise also trained on"
 

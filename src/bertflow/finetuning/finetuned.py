@@ -16,7 +16,7 @@ from scipy.stats import binomtest
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
-from bertflow.calibrators.card import (
+from bertflow.calibrators.readme import (
     CARD,
     PAPER,
     code,

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bertflow.calibrators.base import check_number
-from bertflow.errors import InputError
+from bertflow.errors import InputError, check_number
 
 PRECISIONS = ("auto", "float32", "bf16", "fp16")
 

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators import Calibrator
 from bertflow.calibrators.presets import preset_name
-from bertflow.calibrators.sharing import without_folders
+from bertflow.calibrators.publishing import without_folders
 from bertflow.calibrators.storage import calibrator_name
 from bertflow.display import block, facts_table, unfolded
 from bertflow.encoders.encoder import CALIBRATOR, Encoder, calibrating

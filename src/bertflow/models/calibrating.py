@@ -15,8 +15,8 @@ from sentence_transformers import SentenceTransformer
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
+from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator
-from bertflow.calibrators.base import Array
 from bertflow.calibrators.storage import as_calibrator, check_savable, plain_provenance
 from bertflow.display import of_stage, watched
 from bertflow.encoders.encoder import as_sentences

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from bertflow.calibrators.card import (
+from bertflow.calibrators.presets import preset_of
+from bertflow.calibrators.readme import (
     HERE,
     LIMITS,
     WHAT,
@@ -23,7 +24,6 @@ from bertflow.calibrators.card import (
     tag_of,
     text,
 )
-from bertflow.calibrators.presets import preset_of
 from bertflow.encoders.fingerprint import describe_settings
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.origin import METADATA

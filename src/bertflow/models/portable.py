@@ -31,8 +31,8 @@ import torch
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 from torch import Tensor, nn
 
+from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator, Flow, LinearCalibrator
-from bertflow.calibrators.base import Array
 from bertflow.encoders.streaming import FIRST
 from bertflow.errors import ModelError
 from bertflow.flows import ResidualCoupling, ResidualForm

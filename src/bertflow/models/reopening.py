@@ -8,9 +8,9 @@ from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
+from bertflow.arrays import check_device
 from bertflow.calibrators import load_calibrator
-from bertflow.calibrators.base import check_device
-from bertflow.calibrators.card import CARD
+from bertflow.calibrators.readme import CARD
 from bertflow.calibrators.storage import SUBFOLDER
 from bertflow.encoders.checks import (
     check_files,

@@ -12,7 +12,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import import_from_string
 
-from bertflow.calibrators.card import CARD, HERE, named
+from bertflow.calibrators.readme import CARD, HERE, named
 from bertflow.calibrators.storage import SUBFOLDER, write_calibrator
 from bertflow.encoders.checks import quietly
 from bertflow.encoders.encoder import calibrating, part_of

@@ -11,8 +11,8 @@ import numpy as np
 import scipy.stats
 
 from bertflow.analysis.lexical import UNITS, Lexical, edit_distances, lexical_statistics
+from bertflow.arrays import Array
 from bertflow.calibrators import Flow
-from bertflow.calibrators.base import Array
 from bertflow.data import Pairs
 from bertflow.evaluation import Difference, Estimate, paired_difference
 from bertflow.evaluation.scores import gold_of

@@ -14,10 +14,9 @@ from typing import Any, ClassVar
 
 from bertflow.analysis.frequency import NEIGHBOURS, RANGES
 from bertflow.calibrators import Calibrator
-from bertflow.calibrators.base import check_number
 from bertflow.calibrators.storage import calibrator_name
 from bertflow.data import CATALOG
-from bertflow.errors import InputError, MissingDataError
+from bertflow.errors import InputError, MissingDataError, check_number
 from bertflow.finetuning import Recipe
 from bertflow.io.results import key_of
 from bertflow.paper.declared import (

@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from sklearn.base import clone
 
 from bertflow.analysis.frequency import frequent_words, word_embeddings, word_statistics
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 from bertflow.encoders import (
     VectorCache,
     fill,

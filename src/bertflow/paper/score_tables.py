@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 from bertflow.evaluation import Difference, Estimate, holm, over_seeds, paired_difference
 from bertflow.io.results import Result, ResultStore
 from bertflow.paper.declared import AVERAGE, SEVEN, PublishedTable, Row, published

@@ -13,10 +13,10 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.analysis import Diagnosis, diagnose, frequent_words, word_embeddings
 from bertflow.analysis.gains import PairGains, measure_gains
+from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
-from bertflow.calibrators.base import Array
-from bertflow.calibrators.card import last_part
 from bertflow.calibrators.presets import preset_name
+from bertflow.calibrators.readme import last_part
 from bertflow.calibrators.storage import SUBFOLDER
 from bertflow.data import STS_TASKS, read_corpus, sample_pairs, sample_texts
 from bertflow.encoders import Precision, SentenceCache, embed, library_versions

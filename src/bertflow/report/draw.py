@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertflow.analysis.frequency import Mean
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 from bertflow.display.numbers import fixed
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.io.files import check_writable, write_bytes

@@ -13,9 +13,9 @@ from bertflow.analysis.frequency import RANGES, Mean, Words, check_rows, mean_of
 from bertflow.analysis.isotropy import cosines_of_rows, random_pairs, singular_spectrum
 from bertflow.analysis.neighbours import nearest
 from bertflow.analysis.rows import checked, sampled, unit_rows, within_range
-from bertflow.calibrators.base import Array, check_number
+from bertflow.arrays import Array
 from bertflow.calibrators.moments import moments_of
-from bertflow.errors import InputError
+from bertflow.errors import InputError, check_number
 from bertflow.evaluation.correlation import correlate
 from bertflow.paper.results import RowResult, TableResult
 from bertflow.threads import one_thread

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from bertflow.analysis.frequency import Mean
+from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator
-from bertflow.calibrators.base import Array
 from bertflow.calibrators.presets import preset_name
 from bertflow.calibrators.storage import CALIBRATORS
 from bertflow.data import CATALOG, DATA_VARIABLE

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator
-from bertflow.calibrators.base import Array
 from bertflow.calibrators.vectors import read_vectors
 from bertflow.errors import InputError
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from bertflow.analysis.gains import PairGains
 from bertflow.analysis.lexical import edit_distances
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 from bertflow.data import CATALOG, DATA_VARIABLE, STS_TASKS, Pairs, read_task
 from bertflow.data.layouts import find_files
 from bertflow.errors import InputError

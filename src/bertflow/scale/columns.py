@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow
 from pyarrow import compute, types
 
-from bertflow.calibrators.base import Array
+from bertflow.arrays import Array
 from bertflow.data.tables import listed
 from bertflow.errors import InputError
 

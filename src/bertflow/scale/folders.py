@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from pyarrow.parquet import read_table
 
+from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator, LinearCalibrator, Moments
 from bertflow.calibrators.adaptive import SAMPLE
-from bertflow.calibrators.base import Array
 from bertflow.errors import InputError
 from bertflow.io.files import sole_writer, writing
 from bertflow.scale.columns import VECTOR, vectors_of

@@ -15,7 +15,7 @@ import pyarrow
 from pyarrow import fs, types
 from pyarrow.parquet import ParquetFile
 
-from bertflow.calibrators.base import Array, let_go
+from bertflow.arrays import Array, let_go
 from bertflow.calibrators.vectors import read_vectors
 from bertflow.data.tables import listed
 from bertflow.errors import InputError, MissingDependencyError

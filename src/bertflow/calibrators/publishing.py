@@ -27,7 +27,7 @@ def push_calibrator(
     """Upload a calibrator's folder, see `Calibrator.push_to_hub`."""
     from huggingface_hub import HfApi
 
-    from bertflow.calibrators.card import CARD, calibrator_card
+    from bertflow.calibrators.readme import CARD, calibrator_card
     from bertflow.calibrators.storage import save_calibrator
 
     calibrator = without_folders(calibrator)

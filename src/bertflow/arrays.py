@@ -1,0 +1,365 @@
+"""Arrays and tensors of rows: what they may be, read in chunks, looked at for finiteness."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.utils import check_array
+from torch import Tensor
+
+from bertflow.errors import InputError, shown
+
+Array: TypeAlias = NDArray[Any]
+Rows = TypeVar("Rows", Array, Tensor)
+
+CHUNK_ROWS = 4096
+# How much of a memory-mapped file may be in memory before it is given back.
+HELD_BYTES = 2**26
+# Rows anywhere in such a file that are taken before it is given back: the system maps up to some
+# megabytes around each.
+TAKEN_ROWS = 128
+# What to give rows in where their own type cannot hold what becomes of them.
+WIDER = {torch.float16: "float32", torch.bfloat16: "float64", torch.float32: "float64"}
+# What is mapped at a time: small enough to stay in a processor's cache, large enough to be worth
+# a call.
+CHUNK_BYTES = 2**22
+# On a GPU, which waits for each call: as much as does not count beside the rows themselves.
+GPU_CHUNK_BYTES = 2**26
+
+FLOATS = (np.float64, np.float32, np.float16)
+TORCH_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+EXPECTED = "expected vectors: an array or tensor (rows, dimensions), or a list or column of them"
+
+
+class NotNumbersError(InputError, TypeError):
+    """What is given is of a kind that cannot be numbers; scikit-learn asks for a TypeError."""
+
+
+def matrix(X: Any, width: int = 0) -> Any:  # noqa: N803
+    """Rows as a matrix of floats: a numpy array, or a tensor where tensors are given.
+
+    Args:
+        X: An array, a tensor, a data frame of numbers; or a list, Series, object array, Arrow array
+            or frame of one column whose entries are vectors.
+        width: Dimensions of a list without rows.
+
+    Raises:
+        InputError: It is something else; the message says what, and what to do.
+
+    Example:
+        >>> matrix([[1, 2], [3, 4]]).dtype, matrix([torch.ones(2), torch.zeros(2)]).shape
+        (dtype('float64'), torch.Size([2, 2]))
+    """
+    if isinstance(X, list | tuple) and X and isinstance(X[0], Tensor) and X[0].ndim:
+        X = _stacked(X)
+    rows = _of_tensor(X) if isinstance(X, Tensor) else _of_others(X)
+    if tuple(rows.shape) == (0,):
+        rows = rows.reshape(0, width)
+    if rows.ndim != 2:
+        raise InputError(
+            f"expected vectors of shape (rows, dimensions), got shape {tuple(rows.shape)}. "
+            "Reshape your data: a single vector by X.reshape(1, -1)"
+        )
+    return rows
+
+
+def is_frame(X: Any) -> bool:  # noqa: N803
+    """Whether these are columns of numbers that have names."""
+    shape: tuple[int, ...] = getattr(X, "shape", ())
+    return len(shape) == 2 and shape[1] != 1 and hasattr(X, "columns")
+
+
+def _of_tensor(rows: Tensor) -> Tensor:
+    if rows.is_complex():
+        raise InputError(f"Complex data not supported: X is {rows.dtype}; give real numbers")
+    if rows.layout != torch.strided or rows.is_nested:
+        raise InputError("X is a sparse or nested tensor, which is not supported; make it dense")
+    if rows.dtype not in TORCH_FLOATS:
+        rows = rows.float() if rows.is_floating_point() else rows.double()
+    return rows.detach()
+
+
+def _of_others(X: Any) -> Any:  # noqa: N803
+    kind = type(X).__name__
+    if hasattr(X, "tocsr"):
+        raise InputError(f"X is a sparse {kind}, which is not supported; give X.toarray()")
+    if hasattr(X, "__next__"):
+        raise InputError(f"X is a {kind}, which can be read once; {EXPECTED}: give list(X)")
+    if isinstance(X, np.ma.MaskedArray):
+        if (masked := np.ma.getmaskarray(X)).any():
+            row = int(np.argwhere(masked)[0, 0])
+            raise InputError(
+                f"X is masked in row {row} (rows count from 0); fill it, or leave that row out"
+            )
+        X = X.data  # noqa: N806
+    try:
+        return _of_frame(X) if is_frame(X) else _of_array(X)
+    except InputError:
+        raise
+    except Exception as error:  # Foreign types raise what they like.
+        said = str(error).split("\n")[0][:150]
+        raise NotNumbersError(f"X is a {kind}, no matrix ({said}); {EXPECTED}") from None
+
+
+def _of_array(X: Any) -> Any:  # noqa: N803
+    """What numpy makes an array of, be it of vectors."""
+    try:
+        array = np.asarray(X)
+    except ValueError:  # Of rows of several lengths.
+        if not isinstance(X, list | tuple):
+            raise
+        array = np.empty(len(X), dtype=object)
+        for number, row in enumerate(X):
+            array[number] = row
+    if array.ndim == 0:
+        raise InputError(f"X is a {type(X).__name__}; {EXPECTED}")
+    if array.dtype == object and (array.ndim == 1 or array.shape[1:] == (1,)):
+        cells = list(array.ravel())
+        if any(np.ndim(cell) for cell in cells):
+            stacked = _stacked(cells)
+            return _of_tensor(stacked) if isinstance(stacked, Tensor) else _numbers(stacked)
+    return _numbers(array)
+
+
+def _of_frame(X: Any) -> NDArray[Any]:  # noqa: N803
+    """A data frame's numbers; a column of something else is named."""
+    names = getattr(X, "column_names", None) or list(X.columns)
+    for name in names:
+        column = np.asarray(X[name])
+        if column.dtype.kind not in "fiub" and any(
+            isinstance(cell, str) or np.ndim(cell) for cell in column
+        ):
+            holds = "text" if any(isinstance(cell, str) for cell in column) else "vectors"
+            remedy = "leave it out" if holds == "text" else f"give X[{name!r}]"
+            raise InputError(f"column {shown(name)} of X holds {holds} beside others; {remedy}")
+    # What knows the missing values of data frames.
+    return cast(
+        "NDArray[Any]",
+        check_array(X, dtype=list(FLOATS), ensure_all_finite=False, ensure_min_samples=0),
+    )
+
+
+def _stacked(cells: Sequence[Any]) -> Any:
+    """One matrix of vectors of one length: a tensor where all are tensors."""
+    tensors = all(isinstance(cell, Tensor) for cell in cells)
+    rows: list[Any] = [cell.detach() if tensors else np.asarray(cell) for cell in cells]
+    for number, row in enumerate(rows):
+        if row.ndim != 1 or len(row) != len(rows[0]):
+            raise InputError(
+                f"row {number} of X (rows count from 0) is {_described(cells[number])}, row 0 is "
+                f"{_described(cells[0])}; expected vectors of one length"
+            )
+    return torch.stack(rows) if tensors else np.stack(rows)
+
+
+def _described(cell: Any) -> str:
+    shape = np.shape(cell)
+    if len(shape) == 1:
+        return f"of length {shape[0]}"
+    return f"of shape {shape}" if shape else shown(cell)
+
+
+def _numbers(array: NDArray[Any]) -> NDArray[Any]:
+    """An array of a floating type that torch has."""
+    if array.dtype in FLOATS:
+        return array
+    kind = array.dtype.kind
+    if kind == "c":
+        raise InputError(f"Complex data not supported: X is {array.dtype}; give real numbers")
+    if kind in "OUST":
+        text = next((cell for cell in array.flat if isinstance(cell, str | bytes)), None)
+        if text is not None:
+            raise InputError(f"X holds text ({shown(str(text))}); {EXPECTED}; encode text first")
+    if kind in "mM":
+        raise InputError(f"X holds {array.dtype}; {EXPECTED}")
+    return array.astype(np.float64)
+
+
+def check_device(name: str) -> torch.device:
+    """The device of that name.
+
+    Raises:
+        InputError: There is none.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).split("\n")[0]
+        raise InputError(f"there is no device {name!r} here ({reason}); cpu always is") from None
+    return device
+
+
+def chunks(rows: Array | Tensor, size: int = CHUNK_ROWS) -> Iterator[Tensor]:
+    """The rows in order, in float32 or float64 tensors of at most `size` rows."""
+    held = 0
+    for start in range(0, len(rows), size):
+        chunk = as_tensor(rows[start : start + size])
+        yield chunk
+        held += chunk.nbytes
+        if held > HELD_BYTES:
+            let_go(rows)
+            held = 0
+    let_go(rows)
+
+
+def as_tensor(rows: Array | Tensor) -> Tensor:
+    """A tensor of float64 if the rows are, of float32 otherwise."""
+    if isinstance(rows, Tensor):
+        # As products of arrays laid out otherwise are summed in another order.
+        return (rows if rows.dtype == torch.float64 else rows.float()).contiguous()
+    dtype = np.float64 if rows.dtype == np.float64 else np.float32
+    # Read-only arrays (memory-mapped files, views) are copied: torch has no read-only tensors.
+    return torch.from_numpy(np.require(rows, dtype=dtype, requirements=["C", "W"]))
+
+
+def taken(rows: Array | Tensor, index: Tensor) -> Tensor:
+    """The rows of an index (on the CPU), as `as_tensor` gives them."""
+    if isinstance(rows, Tensor):
+        return as_tensor(rows[index.to(rows.device)])
+    numbers = index.numpy()
+    if not in_file(rows):
+        return as_tensor(rows[numbers])
+    # In the order of the file, and a part at a time.
+    found = np.empty((len(numbers), *rows.shape[1:]), dtype=rows.dtype)
+    order = np.argsort(numbers)
+    for start in range(0, len(order), TAKEN_ROWS):
+        part = order[start : start + TAKEN_ROWS]
+        found[part] = rows[numbers[part]]
+        let_go(rows)
+    return as_tensor(found)
+
+
+def let_go(rows: Array | Tensor) -> None:
+    """Give back the memory into which a read-only memory-mapped file has been read so far.
+
+    The file stays in the system's cache; the process no longer holds as much of it as it has read.
+    """
+    file = _file_of(rows)
+    if file is not None and hasattr(mmap, "MADV_DONTNEED"):
+        file.madvise(mmap.MADV_DONTNEED)
+
+
+def in_file(rows: Array | Tensor) -> bool:
+    """Whether rows are read from a memory-mapped file."""
+    return _file_of(rows) is not None
+
+
+def _file_of(rows: Array | Tensor) -> mmap.mmap | None:
+    """The memory map under rows that are only read; None if there is none.
+
+    What was changed in a private copy would be lost by giving it back.
+    """
+    base: Any = rows
+    while isinstance(base, np.ndarray):
+        if isinstance(base, np.memmap) and base.mode != "r":
+            return None
+        base = base.base
+    return base if isinstance(base, mmap.mmap) else None
+
+
+def unit_length(x: Tensor) -> Tensor:
+    """Rows scaled to length 1, (N, D) to (N, D); a row of zeros stays what it is."""
+    # By the largest entry first: squares of float32 overflow at 1e19 and vanish at 1e-23.
+    largest = x.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    return torch.nn.functional.normalize(x / largest, dim=1)
+
+
+def mapped(
+    function: Callable[[Tensor, Tensor], None],
+    rows: Rows,
+    width: int,
+    *,
+    wide: bool = False,
+) -> Rows:
+    """Apply a function to chunks of rows and return the result in the rows' own kind and type.
+
+    Args:
+        function: Takes a chunk (n, D) in float32 or float64, and a tensor (n, width) of the same
+            type to write to. What is not finite must come out as something not finite.
+        rows: Shape (N, D).
+        width: Of the result.
+        wide: Compute in float64 whatever the rows are.
+
+    Raises:
+        InputError: A row, or what becomes of it in its own type, is not finite; it is named.
+    """
+    result: Any
+    if isinstance(rows, Tensor):
+        result = rows.new_empty(len(rows), width)
+        into = result
+    else:
+        result = np.empty((len(rows), width), dtype=rows.dtype)
+        into = torch.from_numpy(result)
+    most = GPU_CHUNK_BYTES if into.is_cuda else CHUNK_BYTES
+    size = max(1, most // (4 * max(width, rows.shape[1])))
+    start = 0
+    with torch.no_grad():
+        for chunk in chunks(rows, size):
+            out = into[start : start + len(chunk)]
+            raised = chunk.double() if wide else chunk
+            if out.dtype == raised.dtype:
+                function(raised, out)
+            else:
+                image = torch.empty_like(out, dtype=raised.dtype)
+                function(raised, image)
+                out.copy_(image)
+            # One look is enough for both: rows that are not finite have no finite image.
+            if not _is_finite(out):
+                _refuse_not_finite(chunk, start)
+                # The image may fit where something on the way to it does not.
+                lost = ~out.isfinite().all(dim=1)
+                again = chunk[lost].double()
+                image = torch.empty(len(again), width, dtype=torch.float64, device=out.device)
+                function(again, image)
+                out[lost] = image.to(out.dtype)
+                if not _is_finite(out):
+                    _refuse_overflow(out, start)
+            start += len(chunk)
+    return cast("Rows", result)
+
+
+def finite(rows: Any) -> Any:
+    """The rows, unless one of them is not finite: that one is named."""
+    start = 0
+    for chunk in chunks(rows):
+        _refuse_not_finite(chunk, start)
+        start += len(chunk)
+    return rows
+
+
+def _refuse_not_finite(chunk: Tensor, start: int) -> None:
+    if _is_finite(chunk):
+        return
+    first = _first_not_finite(chunk)
+    kind = "NaN" if bool(chunk[first].isnan().any()) else "infinity (inf)"
+    raise InputError(
+        f"X contains {kind} in row {start + first} (rows count from 0); remove or mend that row"
+    )
+
+
+def _refuse_overflow(image: Tensor, start: int) -> None:
+    kind = image.dtype
+    remedy = f"give X as {WIDER[kind]}" if kind in WIDER else "remove that row"
+    raise InputError(
+        f"X is finite in row {start + _first_not_finite(image)} (rows count from 0), but so far "
+        f"from the fitted rows that {str(kind).removeprefix('torch.')} cannot hold what becomes of "
+        f"it; {remedy}"
+    )
+
+
+def _is_finite(chunk: Tensor) -> bool:
+    # One sum says that all is well; where it does not (finite numbers may overflow), look closer.
+    half = chunk.dtype in (torch.float16, torch.bfloat16)
+    total = chunk.sum(dtype=torch.float32 if half else chunk.dtype)
+    return math.isfinite(total) or bool(chunk.isfinite().all())
+
+
+def _first_not_finite(chunk: Tensor) -> int:
+    return int((~chunk.isfinite().all(dim=1)).int().argmax())
