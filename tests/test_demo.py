@@ -142,11 +142,6 @@ def test_what_is_shown_are_the_numbers_three_lines_that_run_and_the_page(
     assert f"from {100 * result.gains.spearman.before.value:.2f} to " in said
 
 
-def test_without_a_cache_no_page_is_promised(result, capsys):
-    show_demo(replace(result, cached=False))
-    assert "bertflow report" not in capsys.readouterr().out
-
-
 def test_the_page_of_a_demonstration_is_of_the_sentences_that_come_along(
     result, monkeypatch, cache_folder
 ):

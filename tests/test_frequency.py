@@ -52,10 +52,16 @@ def by_brute_force(rows, vectors, k):
 # Neighbours.
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
-@pytest.mark.parametrize("shift", [0.0, 30.0])
 @pytest.mark.parametrize(
-    ("count", "width", "k"), [(400, 12, 7), (6, 3, 2), (130, 5, 129), (2, 1, 1)]
+    ("count", "width", "k", "shift", "dtype"),
+    [
+        (400, 12, 7, 30.0, np.float64),
+        (400, 12, 7, 30.0, np.float32),
+        (400, 12, 7, 0.0, np.float16),
+        (6, 3, 2, 0.0, np.float32),
+        (130, 5, 129, 30.0, np.float64),
+        (2, 1, 1, 0.0, np.float64),
+    ],
 )
 def test_neighbours_are_those_of_scikit_learn(rng, count, width, k, shift, dtype):
     vectors = (rng.normal(size=(count, width)) + shift).astype(dtype)

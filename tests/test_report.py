@@ -139,7 +139,7 @@ def test_other_vectors_of_the_same_rows_are_the_other_side(vectors):
     assert dict(found.sides) == {"before": "x.npy", "after": "z.npy"}
     assert found.diagnoses["after"].width == 3
     before, after = (one.mean_cosine for one in found.diagnoses.values())
-    assert f"before, any two unrelated vectors looked {100 * before:.0f} % alike" in found.verdict
+    assert f"before, any two unrelated vectors look {100 * before:.0f} % alike" in found.verdict
     assert f"and after {100 * max(after, 0):.0f} % (" in found.verdict
 
 
@@ -269,9 +269,9 @@ def test_the_verdict_is_plain_before_it_names_a_measure(rng, rise, p, said):
     assert f"(Spearman × 100 from 58.00 to {58 + rise:.2f}: {signed}, 95 %" in verdict
     percent = round(100 * diagnoses["before"].mean_cosine)
     assert evidence.startswith(
-        f"Before, any two unrelated sentences looked {percent} % alike (mean cosine"
+        f"Before, any two unrelated sentences look {percent} % alike (mean cosine"
     )
-    assert "all vectors pointed much the same way" in evidence
+    assert "all vectors point much the same way" in evidence
     assert "After, they look 0 % alike (" in evidence
     assert evidence.index("alike") < evidence.index("IsoScore")
     ranked, evidence = conclude(

@@ -232,7 +232,7 @@ def test_sides_that_cannot_be_compared_are_refused(measure, sides):
         (lambda x: project({"flat": np.ones((5, 3))}), "all 5 rows are equal"),
         (lambda x: project({"thin": x[:, :1]}), "1 dimension"),
         (lambda x: find_neighbours({"x": x}, np.array([0]), k=ROWS), "k must be an integer"),
-        (lambda x: find_neighbours({"x": x}, np.array([ROWS])), "queries must be rows from 0"),
+        (lambda x: find_neighbours({"x": x}, np.array([ROWS])), "row numbers must be between 0"),
         (lambda x: summarize_training(np.empty(0)), "no step"),
         (
             lambda x: measure_word_norms(x, Words(["a"], np.array([0]), np.array([ROWS]))),

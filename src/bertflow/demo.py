@@ -70,7 +70,6 @@ class Demonstration:
         gains: What the change is worth.
         examples: The first pairs whose other half is found first only afterwards.
         output: Where the model lies.
-        cached: Whether the vectors lie in the user's cache, where `bertflow report` finds them.
     """
 
     encoder: str
@@ -84,7 +83,6 @@ class Demonstration:
     gains: PairGains
     examples: list[Example]
     output: Path
-    cached: bool
 
 
 def default_encoder(pooling: str | None) -> tuple[str, str]:
@@ -150,7 +148,6 @@ def run_demo(
         gains=gains,
         examples=_examples(gains, pairs, texts, before, after),
         output=output,
-        cached=cache is not None,
     )
 
 

@@ -203,28 +203,21 @@ def lexical_statistics(
     rows: Array = np.stack([gold, *similarities.values()]).astype(np.float64)
     used = np.flatnonzero(np.isfinite(rows).all(axis=0))
     near = used[distances[used] <= short]
-    whole = _correlations(rows, list(similarities), distances, used, resamples, random_state)
-    close = _correlations(rows, list(similarities), distances, near, resamples, random_state)
+    (edit, with_gold, replicates), (short_edit, short_gold, _) = (
+        _correlations(rows, list(similarities), distances, part, resamples, random_state)
+        for part in (used, near)
+    )
     return Lexical(
         pairs=len(used),
         short_pairs=len(near),
         skipped=len(gold) - len(used),
         short=short,
-        edit=whole.edit,
-        gold=whole.gold,
-        short_edit=close.edit,
-        short_gold=close.gold,
-        replicates=whole.replicates,
+        edit=edit,
+        gold=with_gold,
+        short_edit=short_edit,
+        short_gold=short_gold,
+        replicates=replicates,
     )
-
-
-@dataclass(frozen=True)
-class _Correlations:
-    """Both columns over some of the pairs."""
-
-    edit: Mapping[str, Estimate]
-    gold: Mapping[str, Estimate]
-    replicates: Mapping[tuple[str, str], Array]
 
 
 def _correlations(
@@ -234,8 +227,12 @@ def _correlations(
     used: Array,
     resamples: int,
     random_state: int,
-) -> _Correlations:
-    """Correlate gold, the first of the rows, and similarities, the rest, over pairs by number."""
+) -> tuple[dict[str, Estimate], dict[str, Estimate], dict[tuple[str, str], Array]]:
+    """Correlate gold, the first of the rows, and similarities, the rest, over pairs by number.
+
+    Returns:
+        What `Lexical` has as edit, gold and replicates.
+    """
     draws = Resamples([used], resamples=resamples, random_state=random_state)
     drawn_edit = draws.spearman(rows, distances)
     drawn_gold = draws.spearman(rows[1:], rows[0])
@@ -252,7 +249,7 @@ def _correlations(
         gold[name] = _estimate(values, grades, drawn_gold[number], (OTHERS, GRADES))
         replicates[name, "edit"] = drawn_edit[1 + number]
         replicates[name, "gold"] = drawn_gold[number]
-    return _Correlations(edit, gold, replicates)
+    return edit, gold, replicates
 
 
 def _estimate(one: Array, other: Array, drawn: Array, kinds: tuple[str, str]) -> Estimate:

@@ -62,10 +62,9 @@ def show_demo(result: Demonstration, why: str = "") -> None:
     out.print("  from sentence_transformers import SentenceTransformer")
     out.print(f"  model = SentenceTransformer({str(result.output)!r})")
     out.print('  vectors = model.encode(["Any sentence."])')
-    if result.cached:
-        page = quoted(f"{result.output.resolve().name}.html")
-        out.print("\nbefore and after in pictures, on one page:")
-        out.print(f"  bertflow report {quoted(result.output)} --output {page}")
+    page = quoted(f"{result.output.resolve().name}.html")
+    out.print("\nbefore and after in pictures, on one page:")
+    out.print(f"  bertflow report {quoted(result.output)} --output {page}")
 
 
 def _figures(gains: PairGains) -> Table:

@@ -503,10 +503,9 @@ def _of_run(request: _Request) -> _Draft:
     if against is not None:
         draft.apply(against)
     else:
-        fitted = run.fit_again()
-        draft.calibrator = fitted.calibrator
-        draft.sides.append(draft.sides[0].under(fitted.calibrator, AFTER, run.after_label))
-        draft.notes += fitted.notes
+        draft.calibrator, notes = run.fit_again()
+        draft.sides.append(draft.sides[0].under(draft.calibrator, AFTER, run.after_label))
+        draft.notes += notes
     draft.provenance.append(("corpus", str(corpus or f"text of {run.fitted_on}")))
     draft.look_at(chosen)
     return draft

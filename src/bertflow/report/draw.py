@@ -173,7 +173,7 @@ def spectrum(found: Spectra) -> Figure:
             linestyle=look.linestyle,
             label=name,
         )
-    axes.set_ylim(found.floor, 1.0)
+    axes.set_ylim(found.floor, 1.2)
     axes.set_yscale("log")
     axes.set_xscale("log")
     for axis in (axes.xaxis, axes.yaxis):

@@ -11,7 +11,7 @@ import torch
 
 from bertflow.analysis.frequency import RANGES, Mean, Words, check_rows, mean_of
 from bertflow.analysis.isotropy import cosines_of_rows, random_pairs, singular_spectrum
-from bertflow.analysis.neighbours import nearest
+from bertflow.analysis.neighbours import nearest_neighbours
 from bertflow.analysis.rows import checked, sampled, unit_rows, within_range
 from bertflow.arrays import Array
 from bertflow.calibrators.moments import moments_of
@@ -27,7 +27,6 @@ BIN = 0.025
 SPECTRUM_ROWS = 4000
 # Relative to the first, singular values below this are rounding, or of dimensions that do not vary.
 LEAST_SINGULAR = 1e-4
-QUERY_BLOCK = 512
 WINDOWS = 60
 # The height of a cloud's picture is at least this part of its width.
 FLATTEST = 0.6
@@ -320,26 +319,16 @@ def find_neighbours(sides: Sides, queries: Array, *, k: int = 5) -> NeighbourLis
         array([[1]])
     """
     sides = check_sides(sides)
-    count = len(next(iter(sides.values())))
-    check_number("k", k, 1, count - 1, integer=True)
-    queries = np.asarray(queries, dtype=np.int64)
-    if queries.size and not 0 <= queries.min() <= queries.max() < count:
-        raise InputError(
-            f"queries must be rows from 0 to {count - 1}, got {queries.min()} to {queries.max()}"
-        )
-    rows = {name: np.empty((len(queries), k), dtype=np.int64) for name in sides}
-    cosines = {name: np.empty((len(queries), k)) for name in sides}
-    for name, vectors in sides.items():
-        for start in range(0, len(queries), QUERY_BLOCK):
-            block = queries[start : start + QUERY_BLOCK]
-            near, cosine = nearest(vectors[block], vectors, k + 1)
-            # A row is no neighbour of itself; where others equal it, it may not even be the first.
-            other = near != block[:, None]
-            other[other.all(axis=1), -1] = False
-            part = slice(start, start + len(block))
-            rows[name][part] = near[other].reshape(len(block), k)
-            cosines[name][part] = cosine[other].reshape(len(block), k)
-    return NeighbourLists(queries=queries, rows=rows, cosines=cosines, among=count)
+    found = {
+        name: nearest_neighbours(queries, unit_rows(vectors), k=k)
+        for name, vectors in sides.items()
+    }
+    return NeighbourLists(
+        queries=np.asarray(queries, dtype=np.int64),
+        rows={name: one.largest for name, one in found.items()},
+        cosines={name: one.dots for name, one in found.items()},
+        among=len(next(iter(sides.values()))),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

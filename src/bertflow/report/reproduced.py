@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,39 +52,6 @@ SAME = 1e-4
 def is_run(folder: Path) -> bool:
     """Whether a folder is one of `bertflow reproduce`: of tables, or of all its records."""
     return (folder / "records").is_dir() or any(folder.glob("table[1-8].json"))
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A calibrator that was fitted again from its record.
-
-    Attributes:
-        calibrator: Fitted.
-        key: Of the record.
-        checked: How many pairs it was held against.
-        apart: How far its cosines are from the record's at most; None where the pairs are not
-            there.
-    """
-
-    calibrator: Calibrator
-    key: str
-    checked: int = 0
-    apart: float | None = None
-
-    @property
-    def notes(self) -> list[str]:
-        """What a reader must know about it."""
-        if self.apart is None:
-            held = "it is not held against its record: the pairs are not there"
-        elif self.apart <= SAME:
-            held = f"its cosines of {self.checked:,} pairs are the record's, up to {self.apart:.1e}"
-        else:
-            held = (
-                f"its cosines of {self.checked:,} pairs differ from the record's by up to "
-                f"{self.apart:.2g}: other versions or another processor; the scores are the "
-                "record's"
-            )
-        return [f"the calibrator of the clouds is fitted again from record {self.key}", held]
 
 
 class Run:
@@ -209,8 +176,11 @@ class Run:
             raise ModelError(f"the corpus of {title} is another than the run's; {remedy}")
         return self.material.corpus(name)
 
-    def fit_again(self) -> Fitted:
+    def fit_again(self) -> tuple[Calibrator, list[str]]:
         """Fit the flow as its record says, on the run's vectors, and hold it against the record.
+
+        Returns:
+            The calibrator, and what a reader must know about it.
 
         Raises:
             ModelError: The corpus or a vector is not there.
@@ -225,15 +195,22 @@ class Run:
             calibrator.set_params(device="cpu")
         calibrator.fit(self.vectors_of(self.corpus()))
         pairs = local_pairs(about["task"], self.data, about["split"])
+        again = f"the calibrator of the clouds is fitted again from record {record.key}"
         if pairs is None or not self._has_the_pairs_of(record):
-            return Fitted(calibrator, record.key)
+            return calibrator, [again, "it is not held against its record: the pairs are not there"]
         pairs = self.material.pairs(about["task"], about["split"])
         first, second, _ = pairs.graded()
         graded = np.array([grade is not None for grade in pairs.gold])
         known = record.arrays["cosines"][graded]
         halves = (calibrator._rows(self.vectors_of(texts)) for texts in (first, second))
-        apart = np.nanmax(np.abs(paired_cosine(*halves) - known))
-        return Fitted(calibrator, record.key, len(known), float(apart))
+        apart = float(np.nanmax(np.abs(paired_cosine(*halves) - known)))
+        held = f"its cosines of {len(known):,} pairs are the record's, up to {apart:.1e}"
+        if apart > SAME:
+            held = (
+                f"its cosines of {len(known):,} pairs differ from the record's by up to "
+                f"{apart:.2g}: other versions or another processor; the scores are the record's"
+            )
+        return calibrator, [again, held]
 
     def _has_the_pairs_of(self, record: Result) -> bool:
         """Whether the pairs that are there are those that a record was made on."""

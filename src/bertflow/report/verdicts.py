@@ -24,12 +24,6 @@ MEANS = {
     "uninformative": "all pairs are equally alike, so that a cosine says nothing; a map fitted on "
     "too few of these very rows does that",
 }
-MEANT = {
-    "yes": "all vectors pointed much the same way, so that a high cosine said little about meaning",
-    "no": "the vectors pointed in all directions already, and there was little to mend",
-    "unclear": "the vectors leaned one way, but not by much",
-    "uninformative": "all pairs were equally alike, so that a cosine said nothing",
-}
 SENTENCES, VECTORS = "sentences", "vectors"
 
 
@@ -103,16 +97,16 @@ def conclude(
     after = diagnoses[AFTER]
     if after.verdict == "uninformative" != first.verdict:
         return (
-            f"Calibration has left nothing to tell apart: before, any two unrelated {rows} looked "
+            f"Calibration has left nothing to tell apart: before, any two unrelated {rows} look "
             f"{_alike(first)} alike (mean cosine {_cosine(first)}), and after, all pairs are "
             f"equally alike ({_cosine(after)}, with hardly a difference).",
             _sentence(MEANS[after.verdict]),
         )
     return (
-        f"{LIKELY[first.verdict]}: before, any two unrelated {rows} looked {_alike(first)} alike "
+        f"{LIKELY[first.verdict]}: before, any two unrelated {rows} look {_alike(first)} alike "
         f"(mean cosine {_cosine(first)}; it should be near 0), and after {_alike(after)} "
         f"({_cosine(after)}).",
-        f"{_sentence(f'before, {MEANT[first.verdict]}')} {_evenness(diagnoses)}",
+        f"{_sentence(f'before, {MEANS[first.verdict]}')} {_evenness(diagnoses)}",
     )
 
 
@@ -123,8 +117,8 @@ def _crowding(diagnoses: Mapping[str, Diagnosis], rows: str, *, usual: bool) -> 
     (name, first), *_, (other, last) = diagnoses.items()
     if usual:
         told = (
-            f"Before, any two unrelated {rows} looked {_alike(first)} alike (mean cosine "
-            f"{_cosine(first)}; it should be near 0): {MEANT[first.verdict]}. After, they look "
+            f"Before, any two unrelated {rows} look {_alike(first)} alike (mean cosine "
+            f"{_cosine(first)}; it should be near 0): {MEANS[first.verdict]}. After, they look "
             f"{_alike(last)} alike ({_cosine(last)})."
         )
     else:
