@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
 
@@ -41,7 +41,6 @@ def refused(folder: Path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("form", ["safetensors", "pickled"])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -57,13 +56,10 @@ def refused(folder: Path) -> str:
     ],
     ids=str,
 )
-def test_a_size_that_the_weights_have_not_is_refused_before_it_is_allocated(folder, changes, form):
-    if form == "pickled":
-        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-        (folder / "model.safetensors").unlink()
+def test_a_size_that_the_weights_have_not_is_refused_before_it_is_allocated(folder, changes):
     edit(folder / "config.json", **changes)
     line = refused(folder)
-    if form == "safetensors" and changes.get("hidden_size") != 10**30:
+    if changes.get("hidden_size") != 10**30:
         assert "config.json asks for" in line
 
 

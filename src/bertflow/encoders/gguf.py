@@ -90,7 +90,7 @@ def quick_gguf(file: Path, dtype: str, cache: SentenceCache | None) -> Iterator[
     reader: Any = modeling_gguf_pytorch_utils
     with _one_at_a_time:
         changes: list[tuple[Any, str, Any]] = [
-            (gguf, "GGUFReader", _quick_reader()),
+            (gguf, "GGUFReader", quick_reader()),
             (gguf, "get_tensor_name_map", once(gguf.get_tensor_name_map)),
         ]
         if hasattr(reader, "tqdm"):
@@ -117,7 +117,7 @@ def _names(module: Any, function: Any) -> bool:
 
 
 @once
-def _quick_reader() -> type:
+def quick_reader() -> type:
     """A GGUFReader that reads lists in one pass over the file's bytes, as views of them."""
     from gguf import GGUFReader, GGUFValueType
 
