@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import heappop, heappush
 
 from bertflow.encoders.encoder import check_text
 from bertflow.errors import InputError
@@ -63,48 +62,31 @@ def sample_corpus(sentences: Iterable[str], size: int = SAMPLE, *, seed: int = 0
         raise InputError(f"a sample needs at least 2 sentences, got {size}")
     key = int(seed).to_bytes(8, "little", signed=True)
     first: list[str] = []
-    drawn: _Smallest | None = None
-    rows = 0
-    for rows, sentence in enumerate(sentences, 1):
-        if drawn is not None:
-            drawn.add(rows, sentence)
-            continue
-        first.append(sentence)
-        if rows > size:
-            drawn = _Smallest(size, key)
-            for place, one in enumerate(first, 1):
-                drawn.add(place, one)
-            first = []
-    if drawn is None:
-        return Sampled(first, rows, whole=True)
-    return Sampled(drawn.sentences(), rows, whole=False)
+    # The place and text of each sentence with a number below the limit.
+    drawn: dict[int, tuple[int, str]] = {}
+    limit = 2 ** (8 * DIGEST)
+    place = -1
+    for place, sentence in enumerate(sentences):
+        number = _number(sentence, place, key)
+        if number < limit:
+            drawn.setdefault(number, (place, sentence))
+        if place < size:
+            first.append(sentence)
+        if len(drawn) > 2 * size:
+            smallest = sorted(drawn)[:size]
+            drawn, limit = {number: drawn[number] for number in smallest}, smallest[-1]
+    if place < size:
+        return Sampled(first, place + 1, whole=True)
+    chosen = sorted(drawn[number] for number in sorted(drawn)[:size])
+    return Sampled([sentence for _, sentence in chosen], place + 1, whole=False)
 
 
-class _Smallest:
-    """The distinct sentences with the smallest hashes so far."""
-
-    def __init__(self, size: int, key: bytes) -> None:
-        self._size, self._key = size, key
-        # The largest hash first: by what is smaller than all others when negated.
-        self._heap: list[tuple[int, int, str]] = []
-        self._there: set[int] = set()
-        self._most = -(2 ** (8 * DIGEST))
-
-    def add(self, place: int, sentence: str) -> None:
-        try:
-            data = sentence.encode()
-        except (AttributeError, UnicodeEncodeError):
-            check_text([sentence], place - 1)
-            raise
-        digest = hashlib.blake2b(data, digest_size=DIGEST, key=self._key).digest()
-        number = -int.from_bytes(digest, "little")
-        if number <= self._most or number in self._there:
-            return
-        self._there.add(number)
-        heappush(self._heap, (number, place, sentence))
-        if len(self._heap) > self._size:
-            self._there.remove(heappop(self._heap)[0])
-            self._most = self._heap[0][0]
-
-    def sentences(self) -> list[str]:
-        return [sentence for _, _, sentence in sorted(self._heap, key=lambda one: one[1])]
+def _number(sentence: str, place: int, key: bytes) -> int:
+    """The hash of a sentence under a key."""
+    try:
+        data = sentence.encode()
+    except (AttributeError, UnicodeEncodeError):
+        check_text([sentence], place)
+        raise
+    digest = hashlib.blake2b(data, digest_size=DIGEST, key=key).digest()
+    return int.from_bytes(digest, "little")
