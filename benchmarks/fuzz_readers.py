@@ -31,10 +31,10 @@ from bertflow.data import (
     read_task,
 )
 from bertflow.encoders import load_word_vectors
-from bertflow.encoders.cache import VectorCache
 from bertflow.encoders.checks import read_modules
 from bertflow.encoders.sentence_cache import parse_size
 from bertflow.encoders.sizes import check_gguf, check_sizes
+from bertflow.encoders.store import VectorCache
 from bertflow.encoders.streaming import _PartialFile
 from bertflow.finetuning.resuming import (
     CLASSIFIER,
@@ -419,7 +419,7 @@ def _left_behind() -> list[Reader]:
 
     def write_part(folder: Path) -> None:
         folder.mkdir()
-        with _PartialFile(folder / "out.npy", about, 32, 16) as part:
+        with _PartialFile(folder / "out.npy", about, 3) as part:
             part.extend(2)
             part.put(np.arange(2), np.ones((2, 3), dtype=np.float32))
             part.note(sentences, np.arange(2), np.ones((2, 3), dtype=np.float32))
@@ -428,13 +428,13 @@ def _left_behind() -> list[Reader]:
 
     def read_part(folder: Path) -> None:
         vectors = np.ones((2, 3), dtype=np.float32)
-        with _PartialFile(folder / "out.npy", about, 32, 16) as part:
+        with _PartialFile(folder / "out.npy", about, 3) as part:
             part.extend(2)
-            there, found = part.found(sentences, np.arange(2))
+            there, found = part.take(sentences, np.arange(2))
             assert not len(there) or np.array_equal(found, vectors[there])
             part.put(np.arange(2), vectors)
             part.note(sentences, np.arange(2), vectors)
-            assert (part.get(np.arange(2)) == vectors).all()
+            assert (part.array() == vectors).all()
 
     classifier = save({name: t.detach() for name, t in _Classifier().state_dict().items()})
     record = {"run": {"recipe": 1}, "losses": [0.5], "files": {CLASSIFIER: len(classifier)}}

@@ -27,6 +27,7 @@ from bertflow.encoders import (
     VectorCache,
     describe_encoder,
     embed,
+    embedding,
     encode_file,
     save_model,
     streaming,
@@ -242,7 +243,7 @@ def test_an_interrupted_encoding_of_any_version_ends_with_the_right_rows(
     saved, expected, index, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(streaming, "STREAM_SENTENCES", 16)
-    monkeypatch.setattr(streaming, "group_size", lambda encoder: 8)
+    monkeypatch.setattr(embedding, "group_size", lambda encoder: 8)
     shutil.copytree(saved / "interrupted" / "part", tmp_path / ".part.npy.part")
     encoder = load_encoder(saved / "encoder", pooling="mean", device="cpu")
     encode_file(encoder, index["sentences"], tmp_path / "part.npy", precision="float32")

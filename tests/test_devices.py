@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow import SentenceCache, Whitening, calibrate, load_encoder
 from bertflow.encoders import DevicesEncoding, encode_distinct, encode_file, parse_devices
-from bertflow.encoders import processes as module
+from bertflow.encoders import devices as module
 from bertflow.encoders.encoding import Group
 from bertflow.errors import InputError, ModelError
 
@@ -53,46 +56,53 @@ def test_devices_that_there_are_not_are_refused(monkeypatch, text, gpus, said):
         parse_devices(text)
 
 
-class Stub:
-    """A process that is none: it gives a part of what it was told when that is waited for."""
+class Tasks:
+    """A queue, and three connections to processes that are none: each gives halves of groups."""
 
-    def __init__(self, number: int) -> None:
-        self.number, self.owes, self.sent = number, {}, []
-        self.connection = self
+    def __init__(self) -> None:
+        self.waiting: list[Any] = []
+        self.workers = {Connected(self): ("cpu", None) for _ in range(3)}
 
-    def send(self, item: Any) -> None:
+    def put(self, item: Any) -> None:
         number, sentences, lacking = item
-        self.sent += [(number, sentences, part) for part in np.array_split(lacking, 2) if len(part)]
+        halves = [part for part in np.array_split(lacking, 2) if len(part)]
+        self.waiting += [(number, sentences, part) for part in halves]
+
+
+class Connected(Connection):
+    def __init__(self, tasks: Tasks) -> None:
+        self.tasks = tasks
+
+    def __del__(self) -> None:
+        pass
 
     def recv(self) -> Any:
-        number, sentences, part = self.sent.pop(0)
+        # The group that was given out last is done first.
+        number, sentences, part = self.tasks.waiting.pop()
         return number, part, np.array([[number, int(sentences[n])] for n in part])
 
 
 def test_parts_of_every_group_come_back_whoever_is_done_first(monkeypatch):
-    workers = [Stub(0), Stub(1), Stub(2)]
-    # The one that was given work last is done first.
-    monkeypatch.setattr(module, "wait", lambda all_: [[w for w in all_ if w.sent][-1]])
-    taken: list[int] = []
-
+    tasks = Tasks()
+    monkeypatch.setattr(module, "wait", lambda workers: workers[:1])
     groups = [Group([str(n) for n in range(number % 4)]) for number in range(20)]
     for group in groups[4::4]:  # Some of these are there already.
         group.sentences, group.lacking = ["7", "8", "9"], np.array([0, 2])
     whole = [group for group in groups if len(group.lacking)]
     left = {group: set(group.lacking.tolist()) for group in whole}
+    taken: list[Group] = []
 
     def counted() -> Iterator[Group]:
         for group in groups:
-            taken.append(1)
+            taken.append(group)
             yield group
 
-    for group, rows, vectors in module._as_they_come(counted(), workers):
-        begun = sum(1 for one in groups[: len(taken)] if left.get(one))
-        assert begun <= module.AHEAD * len(workers)
+    for group, places, vectors in module._parts(counted(), tasks, tasks.workers):
+        assert sum(bool(left.get(one)) for one in taken) <= module.AHEAD * len(tasks.workers)
         assert set(vectors[:, 0]) == {whole.index(group)}
-        assert vectors[:, 1].tolist() == [int(text) for text in group.texts(rows)]
-        left[group] -= set(rows.tolist())
-    assert not any(left.values()) and not any(worker.owes for worker in workers)
+        assert vectors[:, 1].tolist() == [int(text) for text in group.texts(places)]
+        left[group] -= set(places.tolist())
+    assert not any(left.values()) and not tasks.waiting
 
 
 @pytest.mark.slow
@@ -131,24 +141,17 @@ def test_everything_that_streams_takes_devices(tiny_bert, tiny_sentences, tmp_pa
 def test_a_process_that_dies_is_named_and_what_was_finished_is_kept(
     tiny_bert, tiny_sentences, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("bertflow.encoders.streaming.group_size", lambda encoder: 20)
+    monkeypatch.setattr("bertflow.encoders.embedding.group_size", lambda encoder: 20)
     encoder = load_encoder(tiny_bert)
     encode_file(encoder, tiny_sentences, tmp_path / "whole.npy", devices=TWO)
-    started, begin = [], DevicesEncoding._started
-
-    def watched(self: DevicesEncoding, number: int, device: str) -> Any:
-        started.append(begin(self, number, device))
-        return started[-1]
-
-    monkeypatch.setattr(DevicesEncoding, "_started", watched)
 
     def kill(done: int, known: int) -> None:
         if done >= 100:
-            os.kill(started[1].process.pid, signal.SIGKILL)
+            os.kill(module.multiprocessing.active_children()[0].pid, signal.SIGKILL)
             time.sleep(0.2)
 
     output = tmp_path / "out.npy"
-    with pytest.raises(ModelError, match=r"^worker 1 on cpu \(process \d+\) was ended by SIGKILL;"):
+    with pytest.raises(ModelError, match=r"^the process on cpu \(\d+\) ended with status -9;"):
         encode_file(encoder, tiny_sentences, output, devices=TWO, progress=kill)
     assert not output.exists()
     encoded: list[int] = []
@@ -206,3 +209,31 @@ def test_who_stops_half_way_leaves_no_process(tiny_bert, tiny_sentences):
     assert len(there) == 2
     vectors.close()
     assert not any(place.exists() for place in there)
+
+
+ORPHAN = """
+import os, sys
+from bertflow import load_encoder
+from bertflow.encoders import DevicesEncoding
+from bertflow.encoders.encoding import Group
+import multiprocessing
+if __name__ == "__main__":
+    groups = (Group(["a dog"]) for _ in range(10**6))
+    for _ in DevicesEncoding(load_encoder(sys.argv[1]), ["cpu", "cpu"]).each(groups):
+        print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+def test_processes_end_with_the_one_that_started_them(tiny_bert, tmp_path):
+    (tmp_path / "orphan.py").write_text(ORPHAN)
+    command = [sys.executable, tmp_path / "orphan.py", tiny_bert]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    children = [Path(f"/proc/{pid}") for pid in done.stdout.split()]
+    assert len(children) == 2
+    for _ in range(100):
+        if not any(place.exists() for place in children):
+            break
+        time.sleep(0.1)
+    assert not any(place.exists() for place in children)

@@ -172,7 +172,7 @@ def test_what_was_read_keeps_to_the_size_and_the_least_recently_used_goes_first(
     small = SentenceCache(cache.folder, 3 * read.bytes // 2)
     load_encoder(other, device="cpu", cache=small)
     assert (len(kept(cache)), read.folder.exists(), vectors.folder.exists()) == (1, False, True)
-    os.utime(vectors.folder / ".in-use", (1, 1))
+    os.utime(vectors.folder / "vectors.f32", (1, 1))
     load_encoder(file, device="cpu", cache=small)
     assert kept(cache) == [read.folder]
     assert not vectors.folder.exists()

@@ -9,10 +9,8 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +42,6 @@ from bertflow.encoders import (
     encoding,
     load_poolings,
     save_model,
-    sentence_cache,
 )
 from bertflow.encoders.checks import quietly
 from bertflow.encoders.embedding import count_cut_of
@@ -452,35 +449,6 @@ def test_threads_share_a_cache_on_disk(tiny_bert, tiny_sentences, tmp_path):
     cache = SentenceCache(tmp_path)
     embed(encoder, tiny_sentences[:240], cache=cache)
     assert cache.encoded == 0
-
-
-def test_a_cache_is_held_that_another_was_removing(
-    tiny_bert, tiny_sentences, tmp_path, monkeypatch
-):
-    """Who waits for its lock makes the folder anew, and keeps it."""
-    encoder = load_encoder(tiny_bert, max_length=32, device="cpu")
-    embed(encoder, tiny_sentences[:9], cache=SentenceCache(tmp_path))
-    (kept,) = SentenceCache(tmp_path).contents()
-    waiting = threading.Event()
-
-    def wait(seconds: float) -> None:
-        waiting.set()
-        time.sleep(seconds)
-
-    monkeypatch.setattr(sentence_cache, "sleep", wait, raising=False)
-    with ThreadPoolExecutor(1) as pool, (kept.folder / ".in-use").open("ab") as file:
-        assert sentence_cache._lock(file, shared=False)
-        encoded = pool.submit(embed, encoder, tiny_sentences, cache=SentenceCache(tmp_path))
-        assert waiting.wait(60)
-        while kept.folder.exists():  # Whoever waits may open a file in it meanwhile.
-            for path in kept.folder.iterdir():
-                path.unlink()
-            with suppress(OSError):
-                kept.folder.rmdir()
-        file.close()
-        encoded.result()
-    (kept,) = SentenceCache(tmp_path).contents()
-    assert kept.sentences == len(set(tiny_sentences)) and kept.used > 0
 
 
 def test_threads_add_to_one_folder_of_vectors(tmp_path):

@@ -120,17 +120,17 @@ def test_nothing_in_the_run_is_changed():
 
 def test_vectors_that_are_only_read_leave_nothing_behind(tmp_path):
     about = {"encoder": "none"}
-    found = VectorCache(tmp_path / "none", about, read_only=True)
+    found = VectorCache(tmp_path / "none", about)
     assert len(found) == 0
     assert not (tmp_path / "none").exists()
     VectorCache(tmp_path / "some", about).add(["a"], np.ones((1, 2), dtype=np.float32))
     (tmp_path / "some" / ".lock").unlink(missing_ok=True)
     before = tree(tmp_path / "some")
-    found = VectorCache(tmp_path / "some", about, read_only=True)
+    found = VectorCache(tmp_path / "some", about)
     assert found.vectors()[found.rows(["a"])].tolist() == [[1.0, 1.0]]
     assert tree(tmp_path / "some") == before
     with pytest.raises(ModelError, match="another encoder"):
-        VectorCache(tmp_path / "some", {"encoder": "other"}, read_only=True)
+        VectorCache(tmp_path / "some", {"encoder": "other"})
 
 
 def test_without_the_data_the_tables_are_still_there():

@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from sentence_transformers import SentenceTransformer
 
 from bertflow import Flow, SentenceCache, Whitening, calibrate, compare, load_encoder
 from bertflow.data import Pairs
 from bertflow.encoders import embed, encode_file, load, save_model
-from bertflow.encoders.digests import SentenceIndex, digests_of
 from bertflow.encoders.sentence_cache import FILES, describe_vectors, parse_size
+from bertflow.encoders.store import SentenceIndex, digests_of
 from bertflow.errors import InputError
 from bertflow.evaluation import score_pairs
 from conftest import WORDS
@@ -255,17 +256,17 @@ def test_a_calibrated_model_writes_its_own_vectors_and_keeps_its_encoders(
 ):
     model = calibrate(encoder, tiny_sentences, Whitening())
     if resumed:
-        monkeypatch.setattr("bertflow.encoders.streaming.group_size", lambda encoder: 20)
+        monkeypatch.setattr("bertflow.encoders.embedding.group_size", lambda encoder: 20)
         monkeypatch.setattr("bertflow.encoders.streaming._PartialFile.complete", stopped)
         with pytest.raises(KeyboardInterrupt):
             encode_file(model, tiny_sentences, tmp_path / "z.npy")
         monkeypatch.undo()
-        monkeypatch.setattr("bertflow.encoders.streaming.group_size", lambda encoder: 20)
+        monkeypatch.setattr("bertflow.encoders.embedding.group_size", lambda encoder: 20)
     encode_file(model, tiny_sentences, tmp_path / "z.npy", cache=SentenceCache(tmp_path))
     expected = model.encode(tiny_sentences, show_progress_bar=False)
     np.testing.assert_allclose(np.load(tmp_path / "z.npy"), expected, rtol=0, atol=1e-5)
     got = embed(encoder, tiny_sentences, cache=(cache := SentenceCache(tmp_path)))
-    assert cache.encoded == (50 if resumed else 0)
+    assert cache.encoded == 0
     expected = encoder.encode(tiny_sentences, show_progress_bar=False)
     np.testing.assert_allclose(got.rows(), expected, rtol=0, atol=1e-5)
 
@@ -355,7 +356,7 @@ def test_a_full_disk_costs_one_warning(encoder, tiny_sentences, tmp_path, caplog
     def full(path, place, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bertflow.encoders.cache._write_at", full)
+    monkeypatch.setattr("bertflow.encoders.store._write_at", full)
     got = embed(encoder, tiny_sentences, cache=SentenceCache(tmp_path))
     assert np.array_equal(got.vectors, embed(encoder, tiny_sentences).vectors)
     assert len(warned(caplog)) == 1
@@ -395,7 +396,7 @@ def test_the_least_recently_used_encoder_goes(tiny_bert, tmp_path):
     for encoder in encoders[:2]:
         embed(encoder, texts, cache=SentenceCache(place, bound))
     first, second = (one.folder.name for one in SentenceCache(place).contents())
-    os.utime(place / "vectors" / first / ".in-use", (1, 1))
+    os.utime(place / "vectors" / first / "vectors.f32", (1, 1))
     embed(encoders[2], texts, cache=SentenceCache(place, bound))
     assert first not in folders(place)
     assert second in folders(place)
@@ -403,19 +404,30 @@ def test_the_least_recently_used_encoder_goes(tiny_bert, tmp_path):
     assert sum(one.bytes for one in SentenceCache(place).contents()) <= bound
 
 
-def test_what_is_in_use_stays(tiny_bert, tmp_path):
+def test_what_is_being_written_stays(tiny_bert, tmp_path):
     texts = list(WORDS[:20])
     one, other = other_encoders(2, tiny_bert)
     bound = int(1.5 * one_size(one, texts, tmp_path / "alone"))
     cache = SentenceCache(tmp_path / "bounded", bound)
     embed(one, texts, cache=cache)
-    with cache.opened(one) as kept:
+    with FileLock(cache.contents()[0].folder / ".lock"):
         embed(other, texts, cache=(late := SentenceCache(cache.folder, bound)))
         assert late.clear()[-1].sentences == 20
-        found, _ = kept.take(texts)
-        assert found.all()
     assert late.clear() == []
     assert not cache.folder.exists()
+
+
+def test_who_uses_what_is_removed_goes_on_without_it(encoder, tiny_sentences, tmp_path, caplog):
+    cache = SentenceCache(tmp_path)
+    embed(encoder, tiny_sentences[:20], cache=cache)
+    kept = cache.opened(encoder)
+    found, vectors = kept.take(tiny_sentences[:20])
+    assert SentenceCache(tmp_path).clear() == []
+    again, same = kept.take(tiny_sentences[:20])
+    assert found.all() and again.all() and np.array_equal(vectors, same)
+    kept.add(["a new one"], np.ones((1, 16), dtype=np.float32))
+    assert not kept.take(["a new one"])[0].any()
+    assert len(warned(caplog)) == 1 and "was removed" in warned(caplog)[0]
 
 
 @pytest.mark.parametrize("bound", [0, 500])
@@ -470,10 +482,7 @@ def test_clearing_leaves_what_is_not_ours(encoder, tmp_path):
     assert set(FILES) >= {f.name for f in (tmp_path / "vectors" / name).iterdir()} - {"letter.txt"}
     assert [one.sentences for one in cache.clear()] == [0]
     left = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*"))
-    assert [one for one in left if not one.endswith(".in-use")] == [
-        "photo.jpg",
-        f"vectors/{name}/letter.txt",
-    ]
+    assert left == ["photo.jpg", f"vectors/{name}/letter.txt"]
     assert (tmp_path / "vectors" / "mine").is_dir()
 
 
@@ -564,8 +573,8 @@ def test_the_cache_is_shown_and_cleared(work, done, tiny_bert, cache_of_its_own,
 
 
 def test_what_cannot_be_cleared_is_said(work, done, tiny_bert, cache_of_its_own, encoder):
-    with SentenceCache().opened(encoder) as kept:
-        kept.add(["a dog"], encoder.encode(["a dog"]))
+    embed(encoder, ["a dog"], cache=(cache := SentenceCache()))
+    with FileLock(cache.contents()[0].folder / ".lock"):
         said = done("cache", "--clear")
     assert said.splitlines()[1].startswith("1 are in use, or hold what bertflow did not write")
 

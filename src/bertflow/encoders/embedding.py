@@ -1,4 +1,4 @@
-"""From sentences to vectors: each distinct sentence once, rows checked, cuts counted."""
+"""The one loop that encodes a corpus, and `embed`: each distinct sentence once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,24 +14,26 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from bertflow.arrays import Array
+from bertflow.encoders.devices import DevicesEncoding
 from bertflow.encoders.encoder import as_sentences, check_text, encoder_of
 from bertflow.encoders.encoding import (
     Encoding,
-    G,
     Group,
     Precision,
     is_usual,
     prompt_of,
     resolved_precision,
 )
-from bertflow.encoders.processes import GroupEncoder
+from bertflow.encoders.store import VectorCache
 from bertflow.errors import InputError
 from bertflow.process_state import pinned
 
 if TYPE_CHECKING:
-    from bertflow.encoders.sentence_cache import EncoderVectors, SentenceCache
+    from bertflow.encoders.sentence_cache import SentenceCache
 
 Progress = Callable[[int, int], None]
+# Called with a group, places in it, shape (n,), and the vectors of the sentences there, (n, D).
+Put = Callable[[Group, Array, Array], None]
 
 CHUNK_SENTENCES = 1024
 # With no more weights than this in its products, an encoder is a small one.
@@ -46,16 +47,23 @@ class Chunk:
         distinct: The distinct sentences, in the order of their first occurrence.
         index: Which of these each sentence is, shape (N,).
         first: Where each distinct sentence occurs first, shape (distinct,).
+
+    Args:
+        sentences: Text, repeats allowed.
+        start: The place of the first one in the corpus, which all places count from.
     """
 
-    def __init__(self, sentences: Sequence[str]) -> None:
+    def __init__(self, sentences: Sequence[str], start: int = 0) -> None:
         number_of: dict[str, int] = {}
         self.index = np.fromiter(
             (number_of.setdefault(text, len(number_of)) for text in sentences), dtype=np.int64
         )
         self.distinct = list(number_of)
-        self.first = np.zeros(len(number_of), dtype=np.int64)
-        self.first[self.index[::-1]] = np.arange(len(self.index))[::-1]
+        self._counts = np.bincount(self.index, minlength=len(number_of))
+        # The places of the first distinct sentence, then those of the second, and so on.
+        self._places = start + np.argsort(self.index, kind="stable")
+        self._begins = np.cumsum(self._counts) - self._counts
+        self.first: Array = self._places[self._begins]
 
     def groups(self, size: int, numbers: Array | None = None) -> Iterator[Group]:
         """Groups of distinct sentences, those of about one length together.
@@ -72,6 +80,113 @@ class Chunk:
         for start in range(0, len(ordered), size):
             some = ordered[start : start + size]
             yield Group([self.distinct[n] for n in some.tolist()], some)
+
+    def places(self, numbers: Array) -> tuple[Array, Array]:
+        """All places of some distinct sentences, and which of these sentences is at each."""
+        counts = self._counts[numbers]
+        which = np.repeat(np.arange(len(numbers)), counts)
+        within = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return self._places[self._begins[numbers][which] + within], which
+
+    def check_finite(self, group: Group, places: Array, vectors: Array) -> None:
+        """Refuse vectors that are not finite.
+
+        Raises:
+            InputError: One is not; the message names its sentence.
+        """
+        if (bad := first_not_finite(vectors)) is not None:
+            place = places[bad]
+            raise InputError(
+                f"the encoder's vector of sentence {self.first[group.numbers[place]]} is not "
+                f"finite: {group.sentences[place][:80]!r}"
+            )
+
+
+class CorpusEncoder:
+    """Encodes a corpus group by group: what a cache has comes from there, what it lacks goes there.
+
+    Args:
+        encoder: Any SentenceTransformer.
+        batch_size: Sentences a forward pass.
+        precision: What the encoder computes in, see `resolved_precision`.
+        cache: Where vectors are taken from and kept; None encodes all of them.
+        devices: Of the processes that encode, see `DevicesEncoding`; None encodes in this one.
+        description: What `describe_encoder` gives, if that is known already.
+        by_halves: Encode with a calibrated model's encoder, and calibrate each group when it is
+            whole; a cache needs that. Otherwise each batch goes through the whole model.
+        progress: Called with the sentences done and their total.
+        total: Gives that.
+
+    Attributes:
+        precision: What is computed in.
+        group_size: How many sentences a group should have.
+    """
+
+    def __init__(
+        self,
+        encoder: SentenceTransformer,
+        *,
+        batch_size: int,
+        precision: Precision,
+        cache: SentenceCache | None = None,
+        devices: Sequence[str] | None = None,
+        description: Mapping[str, Any] | None = None,
+        by_halves: bool = True,
+        progress: Progress | None = None,
+        total: Callable[[], int],
+    ) -> None:
+        self.precision = resolved_precision(precision, encoder)
+        bare, self._calibrated = halves(encoder)
+        self.group_size = group_size(bare)
+        if not by_halves:
+            bare, self._calibrated = encoder, None
+        elif bare is not encoder:
+            description = None
+        several = devices is not None and len(devices) > 1
+        self._encoding: Encoding | DevicesEncoding = (
+            DevicesEncoding(bare, devices or (), batch_size=batch_size, precision=self.precision)
+            if several
+            else Encoding(bare, batch_size=batch_size, precision=self.precision)
+        )
+        self._kept = None
+        if cache is not None:
+            self._kept = cache.opened(bare, precision=self.precision, description=description)
+        self._progress, self._total, self._done = progress, total, 0
+
+    def encode(self, groups: Iterable[Group], put: Put) -> None:
+        """Encode what groups lack, as far as the cache has not got it, and hand on part after part.
+
+        Args:
+            groups: Taken ahead of what is put: while one is dealt with, the next is encoded.
+            put: Gets parts of groups. The cache gets a part after that, so that what is stopped in
+                between goes on with these bits.
+
+        Raises:
+            ModelError: The encoder fails on a sentence, or a process that encodes has ended.
+        """
+        put = when_whole(self._calibrated, put)
+
+        def lacking() -> Iterator[Group]:
+            for group in groups:
+                if self._kept is not None:
+                    there, vectors = self._kept.take(group.texts(group.lacking))
+                    if vectors is not None:
+                        put(group, group.lacking[there], vectors)
+                        self.tell(len(vectors))
+                    group.lacking = group.lacking[~there]
+                yield group
+
+        for group, places, vectors in self._encoding.each(lacking()):
+            put(group, places, vectors)
+            if self._kept is not None:
+                self._kept.add(group.texts(places), vectors)
+            self.tell(len(places))
+
+    def tell(self, count: int) -> None:
+        """Report so many more sentences as done."""
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._done, self._total())
 
 
 @dataclass(frozen=True)
@@ -130,32 +245,78 @@ def embed(
     if not sentences:
         raise InputError("there is no sentence to encode")
     check_text(sentences)
-    row_of: dict[str, int] = {}
-    index = np.fromiter((row_of.setdefault(s, len(row_of)) for s in sentences), dtype=np.int64)
-    distinct = longest_first(row_of)
+    chunk = Chunk(sentences)
     vectors: Array | None = None
-    kind = resolved_precision(precision, encoder)
-    bare, calibrated = halves(encoder)
-    encode = Encoding(bare, batch_size=batch_size, precision=kind)
 
-    def put(group: Group, rows: Array, own: Array) -> None:
+    def put(group: Group, places: Array, part: Array) -> None:
         nonlocal vectors
-        texts = group.texts(rows)
-        if finite and (bad := first_not_finite(own)) is not None:
-            raise not_finite(sentences.index(texts[bad]), texts[bad])
+        if finite:
+            chunk.check_finite(group, places, part)
         if vectors is None:
-            vectors = np.empty((len(distinct), own.shape[1]), dtype=np.float32)
-        vectors[[row_of[text] for text in texts]] = own
+            vectors = np.empty((len(chunk.distinct), part.shape[1]), dtype=np.float32)
+        vectors[group.numbers[places]] = part
 
-    with opened(cache, bare, kind) as kept:
-        size = group_size(bare)
-        groups = (Group(distinct[start : start + size]) for start in range(0, len(distinct), size))
-        told = counted(progress, lambda: len(distinct))
-        encode_groups(encode, groups, kept, when_whole(calibrated, put), told)
-    assert vectors is not None
-    return Embedded(
-        vectors=vectors, index=index, cut=count_cut_of(encoder, distinct) if count_cut else 0
+    corpus = CorpusEncoder(
+        encoder,
+        batch_size=batch_size,
+        precision=precision,
+        cache=cache,
+        progress=progress,
+        total=lambda: len(chunk.distinct),
     )
+    corpus.encode(chunk.groups(corpus.group_size), put)
+    assert vectors is not None
+    cut = count_cut_of(encoder, chunk.distinct) if count_cut else 0
+    return Embedded(vectors=vectors, index=chunk.index, cut=cut)
+
+
+@pinned()
+def fill(
+    caches: Sequence[VectorCache],
+    sentences: Sequence[str],
+    encoder: Callable[[], SentenceTransformer],
+    *,
+    batch_size: int = 32,
+    progress: Progress | None = None,
+) -> None:
+    """Encode what any of the caches lacks, and keep it every few seconds.
+
+    Args:
+        caches: One for each pooling of the encoder.
+        sentences: Text, repeats allowed.
+        encoder: Gives it; called only if something is lacking. Its vectors are those of the
+            caches side by side.
+        batch_size: Sentences a forward pass.
+        progress: Called with the sentences encoded and their total.
+
+    Raises:
+        InputError: A sentence is no text, or its vector is not finite.
+        ModelError: A cache cannot be written.
+    """
+    check_text(sentences)
+    missing = {sentence for cache in caches for sentence in cache.missing(sentences)}
+    if not missing:
+        return
+    chunk = Chunk(sentences)
+
+    def groups() -> Iterator[Group]:
+        # Of all sentences, whatever some of the caches have: batches are then the same.
+        for group in chunk.groups(CHUNK_SENTENCES):
+            group.lacking = np.flatnonzero([text in missing for text in group.sentences])
+            yield group
+
+    def put(group: Group, places: Array, vectors: Array) -> None:
+        chunk.check_finite(group, places, vectors)
+        for cache, part in zip(caches, np.split(vectors, len(caches), axis=1), strict=True):
+            cache.add(group.texts(places), part)
+
+    CorpusEncoder(
+        encoder(),
+        batch_size=batch_size,
+        precision="float32",
+        progress=progress,
+        total=lambda: len(missing),
+    ).encode(groups(), put)
 
 
 def encode_lists(encoding: Encoding, lists: Iterable[Sequence[str]]) -> Iterator[Array]:
@@ -223,40 +384,33 @@ def halves(
         with torch.inference_mode():
             for module in list(encoder)[len(bare) :]:
                 features = module(features)
-        found = features["sentence_embedding"]
+        rows = features["sentence_embedding"]
         if encoder.truncate_dim is not None:
-            found = found[:, : encoder.truncate_dim]
-        out: Array = found.float().cpu().numpy()
+            rows = rows[:, : encoder.truncate_dim]
+        out: Array = rows.float().cpu().numpy()
         return out
 
     return bare, calibrated
 
 
-def when_whole(
-    calibrated: Callable[[Array], Array] | None, put: Callable[[G, Array, Array], None]
-) -> Callable[[G, Array, Array], None]:
-    """What takes parts of groups and puts their calibrated vectors.
+def when_whole(calibrated: Callable[[Array], Array] | None, put: Put) -> Put:
+    """A function that takes encoded parts of groups, and puts each whole group calibrated.
 
-    A group is calibrated when it is whole, because the last bits of a row can depend on the others,
-    and what is a part depends on time.
+    The last bits of a row can depend on the rows beside it, and where a part ends depends on time.
+    So a group is calibrated when it is whole.
     """
     if calibrated is None:
         return put
-    begun: dict[G, list[tuple[Array, Array]]] = {}
+    begun: dict[Group, list[tuple[Array, Array]]] = {}
 
-    def gather(group: G, rows: Array, encoded: Array) -> None:
+    def gather(group: Group, places: Array, encoded: Array) -> None:
         parts = begun.setdefault(group, [])
-        parts.append((rows, encoded))
-        if sum(len(rows) for rows, _ in parts) == len(group.sentences):
-            order, vectors = (np.concatenate(one) for one in zip(*begun.pop(group), strict=True))
+        parts.append((places, encoded))
+        if sum(len(places) for places, _ in parts) == len(group.sentences):
+            order, vectors = (np.concatenate(part) for part in zip(*begun.pop(group), strict=True))
             put(group, np.arange(len(order)), calibrated(vectors[order.argsort()]))
 
     return gather
-
-
-def longest_first(distinct: Iterable[str]) -> list[str]:
-    """Sentences such that a batch holds those of one length, and memory runs out early or never."""
-    return sorted(distinct, key=len, reverse=True)
 
 
 def group_size(encoder: SentenceTransformer) -> int:
@@ -269,76 +423,10 @@ def group_size(encoder: SentenceTransformer) -> int:
     return CHUNK_SENTENCES * (4 if weights <= SMALL else 1)
 
 
-def opened(
-    cache: SentenceCache | None,
-    encoder: SentenceTransformer,
-    precision: Precision,
-    description: Mapping[str, Any] | None = None,
-) -> AbstractContextManager[EncoderVectors | None]:
-    """The encoder's vectors in a cache, if there is one."""
-    if cache is None:
-        return nullcontext()
-    return cache.opened(encoder, precision=precision, description=description)
-
-
-def encode_groups(
-    encode: GroupEncoder,
-    groups: Iterable[G],
-    kept: EncoderVectors | None,
-    put: Callable[[G, Array, Array], None],
-    told: Callable[[int], None],
-) -> None:
-    """Encode what groups lack, as far as a cache has not got it, and hand on part after part.
-
-    Args:
-        encode: What encodes.
-        groups: Taken ahead of what is put: while one is dealt with, the next is encoded.
-        kept: The encoder's vectors in the cache, which gets each part after it was put; None
-            where there is none.
-        put: Called with a group, numbers of its sentences, shape (n,), and their vectors, shape
-            (n, D), float32.
-        told: Called with how many were put.
-    """
-
-    def lacking() -> Iterator[G]:
-        for group in groups:
-            if kept is not None:
-                found, vectors = kept.take(group.texts(group.lacking))
-                if vectors is not None:
-                    put(group, group.lacking[found], vectors)
-                    told(len(vectors))
-                group.lacking = group.lacking[~found]
-            yield group
-
-    for group, rows, vectors in encode.each(lacking()):
-        put(group, rows, vectors)
-        if kept is not None:
-            kept.add(group.texts(rows), vectors)
-        told(len(rows))
-
-
-def counted(progress: Progress | None, total: Callable[[], int]) -> Callable[[int], None]:
-    """What adds up the numbers that it is called with, and tells the sum and the total."""
-    done = 0
-
-    def told(count: int) -> None:
-        nonlocal done
-        done += count
-        if progress is not None:
-            progress(done, total())
-
-    return told
-
-
 def first_not_finite(vectors: Array) -> int | None:
     """The number of the first row that is not finite."""
     good = np.isfinite(vectors).all(axis=1)
     return None if good.all() else int(good.argmin())
-
-
-def not_finite(number: int, sentence: str) -> InputError:
-    """What is said of a sentence whose vector is not finite."""
-    return InputError(f"the encoder's vector of sentence {number} is not finite: {sentence[:80]!r}")
 
 
 def most_tokens(text: str) -> int:
@@ -365,7 +453,7 @@ def count_cut_of(encoder: SentenceTransformer, distinct: Sequence[str]) -> int:
     prompt = prompt_of(encoder) or ""
     # Room for the mark that some put before the first word, too.
     room = limit - 1 - tokenizer.num_special_tokens_to_add()
-    long = [text for one in distinct if most_tokens(text := prompt + one) > room]
+    long = [text for sentence in distinct if most_tokens(text := prompt + sentence) > room]
     if not long:
         return 0
     # A tokenizer keeps how it cuts and pads, and other threads may be using this one.

@@ -1,13 +1,14 @@
-"""Distinct sentences to vectors, in batches without padding and in the arithmetic that is asked."""
+"""Distinct sentences to vectors: batches without padding, in the precision that is asked for."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from inspect import unwrap
 from time import monotonic
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -28,27 +29,27 @@ from bertflow.process_state import pinned
 from bertflow.threads import set_own_threads, usual_threads
 
 Batch = tuple[Tensor, dict[str, Any]]
-# Numbers of sentences in their group, and their vectors.
+# Places of sentences in their group, and their vectors.
 Part = tuple[Array, Array]
 Precision = Literal["auto", "float32", "mixed", "fast"]
 
-# Of a slow encoder, vectors are handed on after so long: what a kill costs, and the batch in work.
+# A slow encoder's vectors are handed on after so many seconds, so that a kill costs no more.
 PART_SECONDS = 5.0
 # Sentences tokenized at a time; within them batches are put together by length.
 POOL = 8192
-# Of those, sentences of about one length are tokenized together: tokenizers pad to the longest.
+# Of these, so many of about one length at a time, because tokenizers pad to the longest.
 TOKENIZED = 512
-# More tokens in a batch gain nothing on a processor, and leave its caches.
+# A batch of more tokens is no faster on a processor, and does not fit into its caches.
 CPU_TOKENS = 2048
-# Fewer leave a GPU waiting for what it is told.
+# With fewer tokens in a batch, a GPU waits for Python.
 GPU_TOKENS = 32768
-# A batch more costs a GPU about as much as so many tokens of padding.
+# One more batch costs a GPU about as much as so many tokens of padding.
 GPU_PADDING = 16384
-# At most so many batches at a time; beyond that Python is what they wait for.
+# At most so many batches at a time; more would wait for Python.
 WORKERS = 8
 # Below this width a product is too small for its type to matter.
 LEAST_WIDTH = 256
-# What leads from text to vectors, and whose hooks are on it in every model.
+# The methods that lead from text to vectors, and the packages whose hooks every model has.
 METHODS = ("encode", "encode_query", "encode_document", "preprocess", "tokenize", "forward")
 LIBRARIES = ("transformers.", "sentence_transformers.", "bertflow.", "torch.", "accelerate.")
 
@@ -59,8 +60,8 @@ class Group:
     Attributes:
         sentences: Distinct text.
         numbers: What the caller knows each sentence by; their places here if nothing is given.
-        lacking: The places of those that are to be encoded, in order; at first all. Without those
-            that a part has given (see `Encoding.each`), the others have the batches they had.
+        lacking: The places of those that are to be encoded, in order; at first all. Where whole
+            parts are left out (see `Encoding.each`), the others have the batches they would have.
     """
 
     def __init__(self, sentences: Sequence[str], numbers: Array | None = None) -> None:
@@ -71,20 +72,6 @@ class Group:
     def texts(self, places: Array) -> list[str]:
         """The sentences at these places."""
         return [self.sentences[n] for n in places.tolist()]
-
-
-G = TypeVar("G", bound=Group)
-
-
-class _CallerError(Exception):
-    """Whoever gives the groups has failed, not the encoder."""
-
-
-def _of_caller(groups: Iterable[G]) -> Iterator[G]:
-    try:
-        yield from groups
-    except Exception as error:
-        raise _CallerError from error
 
 
 def encode_distinct(
@@ -155,15 +142,15 @@ class Encoding:
         assert vectors is not None
         return vectors
 
-    def each(self, groups: Iterable[G]) -> Iterator[tuple[G, Array, Array]]:
+    def each(self, groups: Iterable[Group]) -> Iterator[tuple[Group, Array, Array]]:
         """Encode groups of sentences, the next of which is begun while one is being finished.
 
         Args:
             groups: Taken one ahead of what is given.
 
         Returns:
-            Parts: a group, numbers of its sentences, shape (n,), and their vectors, shape (n, D).
-            A part is whole batches, so that the vectors of the others do not depend on whether
+            Parts: a group, places in it, shape (n,), and the vectors of the sentences there, shape
+            (n, D). A part is whole batches, so the vectors of the others do not depend on whether
             it was given before a stop. It comes after `PART_SECONDS`, or where the group ends.
 
         Raises:
@@ -171,50 +158,65 @@ class Encoding:
         """
         if not self._tried:
             self._tried = True
-            check_own_encoding(*self._bare(), exact=self.kind == "float32")
-        try:
-            yield from self._each(_of_caller(groups))
-        except _CallerError as error:
-            raise cast("Exception", error.__cause__) from None
-        except Exception as error:
-            with readable(lambda said: f"{name_of(self.encoder)} cannot encode a corpus: {said}"):
-                raise error
-
-    def _bare(self) -> tuple[SentenceTransformer, Encoding]:
-        """The encoder without a calibrator, which enlarges roundings, and what encodes by it."""
-        bare = encoder_of(self.encoder)
-        if bare is self.encoder:
-            return bare, self
-        own = Encoding(bare, batch_size=self.batch_size, precision=self.kind)
-        own._tried = True
-        return bare, own
-
-    def _each(self, groups: Iterable[G]) -> Iterator[tuple[G, Array, Array]]:
+            # The encoder without its calibrator, which would enlarge roundings.
+            bare, own = encoder_of(self.encoder), self
+            if bare is not self.encoder:
+                own = Encoding(bare, batch_size=self.batch_size, precision=self.kind)
+                own._tried = True
+            check_own_encoding(bare, own, exact=self.kind == "float32")
         if not is_usual(self.encoder):
             for group in groups:
-                yield from _parts(group, self._slices(self.encoder, group))
+                yield from _parts(group, self._named(self._slices(self.encoder, group)))
             return
         with evaluating(self.encoder):
             if self._model is None:
                 self._model = _cast(self.encoder, self.kind)
-            with _Workers(self._model) as workers:
-                before: Iterator[tuple[G, Array, Array]] = iter(())
-                for group in groups:
-                    computed, beside = self._begin(self._model, group, workers)
-                    yield from before
-                    before = _parts(group, computed)
-                    if not beside:
-                        yield from before
+            threads = usual_threads()
+            count = min(threads, WORKERS) if _may_run_beside_itself(self._model) else 1
+            # Its threads start with the first batch that is handed to them.
+            workers = ThreadPoolExecutor(count, "encode", set_own_threads, (threads // count,))
+            try:
+                yield from self._ahead(self._model, groups, workers, count)
+            finally:
+                workers.shutdown(cancel_futures=True)
+
+    def _ahead(
+        self,
+        model: SentenceTransformer,
+        groups: Iterable[Group],
+        workers: ThreadPoolExecutor,
+        count: int,
+    ) -> Iterator[tuple[Group, Array, Array]]:
+        before: Iterator[tuple[Group, Array, Array]] = iter(())
+        for group in groups:
+            with self._errors_named():
+                computed, beside = self._begin(model, group, workers, count)
+            yield from before
+            before = _parts(group, self._named(computed))
+            if not beside:
                 yield from before
+        yield from before
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            with readable(lambda said: f"{name_of(self.encoder)} cannot encode a corpus: {said}"):
+                raise error
+
+    def _named(self, computed: Iterable[Part]) -> Iterator[Part]:
+        with self._errors_named():
+            yield from computed
 
     def _begin(
-        self, model: SentenceTransformer, group: Group, workers: _Workers
+        self, model: SentenceTransformer, group: Group, workers: ThreadPoolExecutor, count: int
     ) -> tuple[Iterator[Part], bool]:
-        """Tokenize what a group lacks, and hand it to the workers.
+        """Tokenize what a group lacks, and hand it to the workers if it fills them.
 
         Returns:
-            The vectors, batch by batch, and whether they are in work: else they are computed when
-            asked for, which must not be beside the workers.
+            The vectors, batch by batch, and whether they are being computed: otherwise each is
+            computed when it is asked for, which must not happen while the workers are busy.
         """
         if not len(group.lacking):
             return iter(()), False
@@ -227,25 +229,28 @@ class Encoding:
         if model.device.type == "cpu":
             tokens = min(tokens, CPU_TOKENS)
         batches = list(_batches(features, tokens))
-        beside = self._beside(model, group, len(batches), tokens, workers)
-        computed = workers.computed(
-            lambda batch: _forward(model, batch, self.kind), batches, beside
-        )
-        return ((group.lacking[rows.numpy()], found.numpy()) for rows, found in computed), beside
+        beside = count > 1 and self._fill(model, group, len(batches), tokens, count)
+        computed: Iterable[Tensor]
+        if beside:
+            begun = [workers.submit(_forward, model, batch, self.kind) for _, batch in batches]
+            computed = (future.result() for future in begun)
+        else:
+            computed = (_forward(model, batch, self.kind) for _, batch in batches)
+        places = (group.lacking[rows.numpy()] for rows, _ in batches)
+        return zip(places, (vectors.numpy() for vectors in computed), strict=True), beside
 
-    def _beside(
-        self, model: SentenceTransformer, group: Group, count: int, tokens: int, workers: _Workers
+    def _fill(
+        self, model: SentenceTransformer, group: Group, batches: int, tokens: int, workers: int
     ) -> bool:
-        """Whether batches run beside each other: by the whole group, not by what is left of it.
+        """Whether a group has two batches for each worker.
 
-        How many threads compute a product can change its last bits.
+        The whole group counts, not what is left of it: how many threads compute a product can
+        change its last bits.
         """
-        if workers.least is None or count >= workers.least:
-            return workers.least is not None
-        if len(group.lacking) == len(group.sentences):
-            return False
+        if batches >= 2 * workers or len(group.lacking) == len(group.sentences):
+            return batches >= 2 * workers
         whole = _tokenized(model, group.sentences, prompt_of(self.encoder))
-        return whole is not None and len(list(_batches(whole, tokens))) >= workers.least
+        return whole is not None and len(list(_batches(whole, tokens))) >= 2 * workers
 
     def _slices(self, model: SentenceTransformer, group: Group) -> Iterator[Part]:
         """Have a model encode by itself, a batch at a time, the longest sentences first."""
@@ -264,7 +269,7 @@ class Encoding:
     def _launch(
         self, model: SentenceTransformer, group: Group, features: dict[str, Any], tokens: int
     ) -> Iterator[Part]:
-        """Have a GPU compute rows of tokens, without waiting for it: a group is one part."""
+        """Have a GPU compute a group, without waiting for it; the group is one part."""
         moved = {
             name: value.to(model.device) if isinstance(value, Tensor) else value
             for name, value in features.items()
@@ -275,66 +280,17 @@ class Encoding:
         return ((rows, torch.cat(part).cpu().numpy()) for part in [results])
 
 
-def _parts(group: G, computed: Iterable[Part]) -> Iterator[tuple[G, Array, Array]]:
+def _parts(group: Group, computed: Iterable[Part]) -> Iterator[tuple[Group, Array, Array]]:
     """Batches put together until `PART_SECONDS` are over."""
     begun, left = monotonic(), len(group.lacking)
-    rows: list[Array] = []
-    vectors: list[Array] = []
-    for some, found in computed:
-        rows.append(some)
-        vectors.append(found)
-        left -= len(some)
+    batches: list[Part] = []
+    for batch in computed:
+        batches.append(batch)
+        left -= len(batch[0])
         if not left or monotonic() - begun >= PART_SECONDS:
-            yield group, np.concatenate(rows), np.concatenate(vectors)
-            begun, rows, vectors = monotonic(), [], []
-
-
-class _Workers:
-    """Threads that compute batches, several at a time, each by a part of torch's threads.
-
-    Attributes:
-        least: Fewer batches are better done one after the other; None where all are.
-    """
-
-    def __init__(self, model: SentenceTransformer) -> None:
-        self._threads = usual_threads()
-        self._count = min(self._threads, WORKERS) if _may_run_beside_itself(model) else 1
-        self.least = 2 * self._count if self._count > 1 else None
-        self._pool: ThreadPoolExecutor | None = None
-
-    def __enter__(self) -> _Workers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def computed(
-        self,
-        compute: Callable[[dict[str, Any]], Tensor],
-        batches: Sequence[Batch],
-        beside: bool,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The rows and vectors of batches in order; beside each other they are begun at once."""
-        if not beside:
-            return self._alone(compute, batches)
-        if self._pool is None:
-            part = self._threads // self._count
-            self._pool = ThreadPoolExecutor(self._count, "encode", set_own_threads, (part,))
-        results = [(rows, self._pool.submit(compute, batch)) for rows, batch in batches]
-        return ((rows, result.result()) for rows, result in results)
-
-    def _alone(
-        self, compute: Callable[[dict[str, Any]], Tensor], batches: Sequence[Batch]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        self.stop()
-        for rows, batch in batches:
-            yield rows, compute(batch)
-
-    def stop(self) -> None:
-        """End the threads."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
+            places, vectors = zip(*batches, strict=True)
+            yield group, np.concatenate(places), np.concatenate(vectors)
+            begun, batches = monotonic(), []
 
 
 def check_precision(name: str) -> Precision:
@@ -413,16 +369,15 @@ def _cast(encoder: SentenceTransformer, kind: str) -> SentenceTransformer:
     model._modules[next(iter(model._modules))] = transformer
     if kind == "fast":
         transformer.model = copied(transformer.model, {}).bfloat16()
-        pack_attention(transformer.model)
-        pack_products(transformer.model)
-        return model
-    shared: dict[int, Any] = {id(p): p for p in transformer.model.parameters()}
-    transformer.model = copied(transformer.model, shared)
-    for module in transformer.model.modules():
-        if isinstance(module, nn.Linear):
-            for name, parameter in list(module.named_parameters(recurse=False)):
-                halved = nn.Parameter(parameter.detach().bfloat16(), requires_grad=False)
-                setattr(module, name, halved)
+    else:
+        transformer.model = copied(
+            transformer.model, {id(weight): weight for weight in transformer.model.parameters()}
+        )
+        for module in transformer.model.modules():
+            if isinstance(module, nn.Linear):
+                for name, weight in list(module.named_parameters(recurse=False)):
+                    halved = nn.Parameter(weight.detach().bfloat16(), requires_grad=False)
+                    setattr(module, name, halved)
     pack_attention(transformer.model)
     pack_products(transformer.model)
     return model

@@ -8,28 +8,26 @@ import logging
 import math
 import os
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
-from time import sleep
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
+from filelock import FileLock
 from sentence_transformers import SentenceTransformer
 
 from bertflow.arrays import Array
 from bertflow.display import block, facts_table
-from bertflow.encoders.cache import VectorCache
-from bertflow.encoders.digests import DIGEST
 from bertflow.encoders.encoding import own_part
 from bertflow.encoders.fingerprint import describe_encoder
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.probe import fingerprint, probed
+from bertflow.encoders.store import ABOUT, DIGEST, LOCK, SENTENCES, VECTORS, VectorCache
 from bertflow.errors import InputError, shown
 from bertflow.io.files import remove_stale
 from bertflow.io.results import ResultStore
@@ -38,13 +36,12 @@ FOLDER_VARIABLE, SIZE_VARIABLE = "BERTFLOW_CACHE", "BERTFLOW_CACHE_SIZE"
 DEFAULT_SIZE = 10 * 10**9
 # Of that, what results may have: a comparison of all methods on all tasks has some 20 MB.
 RESULTS_PART, RESULTS_SIZE = 20, 200 * 10**6
-KEY, GGUF = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{32}\.safetensors")
-IN_USE = ".in-use"
-FILES = ("about.json", "vectors.f32", "sentences", "count", ".lock", IN_USE)
+KEY = "[0-9a-f]" * 32
+GGUF = rf"{KEY}\.safetensors"
+# Earlier versions wrote the last two.
+FILES = (ABOUT, VECTORS, SENTENCES, LOCK, "count", ".in-use")
 # Of a model's configuration: where it lies, and what is described elsewhere.
 APART = ("_name_or_path", "architectures", "dtype", "transformers_version")
-# How often a folder is made again that another process is removing, and how long that may take.
-HOLD_TRIES, HOLD_SECONDS = 50, 0.02
 UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 log = logging.getLogger(__name__)
@@ -56,10 +53,11 @@ class SentenceCache:
     An encoder's folder is named after all that its vectors depend on: every weight, tokenizer,
     pooling, layers, length, type and prompt, of a calibrated model its calibrator too. Where a
     folder is damaged, cannot be written, or the disk is full, work goes on without it, with one
-    warning in the log. Together the folders keep to a size: the least recently used ones that no
-    process is using are removed, and what alone would be larger is not extended. A small part of
-    that is for `results`: what `compare` has finished. What `load_encoder` has read of .gguf files
-    counts and goes like an encoder's folder, a file each.
+    warning in the log. Together the folders keep to a size: the least recently used ones are
+    removed, and what alone would be larger is not extended. A process whose folder was removed goes
+    on without the cache. A small part of the size is for `results`: what `compare` has finished.
+    What `load_encoder` has read of .gguf files counts and goes like an encoder's folder, a file
+    each.
 
     Args:
         folder: Made when something is kept; None takes BERTFLOW_CACHE from the environment, else
@@ -87,15 +85,14 @@ class SentenceCache:
         self._counting = Lock()
         self._warned = False
 
-    @contextmanager
     def opened(
         self,
         encoder: SentenceTransformer,
         *,
         precision: str = "float32",
         description: Mapping[str, Any] | None = None,
-    ) -> Iterator[EncoderVectors]:
-        """Give the vectors of one encoder, which meanwhile no process removes.
+    ) -> EncoderVectors:
+        """The vectors of one encoder.
 
         Args:
             encoder: Any SentenceTransformer.
@@ -103,54 +100,24 @@ class SentenceCache:
             description: What `describe_encoder` gives, if that is known already: to read all
                 weights takes a while.
         """
-        vectors = EncoderVectors(self)
-        held: IO[bytes] | None = None
+        vectors = None
         try:
             if own_part(encoder) is None:  # What is its own may change at any time.
                 about = describe_vectors(encoder, precision, description)
-                folder = self.folder / "vectors" / _key(about)
-                held = _hold(folder)
-                vectors.open(folder, about)
+                place, width = self.folder / "vectors" / _key(about), about["encoder"]["width"]
+                vectors = VectorCache(place, about)
+                if vectors.width not in (None, width):
+                    raise InputError(f"{place} holds vectors of another width than {width}")
         except Exception as error:  # Whatever it is, the work does not depend on it.
-            vectors.close(error)
-        before = self.found, self.encoded
-        try:
-            yield vectors
-        finally:
-            if held is not None:
-                held.close()
-            log.info("cache %s: %d found, %d not", self.folder, *self._since(before))
-
-    def has(
-        self,
-        encoder: SentenceTransformer,
-        *,
-        precision: str = "float32",
-        description: Mapping[str, Any] | None = None,
-    ) -> bool:
-        """Whether any vector of an encoder may be there; to ask makes no folder.
-
-        Args:
-            encoder: As in `opened`.
-            precision: As in `opened`.
-            description: As in `opened`.
-        """
-        if own_part(encoder) is not None:
-            return False
-        try:
-            key = _key(describe_vectors(encoder, precision, description))
-            return (self.folder / "vectors" / key / "vectors.f32").is_file()
-        except Exception as error:  # Whatever it is, the work does not depend on it.
+            vectors = None
             self.warn(error)
-            return False
-
-    def _since(self, before: tuple[int, int]) -> tuple[int, int]:
-        return self.found - before[0], self.encoded - before[1]
+        return EncoderVectors(self, vectors)
 
     def contents(self) -> list[Kept]:
         """What there is, the least recently used first."""
-        vectors, read = _inside(self.folder / "vectors", KEY), _inside(self.gguf, GGUF)
-        return sorted([*map(_kept, vectors), *map(_read, read)], key=lambda one: one.used)
+        folders = (self.folder / "vectors").glob(KEY)
+        files = self.gguf.glob(f"{KEY}.safetensors")
+        return sorted([*map(_kept, folders), *map(_read, files)], key=lambda kept: kept.used)
 
     @property
     def gguf(self) -> Path:
@@ -165,10 +132,10 @@ class SentenceCache:
         return ResultStore(self.folder / "results", size)
 
     def clear(self) -> list[Kept]:
-        """Remove all that bertflow has written there, and give what is left: it is in use."""
-        for one in self.contents():
-            _remove(one.folder)
-        remove_stale(self.gguf, GGUF.pattern)
+        """Remove all that bertflow has written there, and give what is in use and left."""
+        for kept in self.contents():
+            _remove(kept)
+        remove_stale(self.gguf, GGUF)
         self.results.clear()
         left = self.contents()
         if not left:
@@ -184,17 +151,17 @@ class SentenceCache:
             folder: An encoder's, or the file of what was read of a .gguf.
             count: Bytes.
         """
-        remove_stale(self.gguf, GGUF.pattern)
+        remove_stale(self.gguf, GGUF)
         contents = self.contents()
-        own = sum(one.bytes for one in contents if one.folder == folder)
+        own = sum(kept.bytes for kept in contents if kept.folder == folder)
         if own + count > self.size:
             return False
-        total = sum(one.bytes for one in contents) + self.results.bytes() + count
-        for one in contents:
+        total = sum(kept.bytes for kept in contents) + self.results.bytes() + count
+        for kept in contents:
             if total <= self.size:
                 break
-            if one.folder != folder and _remove(one.folder):
-                total -= one.bytes
+            if kept.bytes and kept.folder != folder and _remove(kept):
+                total -= kept.bytes
         return total <= self.size
 
     def count(self, found: int, of: int) -> None:
@@ -259,22 +226,9 @@ class Kept:
 class EncoderVectors:
     """The vectors of one encoder in a `SentenceCache`, or none where that cannot be used."""
 
-    def __init__(self, owner: SentenceCache) -> None:
-        self._owner = owner
-        self._cache: VectorCache | None = None
+    def __init__(self, owner: SentenceCache, vectors: VectorCache | None) -> None:
+        self._owner, self._vectors = owner, vectors
         self._full = False
-
-    def open(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """Read what there is."""
-        self._cache = VectorCache(folder, dict(about))
-        width = about["encoder"]["width"]
-        if self._cache.width not in (None, width):
-            raise InputError(f"{folder} holds vectors of another width than {width}; remove it")
-
-    def close(self, error: Exception) -> None:
-        """Use it no more."""
-        self._cache = None
-        self._owner.warn(error)
 
     def take(self, sentences: Sequence[str]) -> tuple[Array, Array | None]:
         """The vectors that are there.
@@ -285,21 +239,16 @@ class EncoderVectors:
         Returns:
             Which have one, shape (N,), and their vectors in order, shape (found, D), or None.
         """
-        found, vectors = np.zeros(len(sentences), dtype=bool), None
-        if self._cache is not None:
-            try:
-                rows = self._cache.find(sentences)
-                if (rows >= 0).any():
-                    taken = np.array(self._cache.vectors()[rows[rows >= 0]])
-                    # Only finite vectors are kept: what is not has been damaged.
-                    good = np.isfinite(taken).all(axis=1)
-                    found[np.flatnonzero(rows >= 0)[good]] = True
-                    vectors = taken[good] if good.any() else None
-            except Exception as error:  # Whatever it is, the work does not depend on it.
-                self.close(error)
-                found, vectors = np.zeros(len(sentences), dtype=bool), None
-        self._owner.count(int(found.sum()), len(found))
-        return found, vectors
+        there, taken = np.zeros(len(sentences), dtype=bool), None
+        try:
+            if self._vectors is not None:
+                there, taken = self._vectors.take(sentences)
+                with suppress(OSError):  # It may be there for reading only.
+                    os.utime(self._vectors.folder / VECTORS)
+        except Exception as error:  # Whatever it is, the work does not depend on it.
+            self._close(error)
+        self._owner.count(int(there.sum()), len(there))
+        return there, taken
 
     def add(self, sentences: Sequence[str], vectors: Array) -> None:
         """Keep vectors, as far as they are finite and there is room.
@@ -308,19 +257,20 @@ class EncoderVectors:
             sentences: Distinct.
             vectors: Of each, shape (N, D).
         """
-        if self._cache is None or self._full:
+        if self._vectors is None or self._full:
             return
         good = np.flatnonzero(np.isfinite(vectors).all(axis=1))
-        kept = [sentences[n] for n in good.tolist()]
-        if not kept:
-            return
         try:
-            count = len(kept) * (4 * vectors.shape[1] + DIGEST)
-            self._full = not self._owner.make_room(self._cache.folder, count)
-            if not self._full:
-                self._cache.add(kept, vectors[good])
+            count = len(good) * (4 * vectors.shape[1] + DIGEST)
+            self._full = not self._owner.make_room(self._vectors.folder, count)
+            if len(good) and not self._full:
+                self._vectors.add([sentences[n] for n in good.tolist()], vectors[good])
         except Exception as error:  # Whatever it is, the work does not depend on it.
-            self.close(error)
+            self._close(error)
+
+    def _close(self, error: Exception) -> None:
+        self._vectors = None
+        self._owner.warn(error)
 
 
 def describe_vectors(
@@ -438,86 +388,35 @@ def parse_size(text: str) -> int:
 
 
 def _kept(folder: Path) -> Kept:
-    sizes = {}
+    there: dict[str, os.stat_result] = {}
     for name in FILES:
         with suppress(OSError):
-            sizes[name] = (folder / name).stat().st_size
-    used = 0.0
-    with suppress(OSError):
-        used = (folder / IN_USE).stat().st_mtime
-    return Kept(folder, sum(sizes.values()), sizes.get("sentences", 0) // DIGEST, used)
-
-
-def _inside(folder: Path, name: re.Pattern[str]) -> list[Path]:
-    with suppress(OSError):
-        return [path for path in folder.iterdir() if name.fullmatch(path.name)]
-    return []
+            there[name] = (folder / name).stat()
+    size = sum(stat.st_size for stat in there.values())
+    count = there[SENTENCES].st_size // DIGEST if SENTENCES in there else 0
+    used = there[VECTORS].st_mtime if VECTORS in there else 0.0
+    return Kept(folder, size, count, used)
 
 
 def _read(file: Path) -> Kept:
     with suppress(OSError):  # Another process has removed it.
-        found = file.stat()
-        return Kept(file, found.st_size, 0, found.st_mtime, gguf=True)
+        stat = file.stat()
+        return Kept(file, stat.st_size, 0, stat.st_mtime, gguf=True)
     return Kept(file, 0, 0, 0.0, gguf=True)
 
 
-def _hold(folder: Path) -> IO[bytes]:
-    """Make a folder and say that it is in use, as long as the file that is given back is open.
-
-    Raises:
-        InputError: Others have kept removing it.
-    """
-    for _ in range(HOLD_TRIES):
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            file = (folder / IN_USE).open("ab")
-        except FileNotFoundError:  # It was removed at this moment.
-            continue
-        # Whoever removes it may have opened the file before, and then locked or unlinked it.
-        if _lock(file, shared=True) is not False and _is_at(file, folder / IN_USE):
-            os.utime(folder / IN_USE)
-            return file
-        file.close()
-        sleep(HOLD_SECONDS)
-    raise InputError(f"{folder} is being removed")
-
-
-def _is_at(file: IO[bytes], path: Path) -> bool:
+def _remove(kept: Kept) -> bool:
+    """Remove what is kept, but no folder that is being written or holds something of others."""
+    place = kept.folder
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except OSError:
-        return False
-
-
-def _remove(folder: Path) -> bool:
-    """Remove what is kept, but no folder that is in use or holds something of others."""
-    try:
-        if GGUF.fullmatch(folder.name):
-            folder.unlink(missing_ok=True)
+        if kept.gguf:
+            place.unlink(missing_ok=True)
             return True
-        with (folder / IN_USE).open("ab") as file:
-            if not _lock(file, shared=False):
-                return False
-            # What is locked last: until then nobody else begins there.
-            for path in sorted(folder.iterdir(), key=lambda path: path.name == IN_USE):
-                if path.name in FILES or path.name.startswith(".about.json-"):
+        with FileLock(place / LOCK, timeout=0):
+            for path in place.iterdir():
+                if path.name in FILES or path.name.startswith(f".{ABOUT}-"):
                     path.unlink()
-        folder.rmdir()
+        place.rmdir()
     except OSError:
         return False
-    return True
-
-
-def _lock(file: IO[bytes], *, shared: bool) -> bool | None:
-    """Lock a file until it is closed; whether that was possible, None where there are no locks."""
-    if sys.platform == "win32":
-        return True  # There a file that is open cannot be removed.
-    import fcntl
-
-    try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
     return True

@@ -18,7 +18,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModel
 
-from bertflow.encoders.checks import one_line, quietly
+from bertflow.encoders.checks import quietly, readable
 from bertflow.encoders.gguf import quick_reader
 from bertflow.errors import ModelError, shown
 
@@ -139,13 +139,10 @@ def check_gguf(path: Path) -> str | None:
     Raises:
         ModelError: It does, or it is no .gguf.
     """
-    try:
+    # The reader checks nothing by itself, so that damage may raise anything.
+    with readable(lambda said: f"{path} cannot be loaded: it is not a whole .gguf: {said}"):
         reader = quick_reader()(path)
         facts = {name: field.contents() for name, field in reader.fields.items() if _single(field)}
-    except Exception as error:  # The reader checks nothing, so that damage may raise anything.
-        raise ModelError(
-            f"{path} cannot be loaded: it is not a whole .gguf: {one_line(error)}"
-        ) from None
     tensors, size = len(reader.tensors), path.stat().st_size
     capacity = 2 * NUMBERS_A_BYTE * size  # Some formats have one bit a number.
     for name, number in facts.items():

@@ -143,7 +143,7 @@ class Run:
                 f"the run's vectors are not in {folder}; the bertflow reproduce that made the "
                 "tables makes them again"
             )
-        return VectorCache(folder, recipe, read_only=True)
+        return VectorCache(folder, recipe)
 
     def vectors_of(self, texts: Sequence[str]) -> Array:
         """The encoder's vectors of sentences.
