@@ -1207,7 +1207,7 @@ def test_an_output_that_cannot_be_written_keeps_what_was_trained(cli, done, fit,
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("bertflow.calibrators.storage.save_file", full)
+        patch.setattr("bertflow.calibrators.writing.save_file", full)
         code, _, err = cli(*fit, "m")
     assert code == 1
     assert err.startswith("error: cannot write m: No space left on device; nor can a temporary")

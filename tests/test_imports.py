@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,25 @@ def test_the_package_itself_is_imported_for_its_version_only():
         assert attributes == ({"__version__"} if "bertflow" in imported(tree, path) else set()), (
             path
         )
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Imports inside functions count; those for type checkers alone do not."""
+    names = {".".join(("bertflow", *p.with_suffix("").parts)): p for p in INSIDE}
+    names = {name: p for name, p in names.items() if p.name != "__init__.py"}
+    graph = {}
+    for name, path in names.items():
+        tree = parsed(path)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+                node.body = []
+        found = imported(tree, path)
+        found |= {one.rpartition(".")[0] for one in found}
+        graph[name] = sorted(found & names.keys() - {name})
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"circle: {' -> '.join(error.args[1])}")
 
 
 @pytest.mark.parametrize(

@@ -27,14 +27,12 @@ from bertflow.calibrators import (
     load_calibrator,
     save_calibrator,
     storage,
+    writing,
 )
-from bertflow.calibrators.storage import (
-    as_calibrator,
-    check_savable,
-    named_calibrator,
-    plain_provenance,
-)
+from bertflow.calibrators.storage import as_calibrator, named_calibrator
+from bertflow.calibrators.writing import FORMAT, check_savable, plain_provenance
 from bertflow.errors import InputError, ModelError
+from bertflow.io.json import LARGEST
 from bertflow.io.outputs import MANIFEST, replaced_folder
 
 CALIBRATORS = {
@@ -535,7 +533,7 @@ def test_any_missing_tensor_is_named(name, tmp_path):
 
 DAMAGED_CONFIG = {
     "unknown-calibrator": (lambda c: c.update(calibrator="magic"), "'magic'"),
-    "newer-format": (lambda c: c.update(format=storage.FORMAT + 1), "format 2"),
+    "newer-format": (lambda c: c.update(format=FORMAT + 1), "format 2"),
     "unknown-argument": (lambda c: c["arguments"].update(surplus=1), "surplus"),
     "missing-argument": (lambda c: c["arguments"].pop("levels"), "levels"),
     "no-arguments": (lambda c: c.pop("arguments"), "arguments"),
@@ -669,7 +667,7 @@ def calibrator_and_a_deep_list(place):
 
 def calibrator_and_a_long_list(place):
     calibrator_and_notes(place)
-    names = ["config.json", "model.safetensors", "notes.txt", "x" * storage.LARGEST_JSON]
+    names = ["config.json", "model.safetensors", "notes.txt", "x" * LARGEST]
     (place / MANIFEST).write_text(json.dumps(names))
 
 
@@ -760,7 +758,7 @@ def fail(*_, **__):
 
 def test_failure_while_writing_leaves_the_old_one_and_nothing_else(folder, monkeypatch):
     before = contents(folder.parent)
-    monkeypatch.setattr(storage, "save_file", fail)
+    monkeypatch.setattr(writing, "save_file", fail)
     with pytest.raises(ModelError, match="saved.*No space left"):
         save_calibrator(fitted("whitening"), folder)
     assert contents(folder.parent) == before
@@ -768,7 +766,7 @@ def test_failure_while_writing_leaves_the_old_one_and_nothing_else(folder, monke
 
 
 def test_failure_while_writing_a_new_one_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "save_file", fail)
+    monkeypatch.setattr(writing, "save_file", fail)
     with pytest.raises(ModelError, match="new.*No space left"):
         save_calibrator(fitted("whitening"), tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
@@ -780,7 +778,7 @@ def test_interrupt_while_writing_leaves_the_old_one_and_nothing_else(folder, mon
         raise failure
 
     before = contents(folder.parent)
-    monkeypatch.setattr(storage, "save_file", interrupt)
+    monkeypatch.setattr(writing, "save_file", interrupt)
     with pytest.raises(failure):
         save_calibrator(fitted("whitening"), folder)
     assert contents(folder.parent) == before

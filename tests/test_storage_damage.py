@@ -28,6 +28,7 @@ from bertflow.calibrators import (
 )
 from bertflow.errors import ModelError
 from bertflow.io.files import check_writable
+from bertflow.io.json import LARGEST
 from bertflow.io.outputs import check_replaceable, replaced_folder
 
 CALIBRATORS = {
@@ -243,9 +244,7 @@ def test_configuration_that_may_not_be_read_is_named(saved, monkeypatch):
 
 def test_what_would_not_be_read_back_is_not_written(tmp_path):
     with pytest.raises(ValueError, match=r"config\.json would have .* shorten the provenance"):
-        save_calibrator(
-            fitted("whitening"), tmp_path / "saved", provenance={"x": "y" * storage.LARGEST_JSON}
-        )
+        save_calibrator(fitted("whitening"), tmp_path / "saved", provenance={"x": "y" * LARGEST})
     assert list(tmp_path.iterdir()) == []
 
 

@@ -15,7 +15,7 @@ from bertflow.analysis.gains import PairGains, measure_gains
 from bertflow.analysis.neighbours import nearest
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator
-from bertflow.calibrators.storage import save_calibrator
+from bertflow.calibrators.writing import save_calibrator
 from bertflow.data import Pairs, sample_pairs, sample_texts
 from bertflow.encoders import SentenceCache, embed
 from bertflow.errors import ModelError

@@ -10,7 +10,8 @@ from bertflow.calibrators.linear import (
     Whitening,
 )
 from bertflow.calibrators.moments import Moments
-from bertflow.calibrators.storage import load_calibrator, named_calibrator, save_calibrator
+from bertflow.calibrators.storage import load_calibrator, named_calibrator
+from bertflow.calibrators.writing import save_calibrator
 
 __all__ = [
     "AdaptiveWhitening",

@@ -230,7 +230,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         Example:
             ``Whitening().fit(vectors).push_to_hub("me/whitening", private=True)``
         """
-        from bertflow.calibrators.publishing import push_calibrator
+        from bertflow.calibrators.writing import push_calibrator
 
         return push_calibrator(
             self,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bertflow.errors import shown
+from bertflow.errors import InputError, shown
 
 if TYPE_CHECKING:
     from bertflow.calibrators.base import Calibrator
@@ -46,36 +45,46 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def preset_of(calibrator: Calibrator | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+# By class: the name in files and on the command line.
+NAMES = {
+    "AdaptiveWhitening": "adaptive-whitening",
+    "Flow": "flow",
+    "Whitening": "whitening",
+    "Standardization": "standardization",
+    "AllButTheTop": "all-but-the-top",
+}
+
+
+def calibrator_name(calibrator: Calibrator) -> str:
+    """The name a calibrator goes by in files and on the command line.
+
+    Raises:
+        InputError: It is of no class of bertflow's, and cannot be stored.
+    """
+    kind = type(calibrator)
+    if kind.__module__.startswith("bertflow.calibrators.") and kind.__name__ in NAMES:
+        return NAMES[kind.__name__]
+    raise InputError(f"{kind.__name__} is none of {', '.join(NAMES.values())}")
+
+
+def preset_of(calibrator: Calibrator) -> tuple[str, dict[str, Any]]:
     """The name that people know a calibrator by, and the arguments in which it differs from that.
 
     The device is none of them: it makes no other calibrator.
-
-    Args:
-        calibrator: One, or its name in files as "name" beside its arguments, as scores and records
-            have it.
 
     Example:
         >>> from bertflow import Flow
         >>> preset_of(Flow.tempered(epochs=2))
         ('tempered-flow', {'epochs': 2})
     """
-    from bertflow.calibrators.storage import CALIBRATORS, calibrator_name
-
-    if isinstance(calibrator, Mapping):
-        given = dict(calibrator)
-        name = str(given.pop("name"))
-    else:
-        given, name = calibrator.get_params(deep=False), calibrator_name(calibrator)
-    if name not in CALIBRATORS:
-        return name, {}
-    defaults = CALIBRATORS[name]().get_params(deep=False)
+    name, given = calibrator_name(calibrator), calibrator.get_params(deep=False)
+    defaults = type(calibrator)().get_params(deep=False)
     presets = PRESETS if name == "flow" else {name: {}}
     found = {
         preset: {
             key: value
             for key, value in given.items()
-            if key in defaults and key != "device" and value != {**defaults, **changed}[key]
+            if key != "device" and value != {**defaults, **changed}[key]
         }
         for preset, changed in presets.items()
     }
@@ -83,7 +92,7 @@ def preset_of(calibrator: Calibrator | Mapping[str, Any]) -> tuple[str, dict[str
     return nearest, found[nearest]
 
 
-def preset_name(calibrator: Calibrator | Mapping[str, Any]) -> str:
+def preset_name(calibrator: Calibrator) -> str:
     """The same in words.
 
     Example:

@@ -10,11 +10,13 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath, PureWindowsPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bertflow.calibrators.base import Calibrator
-from bertflow.calibrators.presets import preset_name, preset_of
+from bertflow.calibrators.presets import calibrator_name, preset_name, preset_of
 from bertflow.errors import one_line, shown
+
+if TYPE_CHECKING:
+    from bertflow.calibrators.base import Calibrator
 
 CARD = "README.md"
 # What code in a card loads until the folder has a name on the hub.
@@ -88,7 +90,7 @@ def calibrator_card(calibrator: Calibrator, name: str = HERE) -> str:
     encoder = provenance.get("encoder")
     metadata = front_matter(
         library_name="bertflow",
-        tags=["bertflow", tag_of(calibrator), "sentence-embeddings"],
+        tags=["bertflow", calibrator_name(calibrator), "sentence-embeddings"],
         **origin_metadata(provenance.get("origin")),
     )
     usage = LOADED
@@ -136,19 +138,12 @@ def origin_metadata(origin: Any) -> dict[str, str]:
     }
 
 
-def tag_of(calibrator: Calibrator) -> str:
-    """The name a calibrator goes by."""
-    from bertflow.calibrators.storage import calibrator_name
-
-    return calibrator_name(calibrator)
-
-
 def made_of(calibrator: Calibrator) -> dict[str, str]:
     """How a calibrator was fitted and on what, by name; cells of Markdown."""
     provenance = getattr(calibrator, "provenance_", {})
     call = code(_call(calibrator))
     preset = preset_of(calibrator)[0]
-    if preset != tag_of(calibrator):  # One with a name of its own.
+    if preset != calibrator_name(calibrator):  # One with a name of its own.
         call = f"{text(preset_name(calibrator))}: {call}"
     found = {"calibrator": call}
     encoder = provenance.get("encoder")

@@ -1,46 +1,31 @@
-"""Calibrators on disk: config.json and model.safetensors, a fixed table of names, no pickle.
-
-A card, README.md, lies beside them; nothing is read from it.
-"""
+"""Calibrators by their names, and read back from a folder."""
 
 from __future__ import annotations
 
-import copy
-import json
 import logging
-import math
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from datetime import date
-from enum import Enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from bertflow.calibrators.adaptive import AdaptiveWhitening
 from bertflow.calibrators.base import Calibrator
 from bertflow.calibrators.flow import Flow
 from bertflow.calibrators.linear import AllButTheTop, Standardization, Whitening
-from bertflow.calibrators.presets import PRESETS
-from bertflow.calibrators.readme import CARD, calibrator_card
+from bertflow.calibrators.presets import PRESETS, preset_name
+from bertflow.calibrators.writing import CONFIG, FORMAT, SUBFOLDER, WEIGHTS
 from bertflow.errors import InputError, ModelError, did_you_mean, shown, unknown
 from bertflow.io.files import reason_of
-from bertflow.io.json import LARGEST as LARGEST_JSON
-from bertflow.io.json import parse_json, read_json
-from bertflow.io.outputs import replaced_folder
+from bertflow.io.json import read_json
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
 LISTED = 5
-CONFIG, WEIGHTS, SUBFOLDER = "config.json", "model.safetensors", "bertflow"
 TYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64, "BOOL": torch.bool}
 
 # Arguments that came with a later version. A file of an earlier one has none of them and means
@@ -126,150 +111,22 @@ def as_calibrator(given: Any) -> Calibrator:
     )
 
 
-def calibrator_name(calibrator: Calibrator) -> str:
-    """The name a calibrator goes by in files and on the command line."""
-    for name, kind in CALIBRATORS.items():
-        if type(calibrator) is kind:
-            return name
-    raise InputError(f"{type(calibrator).__name__} is none of {', '.join(CALIBRATORS)}")
-
-
-def check_savable(calibrator: Calibrator) -> None:
-    """Refuse a calibrator that could be fitted but not saved.
+def recorded_name(recorded: Mapping[str, Any]) -> str:
+    """What people call a calibrator that scores and records describe: its name and arguments.
 
     Args:
-        calibrator: Fitted or not.
-
-    Raises:
-        InputError: It is of a kind, or has an argument, that cannot be stored.
+        recorded: Its name in files as "name", beside its arguments.
 
     Example:
-        >>> check_savable(Flow(random_state=np.random.RandomState(0)))  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        bertflow.errors.InputError: random_state=RandomState(...) ... cannot be stored; give ...
+        >>> recorded_name({"name": "whitening", "dim": 256})
+        'whitening, dim=256'
     """
-    calibrator_name(calibrator)
-    _arguments(calibrator)
-
-
-def plain_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Provenance as config.json holds it, and as it is when that is read.
-
-    Numbers, arrays and tensors of numpy and torch are numbers and lists, a number that is not
-    finite is its name, such as "inf"; paths, dates and bytes are text; tuples and sets are lists.
-
-    Args:
-        provenance: Of such values, text, and lists and mappings of these.
-
-    Raises:
-        InputError: It holds something else, itself, or more than the file may; the message says
-            where.
-
-    Example:
-        >>> plain_provenance({"file": Path("a"), "n": np.int64(3), "max": float("inf")})
-        {'file': 'a', 'n': 3, 'max': 'inf'}
-    """
-    if not isinstance(provenance, Mapping):
-        raise InputError(f"provenance must be a mapping, got {shown(provenance)}")
-    try:
-        found: dict[str, Any] = _plain(provenance, "provenance")
-    except RecursionError:
-        raise InputError("provenance holds itself, or is nested too deep") from None
-    _json(found)
-    return found
-
-
-def _plain(value: Any, place: str) -> Any:
-    if isinstance(value, Enum):
-        value = value.value
-    if isinstance(value, np.generic | np.ndarray | Tensor):
-        value = value.tolist()
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int | str):  # Also of classes that derive from them.
-        return int(value) if isinstance(value, int) else str(value)
-    if isinstance(value, bytes | os.PathLike):
-        return os.fsdecode(value)
-    if isinstance(value, date):
-        return value.isoformat()
-    if isinstance(value, Mapping):
-        found: dict[str, Any] = {}
-        for key, inner in value.items():
-            if not isinstance(key, str | int | float | os.PathLike | None):
-                raise InputError(
-                    f"{place} has the key {shown(key)}, which {CONFIG} cannot hold; give text"
-                )
-            if str(key) in found:
-                raise InputError(f"{place} has two keys that are {shown(str(key))} as text")
-            found[str(key)] = _plain(inner, f"{place}[{shown(key)}]")
-        return found
-    if isinstance(value, Set):
-        return sorted((_plain(inner, place) for inner in value), key=repr)
-    if isinstance(value, Sequence):
-        return [_plain(inner, f"{place}[{number}]") for number, inner in enumerate(value)]
-    raise InputError(
-        f"{place} is {shown(value)}, which {CONFIG} cannot hold; give text, numbers, or lists and "
-        "mappings of them"
-    )
-
-
-def save_calibrator(
-    calibrator: Calibrator,
-    folder: str | Path,
-    *,
-    provenance: Mapping[str, Any] | None = None,
-) -> None:
-    """Write a fitted calibrator to a folder, which is the old one or the new one, never half.
-
-    Args:
-        calibrator: Fitted.
-        folder: Made if it is not there; replaced if it holds a calibrator; refused if it holds
-            something else.
-        provenance: What it was fitted on, kept in config.json as `plain_provenance` has it. None
-            keeps what the calibrator was loaded or fitted with.
-
-    Raises:
-        sklearn.exceptions.NotFittedError: The calibrator has not been fitted.
-        InputError: An argument of the calibrator, or the provenance, cannot be stored.
-        ModelError: The folder holds something else, or cannot be written.
-
-    Example:
-        >>> import numpy as np, tempfile
-        >>> x = np.random.default_rng(0).normal(size=(50, 4))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save_calibrator(Whitening().fit(x), folder)
-        ...     load_calibrator(folder)
-        Whitening()
-    """
-    described = copy.copy(calibrator)
-    if provenance is not None:
-        described.provenance_ = plain_provenance(provenance)
-    with replaced_folder(folder) as staging:
-        write_calibrator(described, staging)
-        content = calibrator_card(described)
-        (staging / CARD).write_text(content, encoding="utf-8", newline="\n")
-    log.info("wrote %s", folder)
-
-
-@pinned()
-def write_calibrator(calibrator: Calibrator, folder: Path) -> None:
-    """Write the two files of a calibrator into a folder that is there."""
-    from sklearn.utils.validation import check_is_fitted
-
-    check_is_fitted(calibrator)
-    config = {
-        "format": FORMAT,
-        "calibrator": calibrator_name(calibrator),
-        "n_features_in": calibrator.n_features_in_,
-        **({"n_samples": rows} if (rows := getattr(calibrator, "n_samples_", None)) else {}),
-        "arguments": _arguments(calibrator),
-        "provenance": plain_provenance(getattr(calibrator, "provenance_", {})),
-    }
-    tensors = {name: tensor.contiguous() for name, tensor in calibrator._learned().items()}
-    (folder / CONFIG).write_bytes(_json(config))
-    save_file(tensors, folder / WEIGHTS)
+    name = str(recorded["name"])
+    if name not in CALIBRATORS:
+        return name
+    calibrator = CALIBRATORS[name]()
+    known = calibrator.get_params(deep=False).keys() & recorded.keys()
+    return preset_name(calibrator.set_params(**{key: recorded[key] for key in known}))
 
 
 @pinned()
@@ -427,34 +284,3 @@ def _check_values(learned: Mapping[str, Tensor], calibrator: Calibrator, path: P
 def _listed(names: Iterable[str]) -> str:
     first, rest = (ordered := sorted(names))[:LISTED], ordered[LISTED:]
     return ", ".join(first) + (f" and {len(rest)} more" if rest else "")
-
-
-def _arguments(calibrator: Calibrator) -> dict[str, Any]:
-    """The arguments of a calibrator as JSON has them."""
-    found = {}
-    for name, value in calibrator.get_params(deep=False).items():
-        plain = value.item() if isinstance(value, np.generic) else value
-        finite = not isinstance(plain, float) or math.isfinite(plain)
-        if not (plain is None or isinstance(plain, bool | int | float | str)) or not finite:
-            raise InputError(f"{name}={shown(value)} cannot be stored; give a number or a string")
-        found[name] = plain
-    return found
-
-
-def _json(content: Any) -> bytes:
-    """A JSON file of what is plain.
-
-    Raises:
-        InputError: It cannot be one that is read again.
-    """
-    try:
-        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-        parse_json(text)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{CONFIG} cannot hold the provenance: {reason_of(error)}") from None
-    if len(text) > LARGEST_JSON:
-        raise InputError(
-            f"{CONFIG} would have {len(text)} bytes, more than {LARGEST_JSON}; "
-            "shorten the provenance"
-        )
-    return text.encode("utf-8")

@@ -155,7 +155,7 @@ def fit(
     scaling.refuse_without_engine()
     if encoder is None or not corpus:
         raise InputError("give --encoder with at least one --corpus, or --vectors")
-    from bertflow.calibrators.storage import save_calibrator
+    from bertflow.calibrators.writing import save_calibrator
     from bertflow.data import checked_corpus
     from bertflow.io.outputs import save_or_keep
 

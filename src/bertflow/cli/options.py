@@ -259,7 +259,8 @@ def build_calibrator(name: str, settings: list[str], random_state: int, device: 
     Raises:
         InputError: An unknown calibrator or argument, or a value it cannot take.
     """
-    from bertflow.calibrators.storage import check_savable, named_calibrator
+    from bertflow.calibrators.storage import named_calibrator
+    from bertflow.calibrators.writing import check_savable
     from bertflow.errors import InputError
 
     known = named_calibrator(name).get_params(deep=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bertflow.calibrators.presets import preset_name
+from bertflow.calibrators.storage import recorded_name
 from bertflow.cli.opening import show
 from bertflow.cli.places import is_output
 from bertflow.data import CATALOG
@@ -156,7 +156,7 @@ def scores_page(model: str, scores: Scores) -> Page:
     fitted = first.fitted_on or {}
     facts = {"model": model, "encoder": f"{encoder_name(first)}, {_how(first.encoder)}"}
     if first.calibrator:
-        facts["calibrator"] = preset_name(first.calibrator)
+        facts["calibrator"] = recorded_name(first.calibrator)
         corpus = fitted.get("corpus")
         what = f" of {', '.join(corpus) if isinstance(corpus, list) else corpus}" if corpus else ""
         count = fitted.get("sentences")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from bertflow.calibrators.presets import preset_name
+from bertflow.calibrators.storage import recorded_name
 from bertflow.display import Grid
 from bertflow.display.numbers import hundredfold, hundredfold_span, p_value, with_interval
 from bertflow.evaluation.scores import AVERAGES, Estimate, counted
@@ -67,7 +67,7 @@ def score_facts(score: Score) -> dict[str, str]:
 def model_name(score: Score) -> str:
     """The encoder by its name, after the calibrator if there is one."""
     encoder = encoder_name(score)
-    return f"{preset_name(score.calibrator)} on {encoder}" if score.calibrator else encoder
+    return f"{recorded_name(score.calibrator)} on {encoder}" if score.calibrator else encoder
 
 
 def encoder_name(score: Score) -> str:

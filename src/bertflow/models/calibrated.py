@@ -12,9 +12,8 @@ from typing import Any, Self
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators import Calibrator
-from bertflow.calibrators.presets import preset_name
-from bertflow.calibrators.publishing import without_folders
-from bertflow.calibrators.storage import calibrator_name
+from bertflow.calibrators.presets import calibrator_name, preset_name
+from bertflow.calibrators.writing import without_folders
 from bertflow.display import block, facts_table, unfolded
 from bertflow.encoders.encoder import CALIBRATOR, Encoder, calibrating
 from bertflow.encoders.fingerprint import describe_encoder

@@ -17,7 +17,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator
-from bertflow.calibrators.storage import as_calibrator, check_savable, plain_provenance
+from bertflow.calibrators.storage import as_calibrator
+from bertflow.calibrators.writing import check_savable, plain_provenance
 from bertflow.display import of_stage, watched
 from bertflow.encoders.encoder import as_sentences
 from bertflow.encoders.encoding import Precision, own_part, resolved_precision

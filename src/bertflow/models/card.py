@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from bertflow.calibrators.presets import preset_of
+from bertflow.calibrators.presets import calibrator_name, preset_of
 from bertflow.calibrators.readme import (
     HERE,
     LIMITS,
@@ -21,7 +21,6 @@ from bertflow.calibrators.readme import (
     made_of,
     origin_metadata,
     table,
-    tag_of,
     text,
 )
 from bertflow.encoders.fingerprint import describe_settings
@@ -98,7 +97,7 @@ def _new_card(model: CalibratedSentenceTransformer) -> str:
     metadata = front_matter(
         library_name="sentence-transformers" if portable else "bertflow",
         pipeline_tag="sentence-similarity",
-        tags=[*TAGS[0 if portable else 1 :], "bertflow", tag_of(calibrator), *extra],
+        tags=[*TAGS[0 if portable else 1 :], "bertflow", calibrator_name(calibrator), *extra],
         language=owner.language or None,
         **{**origin, "license": licence},
     )

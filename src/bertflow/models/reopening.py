@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from bertflow.arrays import check_device
 from bertflow.calibrators import load_calibrator
 from bertflow.calibrators.readme import CARD
-from bertflow.calibrators.storage import SUBFOLDER
+from bertflow.calibrators.writing import SUBFOLDER
 from bertflow.encoders.checks import (
     check_files,
     check_weights,

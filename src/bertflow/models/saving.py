@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import import_from_string
 
 from bertflow.calibrators.readme import CARD, HERE, named
-from bertflow.calibrators.storage import SUBFOLDER, write_calibrator
+from bertflow.calibrators.writing import SUBFOLDER, write_calibrator
 from bertflow.encoders.checks import quietly
 from bertflow.encoders.encoder import calibrating, part_of
 from bertflow.encoders.fingerprint import describe_encoder

@@ -17,7 +17,7 @@ from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.presets import preset_name
 from bertflow.calibrators.readme import last_part
-from bertflow.calibrators.storage import SUBFOLDER
+from bertflow.calibrators.writing import SUBFOLDER
 from bertflow.data import STS_TASKS, read_corpus, sample_pairs, sample_texts
 from bertflow.encoders import Precision, SentenceCache, embed, library_versions
 from bertflow.encoders.encoder import encoder_of

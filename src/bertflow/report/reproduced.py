@@ -15,8 +15,7 @@ import numpy as np
 from bertflow.analysis.frequency import Mean
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator
-from bertflow.calibrators.presets import preset_name
-from bertflow.calibrators.storage import CALIBRATORS
+from bertflow.calibrators.storage import CALIBRATORS, recorded_name
 from bertflow.data import CATALOG, DATA_VARIABLE
 from bertflow.data.layouts import find_files
 from bertflow.encoders import VectorCache
@@ -121,7 +120,7 @@ class Run:
     def after_label(self) -> str:
         """The flow and what it was fitted on."""
         about = self._need_pair()[1].about
-        name = preset_name(about["calibrator"])
+        name = recorded_name(about["calibrator"])
         return f"{name} fitted on {about['fitted_on']}, seed {about['seed']}"
 
     @property

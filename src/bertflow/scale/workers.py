@@ -22,7 +22,7 @@ from safetensors.torch import save
 
 from bertflow.arrays import Array, as_tensor, finite, unit_length
 from bertflow.calibrators import Calibrator, Moments, load_calibrator
-from bertflow.calibrators.storage import calibrator_name
+from bertflow.calibrators.presets import calibrator_name
 from bertflow.data.tables import LONGEST_LINE, is_text, listed, too_long
 from bertflow.errors import BertflowError, InputError
 from bertflow.scale.columns import (
