@@ -14,7 +14,7 @@ from torch import Tensor
 from bertflow.errors import InputError
 from bertflow.flows import Glow
 
-WIDTHS = [2, 3, 5, 6, 7, 300, 770]
+WIDTHS = [2, 5, 300]
 KINDS = [
     pytest.param(coupling, permutation, residual, id=f"{coupling}-{permutation}-{residual}")
     for coupling in ("additive", "affine")
@@ -43,7 +43,7 @@ def randomised(features: int, *, seed: int = 0, noise: float = 0.15, **choices) 
 
 
 @every_kind
-@pytest.mark.parametrize("features", [2, 3, 5, 7])
+@pytest.mark.parametrize("features", [2, 5])
 def test_log_det_is_that_of_the_autograd_jacobian(features, coupling, permutation, residual):
     flow = randomised(features, coupling=coupling, permutation=permutation, residual=residual)
     x = rows(3, features)
@@ -55,7 +55,7 @@ def test_log_det_is_that_of_the_autograd_jacobian(features, coupling, permutatio
         torch.testing.assert_close(value, torch.linalg.slogdet(jacobian)[1], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("features", [6, 300, 770])
+@pytest.mark.parametrize("features", [6, 300])
 def test_log_det_of_wide_flows_is_that_of_the_autograd_jacobian(features):
     flow = randomised(features, coupling="affine")
     x = rows(1, features)
