@@ -27,6 +27,7 @@ from bertflow import (
 )
 from bertflow.calibrators.presets import preset_name
 from bertflow.calibrators.readme import HERE, calibrator_card, code, named, text
+from bertflow.calibrators.storage import recorded_name
 from bertflow.data import Pairs
 from bertflow.encoders import save_model
 from bertflow.encoders.origin import note_hub, origin_of
@@ -91,7 +92,7 @@ def test_a_calibrators_card_says_what_it_is_and_its_code_runs(
     ],
 )
 def test_a_preset_has_its_name_and_what_was_changed_of_it(calibrator, name):
-    assert preset_name(calibrator) == preset_name(describe_calibrator(calibrator)) == name
+    assert preset_name(calibrator) == recorded_name(describe_calibrator(calibrator)) == name
 
 
 def test_a_card_names_the_preset(encoder, rows, tiny_sentences, tmp_path):
