@@ -665,7 +665,7 @@ def test_no_method_is_refused(encoder):
         compare(encoder, [own_pairs()], methods=(), jobs=1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_results_do_not_depend_on_the_number_of_processes(encoder, folder, everything):
     shared = compare(encoder, TASKS, data=folder, seeds=2, jobs=2)
     for name, entry in everything.entries.items():

@@ -32,18 +32,18 @@ def test_equal_rows_have_exactly_cosine_1(rng, dtype):
 
 
 @pytest.mark.parametrize("bad", [0.0, np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("side", [0, 1, "both"])
+@pytest.mark.parametrize("side", [0, 1])
 def test_a_zero_or_non_finite_row_has_no_cosine(rng, bad, side):
     pair = list(rng.normal(size=(2, 4, 3)))
-    for number in [0, 1] if side == "both" else [side]:
-        pair[number][2] = [0.0, 0.0, 0.0] if bad == 0 else [1.0, bad, 2.0]
+    pair[side][2] = [0.0, 0.0, 0.0] if bad == 0 else [1.0, bad, 2.0]
     got = paired_cosine(*pair)
     assert np.isnan(got[2])
     assert np.isfinite(got[[0, 1, 3]]).all()
 
 
-@pytest.mark.parametrize("scale", [1e200, 1e-200, 1e300, 1e-300])
-@pytest.mark.parametrize("other", [1.0, 1e200, 1e-200])
+@pytest.mark.parametrize(
+    ("scale", "other"), [(1e200, 1e200), (1e-200, 1e200), (1e300, 1.0), (1e-300, 1e-200)]
+)
 def test_any_magnitude_has_the_same_cosine(rng, scale, other):
     first, second = rng.normal(size=(2, 50, 5))
     expected = paired_cosine(first, second)

@@ -52,7 +52,7 @@ def test_linear_calibrators_reach_the_reference_on_smollm2(stsb, calibrator, exp
         assert score(z) == pytest.approx(reference, abs=tolerance)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_flow_reaches_the_reference_whatever_the_seed(stsb):
     vectors, fitted, score = stsb
     for pooling, least in zip(POOLINGS, (66.3, 57.5), strict=True):
@@ -63,7 +63,7 @@ def test_flow_reaches_the_reference_whatever_the_seed(stsb):
         assert np.ptp(scores) <= 0.4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_smollm2_at_block_1_gains_ten_points_end_to_end(shared_data):
     encoder = load_encoder(default_encoder(None)[0], pooling="layers:1")
     splits = [read_task("stsb", shared_data, split) for split in ("train", "dev", "test")]
