@@ -1,4 +1,4 @@
-"""A .gguf opens quickly: read in one pass, kept in the cache, and the same encoder either way."""
+"""A .gguf opens quickly: parsed once, kept in the cache, and the same encoder either way."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def assert_same(one: SentenceTransformer, other: SentenceTransformer) -> None:
     assert_array_equal(one.encode(SENTENCES), other.encode(SENTENCES))
 
 
-def test_what_is_read_in_one_pass_is_what_transformers_reads(file):
+def test_what_is_read_is_what_transformers_reads(file):
     how = {"gguf_file": file.name}
     model = AutoModel.from_pretrained(file.parent, dtype=torch.float32, **how)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, **how)

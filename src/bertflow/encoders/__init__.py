@@ -10,11 +10,12 @@ from bertflow.encoders.devices import DevicesEncoding, parse_devices
 from bertflow.encoders.embedding import Embedded, embed, fill
 from bertflow.encoders.encoding import Precision, encode_distinct, resolved_precision
 from bertflow.encoders.fingerprint import describe_encoder, library_versions
-from bertflow.encoders.loading import hidden_states, load_encoder
+from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.poolings import load_layers, load_poolings
 from bertflow.encoders.sampling import SAMPLE, Sampled, sample_corpus
 from bertflow.encoders.sentence_cache import SentenceCache
+from bertflow.encoders.states import hidden_states
 from bertflow.encoders.store import VectorCache
 from bertflow.encoders.streaming import Encoded, Rows, encode_file, encode_rows
 from bertflow.encoders.word_vectors import load_word_vectors

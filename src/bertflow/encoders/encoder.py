@@ -1,4 +1,4 @@
-"""The kind of SentenceTransformer that bertflow gives, and the sentences that it takes."""
+"""The SentenceTransformer that bertflow returns, and checks of the sentences that it takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bertflow.errors import InputError, shown
 from bertflow.process_state import pinned
 
 NAMED = 3
-# What the modules behind a calibrated model's encoder are called, followed by their place.
+# Names of the modules that calibrate begin with this; their place follows.
 CALIBRATOR = "calibrator_"
 
 
@@ -64,7 +64,7 @@ def part_of(model: SentenceTransformer, modules: Sequence[Any]) -> SentenceTrans
 
 
 def as_sentences(given: Any) -> Iterable[str]:
-    """What can be looped over sentence by sentence.
+    """Check that sentences can be looped over one by one.
 
     Args:
         given: A list, a column of pandas, polars, Arrow or `datasets`, or anything that gives

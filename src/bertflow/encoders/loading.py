@@ -6,53 +6,43 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
-    Pooling,
     Transformer,
-    WeightedLayerPooling,
 )
 from sentence_transformers.util import is_sentence_transformer_model, load_file_path
 from torch import nn
 
-from bertflow.arrays import Array, check_device
+from bertflow.arrays import check_device
 from bertflow.encoders.checks import (
     check_files,
     check_weights,
     read_modules,
     readable,
 )
-from bertflow.encoders.cutting import Cut
 from bertflow.encoders.encoder import Encoder
 from bertflow.encoders.gguf import check_readable, forget_gguf, quick_gguf
 from bertflow.encoders.origin import note_hub
 from bertflow.encoders.pickling import keep_picklable
 from bertflow.encoders.probe import (
     check_encoder,
-    difference,
     positions,
-    probe_texts,
-    probed,
-    tolerance,
 )
 from bertflow.encoders.sizes import check_gguf, check_sizes, check_transformer
+from bertflow.encoders.states import parse_pooling, pooled
 from bertflow.errors import (
     InputError,
     MissingDependencyError,
     ModelError,
     check_number,
-    shown,
-    unknown,
 )
 from bertflow.network import hub_answers
 from bertflow.process_state import pinned
@@ -64,9 +54,8 @@ log = logging.getLogger(__name__)
 
 DEFAULT_POOLING = "first-last-avg"
 DEFAULT_MAX_LENGTH = 64
-RECIPES = ("cls", "mean", "last2avg", "first-last-avg", "embed-last-avg", "layers:1,12")
-# Said outright, because an instruction-tuned model's sentences would else be wrapped in its chat
-# template: dozens of tokens that are the same for every sentence.
+# Without this, an instruction-tuned model's sentences would be wrapped in its chat template:
+# dozens of tokens that are the same for every sentence.
 TEXT_ONLY: Any = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -121,7 +110,7 @@ def load_encoder(
         MissingDependencyError: A .gguf without its packages; the message is the pip line.
     """
     if pooling is not None:
-        _parse(pooling)
+        parse_pooling(pooling)
     if dtype not in DTYPES:
         raise InputError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if max_length is not None:
@@ -153,7 +142,7 @@ def load_encoder(
                 )
             _pad_right(transformer, name)
             _limit(transformer, max_length, None if source.modules else DEFAULT_MAX_LENGTH)
-            model = _pooled(transformer, pooling, called, device)
+            model = pooled(transformer, pooling, called, device)
             called = f"{called} with {pooling}"
         check_encoder(model.eval(), called)
         keep_picklable(model)
@@ -332,9 +321,10 @@ def _pad_right(transformer: Transformer, name: str | Path) -> None:
 
 
 def _limit(module: nn.Module, max_length: int | None, default: int | None) -> None:
-    """Set the tokens a text is cut to: the least of what is asked, the tokenizer's and the model's.
+    """Set how many tokens of a text are read: as asked, but no more than tokenizer and model take.
 
-    More than the model has positions for cannot be asked.
+    Raises:
+        InputError: More tokens are asked for than the model has positions.
     """
     own: Any = getattr(module, "max_seq_length", None)
     if not isinstance(module, Transformer):
@@ -352,167 +342,3 @@ def _limit(module: nn.Module, max_length: int | None, default: int | None) -> No
         raise InputError(f"max_length {max_length} is above the encoder's {most} tokens")
     limits = [max_length or default, own, most]
     module.max_seq_length = min((limit for limit in limits if limit is not None), default=None)
-
-
-def _parse(pooling: str) -> tuple[int, ...] | None:
-    """The layers that are spelled out, or None for a recipe by name."""
-    if not isinstance(pooling, str):
-        raise InputError(f"pooling must be one of {', '.join(RECIPES)}, got {shown(pooling)}")
-    if pooling in RECIPES[:-1]:
-        return None
-    kind, _, numbers = pooling.partition(":")
-    try:
-        if kind != "layers":
-            raise ValueError
-        layers = tuple(int(number) for number in numbers.split(","))
-    except ValueError:
-        raise unknown("pooling", pooling, RECIPES) from None
-    if len(set(layers)) < len(layers) or min(layers) < 0:
-        raise InputError(f"pooling {pooling!r} must name different hidden states from 0 up")
-    return layers
-
-
-def hidden_states(pooling: str, blocks: int) -> tuple[int, ...]:
-    """The hidden states that a recipe averages, for an encoder with so many blocks.
-
-    Args:
-        pooling: As in `load_encoder`.
-        blocks: The number L of transformer blocks.
-
-    Returns:
-        Indices in rising order, 0 being the embeddings and L the last block.
-
-    Raises:
-        InputError: The recipe is unknown, or asks for a layer the encoder does not have.
-
-    Example:
-        >>> hidden_states("last2avg", 12), hidden_states("layers:0,6", 12)
-        ((11, 12), (0, 6))
-    """
-    layers = _parse(pooling)
-    if layers is None:
-        layers = {
-            "cls": (blocks,),
-            "mean": (blocks,),
-            "last2avg": (blocks - 1, blocks),
-            "first-last-avg": (1, blocks),
-            "embed-last-avg": (0, blocks),
-        }[pooling]
-    if max(layers) > blocks:
-        raise InputError(
-            f"pooling {pooling!r} asks for hidden state {max(layers)}, but the encoder has "
-            f"{blocks} blocks (hidden states 0 to {blocks})"
-        )
-    if pooling == "last2avg" and blocks < 2:
-        raise InputError(f"pooling 'last2avg' needs 2 blocks, but the encoder has {blocks}")
-    return tuple(sorted(set(layers)))
-
-
-def _pooled(
-    transformer: Transformer, pooling: str, name: str, device: str | None
-) -> SentenceTransformer:
-    """The encoder of a recipe, cut to the blocks that it needs where that changes nothing.
-
-    Raises:
-        InputError: The model lacks a hidden state that the recipe asks for.
-        ModelError: sentence-transformers does not pool the model's own hidden states.
-    """
-    states = [_hidden_states(transformer, text, name) for text in _texts(transformer)]
-    try:
-        layers = hidden_states(pooling, len(states[0]) - 1)
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from None
-    name = f"{name} with {pooling}"
-    if len({one[layer].shape[-1] for one in states for layer in layers}) > 1:
-        widths = ", ".join(str(states[0][layer].shape[-1]) for layer in layers)
-        raise ModelError(
-            f"{name} would average hidden states of different widths ({widths}); take one, such as "
-            "pooling mean"
-        )
-    first = pooling == "cls"
-    wanted = np.stack(
-        [
-            np.mean([one[n][0] if first else one[n].mean(axis=0) for n in layers], axis=0)
-            for one in states
-        ]
-    )
-    total = len(states[0]) - 1
-    cut = Cut(transformer.model, total)
-    off, said = np.inf, ""
-    for blocks in cut.choices(layers[-1]):
-        cut.keep(blocks)
-        if blocks < total and not cut.can_be_saved():
-            continue
-        modules = [transformer, *_pools(transformer, layers, blocks, first)]
-        model = Encoder(modules=modules, device="cpu")
-        try:
-            off = difference(wanted, probed(model, name))
-        except ModelError as error:  # A model that cannot be cut may still work whole.
-            said = str(error)
-            continue
-        if off <= tolerance(model):
-            log.info("kept %d of %d blocks", blocks, total)
-            return Encoder(modules=modules, device=device).eval()
-    if np.isinf(off):
-        raise ModelError(f"{said} or another pooling")
-    if _is_decoder(transformer.model):
-        raise ModelError(
-            f"{name} is an encoder-decoder ({type(transformer.model).__name__}), of which "
-            "sentence-transformers would pool the decoder; use another encoder"
-        )
-    raise ModelError(
-        f"{name} is pooled otherwise by sentence-transformers (off by {off:.0%} of a vector's "
-        f"length) than its hidden states {', '.join(map(str, layers))}; use another pooling"
-    )
-
-
-def _texts(transformer: Transformer) -> list[str]:
-    return probe_texts(transformer)  # type: ignore[arg-type]
-
-
-@pinned()
-@torch.no_grad()
-def _hidden_states(transformer: Transformer, text: str, name: str) -> list[Array]:
-    """All hidden states of a text by the model alone, each of shape (tokens, D)."""
-    model: Any = transformer.eval().model
-    # Of an encoder-decoder it is the encoder that reads the text.
-    reader = model.get_encoder() if _is_decoder(model) else model
-    with readable(lambda said: f"{name} cannot encode a sentence: {said}; use another encoder"):
-        features = transformer.preprocess([text])
-        inputs = {key: one for key, one in features.items() if isinstance(one, torch.Tensor)}
-        taken = signature(reader.forward).parameters
-        if "input_ids" in taken:  # An adapter's forward has no names.
-            inputs = {key: one for key, one in inputs.items() if key in taken}
-        found = reader(**inputs, output_hidden_states=True, return_dict=True)
-        # A model without blocks has only its output.
-        states = getattr(found, "hidden_states", None) or (found.last_hidden_state,)
-        return [state[0].float().numpy() for state in states]
-
-
-def _is_decoder(model: Any) -> bool:
-    return bool(getattr(model.config, "is_encoder_decoder", False)) and hasattr(model, "decoder")
-
-
-def _pools(
-    transformer: Transformer, layers: Sequence[int], blocks: int, first: bool
-) -> list[nn.Module]:
-    """The modules that pool hidden states of a model of so many blocks."""
-    width = transformer.get_embedding_dimension()
-    several = tuple(layers) != (blocks,)
-    # Parts of a model may have configurations of their own, as T5's encoder has.
-    for module in transformer.model.modules():
-        config: Any = getattr(module, "config", None)
-        if hasattr(config, "output_hidden_states"):
-            config.output_hidden_states = several
-    pooling = Pooling(width, pooling_mode="cls" if first else "mean")
-    if not several:
-        return [pooling]
-    weights = torch.zeros(blocks + 1 - layers[0])
-    weights[[layer - layers[0] for layer in layers]] = 1.0
-    mix = WeightedLayerPooling(
-        width,
-        num_hidden_layers=blocks,
-        layer_start=layers[0],
-        layer_weights=nn.Parameter(weights, requires_grad=False),
-    )
-    return [mix, pooling]

@@ -10,7 +10,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from bertflow.encoders.loading import hidden_states, load_encoder
+from bertflow.encoders.loading import load_encoder
+from bertflow.encoders.states import hidden_states
 from bertflow.errors import InputError
 
 
@@ -36,7 +37,7 @@ class SeveralPoolings(nn.Module):
         return self.width
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What tells it apart from others, for a cache of its vectors."""
+        """Its settings, by which a cache tells its vectors from others."""
         return {"poolings": self.poolings}
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:

@@ -36,14 +36,14 @@ SENTENCES = (
     "A short sentence to compare the hidden states with.",
     "Two men in dark coats walk down a long street, while it rains, to a house with 12 rooms.",
 )
-# A sentence that is cut belongs to the probe where that is short enough to cost nothing.
+# The probe has a sentence that is cut, unless the encoder's limit would make it long and slow.
 SHORT_LIMIT = 128
-# How far two ways may differ, as a part of a vector's length: in float32 on a processor, with a
-# GPU, and in half precision.
+# How far two ways to a vector may differ, as a part of its length: in float32 on a processor, with
+# a GPU, and in half precision.
 EXACT, GPU, ROUGH = 1e-4, 0.01, 0.1
-# A tokenizer knows at least one in so many of the tokens that its model has embeddings for.
+# A tokenizer with fewer tokens than a tenth of the model's embeddings lacks files.
 LEAST_VOCABULARY = 10
-# Of the fingerprint: projections of each vector, and how many steps there are to its length.
+# The fingerprint has so many projections of each vector, in steps of a thousandth.
 PROJECTIONS, STEPS = 4, 1000
 # Classes of sentence-transformers whose vectors are not for cosine similarity.
 OTHER_KINDS = ("sparse_encoder", "cross_encoder", "multi_vector_encoder")
@@ -68,7 +68,7 @@ def check_encoder(encoder: SentenceTransformer, name: str | None = None) -> Arra
     name = name or name_of(encoder)
     _check_tokens(encoder, name)
     _check_limit(encoder, name)
-    bare = encoder_of(encoder)  # A calibrator takes row by row, and enlarges roundings.
+    bare = encoder_of(encoder)  # A calibrator would enlarge roundings.
     alone = probed(bare, name)
     if not np.isfinite(alone).all():
         raise ModelError(
@@ -126,8 +126,8 @@ def probed(encoder: SentenceTransformer, name: str | None = None) -> Array:
 def fingerprint(alone: Array) -> list[int]:
     """A few numbers that change with the vectors, but not with their rounding.
 
-    Of each vector the logarithm of its length, and projections of its direction, in thousandths.
-    The sentence that is cut is left out: it depends on the maximum length, which is told elsewhere.
+    They are the logarithm of each vector's length and projections of its direction, in thousandths.
+    The sentence that is cut is left out: provenance describes the maximum length by itself.
 
     Args:
         alone: What `probed` gives, shape (n, D).
@@ -140,18 +140,18 @@ def fingerprint(alone: Array) -> list[int]:
     return rounded
 
 
-def is_fingerprint_of(told: Any, alone: Array, encoder: SentenceTransformer) -> bool:
-    """Whether a fingerprint is that of an encoder's vectors, up to the roundings of its type.
+def is_fingerprint_of(saved: Any, alone: Array, encoder: SentenceTransformer) -> bool:
+    """Whether a saved fingerprint is that of an encoder's vectors, up to its type's roundings.
 
-    What earlier versions saved has none, and passes.
+    Earlier versions saved none; None passes.
     """
-    if told is None:
+    if saved is None:
         return True
-    found = fingerprint(alone)
-    if not isinstance(told, list) or len(told) != len(found) or {*map(type, told)} != {int}:
+    own = fingerprint(alone)
+    if not isinstance(saved, list) or len(saved) != len(own) or {*map(type, saved)} != {int}:
         return False
     most = STEPS * (EXACT * 100 if tolerance(encoder) == EXACT else 2 * ROUGH)
-    return bool(np.abs(np.subtract(told, found)).max() <= most)
+    return bool(np.abs(np.subtract(saved, own)).max() <= most)
 
 
 def check_own_encoding(
@@ -269,7 +269,7 @@ def can_be_loaded(model: SentenceTransformer) -> bool:
 def difference(expected: Array, found: Array) -> float:
     """The largest distance of two vectors of a sentence, as a part of the expected one's length.
 
-    What is not finite in both is equal.
+    Entries that are not finite in both count as equal.
     """
     if expected.shape != found.shape:
         return np.inf

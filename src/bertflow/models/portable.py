@@ -37,7 +37,7 @@ from bertflow.encoders.streaming import FIRST
 from bertflow.errors import ModelError
 from bertflow.flows import ResidualCoupling, ResidualForm
 
-# The portable form must give what the calibrator gives, on real vectors, up to this.
+# How far the portable form may differ from the calibrator on real vectors.
 TOLERANCE = 1e-4
 CHECKED_ROWS = FIRST
 
