@@ -183,6 +183,9 @@ def test_scores_are_those_of_cosines_whose_sentences_all_have_vectors(vectors, r
         row = next(row for row in found.scores.table.rows if row.label == side)
         assert row.cells["stsb"].value == pytest.approx(100 * expected)
         assert row.cells["stsb"].low < row.cells["stsb"].value < row.cells["stsb"].high
+    page = render(found)
+    assert "Filled: ours" in page
+    assert "Hollow" not in page
     assert set(found.edits.panels) == {"gold", "before", "after"}
     figure = draw.edit_distance_scatter(found.edits)
     assert [axes.get_title(loc="left").split("\n")[0] for axes in figure.axes] == [
@@ -203,6 +206,7 @@ def test_a_task_that_nobody_named_decides_nothing(model, monkeypatch):
     assert "--task NAME" in found.absent["scores"]
     assert "--task stsb" in found.absent["edits"]
     named = build_report(model / "saved", tasks=["sts13"])
+    assert "Hollow: published for BERT-base, another encoder" in render(named)
     assert named.scores.table.columns == ["sts13"]
     assert named.edits is None
     assert "STS 2013" in named.verdict or "STS13" in named.verdict

@@ -610,7 +610,12 @@ class ScoreTable:
 
     @property
     def published_label(self) -> str:
-        """What the published numbers are called, with the encoder where it is another."""
+        """What the published numbers are called, with the encoder where it is another.
+
+        Nothing where no row that is drawn has such a number.
+        """
+        if all(cell.published is None for row in self.drawn for cell in row.cells.values()):
+            return ""
         whose = dict.fromkeys(row.published_for for row in self.drawn if row.published_for)
         return f"published for {', '.join(whose)}" if whose else "published"
 
