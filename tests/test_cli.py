@@ -1151,7 +1151,7 @@ def stop(monkeypatch):
             yield report
 
         seen.clear()
-        monkeypatch.setattr("bertflow.cli.terminal.progress_bars", bars)
+        monkeypatch.setattr("bertflow.cli.fitting.progress_bars", bars)
         return seen
 
     return after

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bertflow.calibrators import Whitening
-from bertflow.cli.results import comparison_page, scores_page
+from bertflow.cli.score_pages import comparison_page, scores_page
 from bertflow.data import CATALOG, STS_TASKS, read_corpus, read_pairs, read_task
 from bertflow.encoders import calibrate, load_encoder, save_model
 from bertflow.evaluation import (

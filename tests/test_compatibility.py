@@ -22,7 +22,6 @@ from sentence_transformers import SentenceTransformer
 import bertflow
 from bertflow import Flow, attach, load, load_calibrator, load_encoder, save_calibrator
 from bertflow.calibrators import checkpoint as fitting
-from bertflow.cli import terminal
 from bertflow.encoders import (
     VectorCache,
     describe_encoder,
@@ -356,11 +355,3 @@ def test_every_lower_bound_of_the_project_is_a_plain_one():
     rows = compat.rows([])
     assert [rows[0].name, rows[-1].name] == ["oldest", "newest"]
     assert len({row.old for row in rows}) == len(rows) == 2 ** len(compat.GRID)
-
-
-def test_where_no_terminal_shows_a_bar_none_is_begun(monkeypatch, capsys):
-    """A disabled one of rich 13.7 ends with an empty line on standard error."""
-    monkeypatch.setattr("bertflow.display.bars.Screen", None)
-    with terminal.progress_bars() as report:
-        report("fit", 1, 2)
-    assert capsys.readouterr() == ("", "")

@@ -15,8 +15,8 @@ import bertflow
 from bertflow import demo
 from bertflow.analysis.gains import measure_gains
 from bertflow.calibrators import Whitening
+from bertflow.cli.demonstration import show_demo
 from bertflow.cli.main import run
-from bertflow.cli.show import show_demo
 from bertflow.data import sample_pairs, sample_texts
 from bertflow.encoders import SentenceCache, load_encoder
 from bertflow.errors import ModelError

@@ -15,7 +15,7 @@ import pytest
 import scipy.stats
 
 from bertflow.cli.paper_grids import claims_grid, doubts_of, notes_of, table_grid
-from bertflow.cli.reproduction import table_markdown
+from bertflow.cli.reproducing import table_markdown
 from bertflow.data import STS_TASKS
 from bertflow.evaluation import Difference
 from bertflow.io.store import Result, ResultStore

@@ -542,20 +542,20 @@ def test_a_second_run_of_a_command_encodes_nothing(
 
 
 def test_the_terminal_says_what_was_in_the_cache(encoder, tmp_path, monkeypatch, capsys):
-    from bertflow.cli.caching import found_in, tell_found
+    from bertflow.cli.terminal import from_cache, tell_cached
 
     cache = SentenceCache(tmp_path)
-    tell_found(cache)
-    assert found_in(cache) == found_in(None) == ""
+    tell_cached(cache)
+    assert from_cache(cache) == from_cache(None) == ""
     cache.found = 1234
-    tell_found(cache)
+    tell_cached(cache)
     assert capsys.readouterr().err == ""  # No terminal.
     monkeypatch.setattr("rich.console.Console.is_terminal", True)
-    tell_found(cache)
-    tell_found(None)
+    tell_cached(cache)
+    tell_cached(None)
     assert capsys.readouterr().err == "1,234 sentences, all in the cache\n"
     cache.encoded = 1000
-    tell_found(cache)
+    tell_cached(cache)
     assert capsys.readouterr().err == "2,234 sentences, 1,234 in the cache\n"
 
 

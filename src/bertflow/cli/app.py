@@ -9,17 +9,15 @@ from typing import Annotated
 import typer
 
 import bertflow
-from bertflow.cli.analyzing import analyze
-from bertflow.cli.caching import cache
+from bertflow.cli.analyzing import isotropy, lexical, words
 from bertflow.cli.demonstration import demo
 from bertflow.cli.fitting import encode, fit, transform
 from bertflow.cli.judging import compare, diagnose, evaluate
-from bertflow.cli.options import Command
-from bertflow.cli.reporting import report
-from bertflow.cli.reproduction import reproduce
-from bertflow.cli.sharing import push
+from bertflow.cli.options import Command, flattened
+from bertflow.cli.reproducing import reproduce
+from bertflow.cli.saved import cache, push, report
 from bertflow.cli.terminal import log_to_terminal
-from bertflow.cli.training import finetune
+from bertflow.cli.tuning import finetune
 
 EXIT_CODES = (
     "0 done; 1 an input, model, file or step of the fit is at fault, and the message says what to "
@@ -68,22 +66,18 @@ def options(
     log_to_terminal(verbose)
 
 
-for command in (
-    fit,
-    transform,
-    encode,
-    evaluate,
-    compare,
-    diagnose,
-    finetune,
-    reproduce,
-    report,
-    demo,
-    push,
-    cache,
+analyze = typer.Typer(
+    no_args_is_help=True,
+    help="Look at an encoder as the paper does: its words, edit distance, isotropy.",
+)
+EVERYDAY = (fit, transform, encode, evaluate, compare, diagnose, finetune, reproduce, report)
+for group, commands in (
+    (app, (*EVERYDAY, demo, push, cache)),
+    (analyze, (words, lexical, isotropy)),
 ):
-    # Lines of a paragraph are the terminal's to break.
-    paragraphs = cleandoc(command.__doc__ or "").split("\n\n")
-    text = "\n\n".join(" ".join(part.split()) for part in paragraphs)
-    app.command(cls=Command, help=text)(command)
+    for command in commands:
+        # Lines of a paragraph are the terminal's to break.
+        paragraphs = cleandoc(command.__doc__ or "").split("\n\n")
+        text = "\n\n".join(" ".join(part.split()) for part in paragraphs)
+        group.command(command.__name__, cls=Command, help=text)(flattened(command))
 app.add_typer(analyze, name="analyze")

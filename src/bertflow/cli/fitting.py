@@ -6,52 +6,41 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from bertflow.cli.caching import as_precision, found_in, users_cache
-from bertflow.cli.interruption import Interrupted, kept
-from bertflow.cli.opening import load_raw, open_any, show
+from bertflow.cli.destinations import check_files, check_folder
+from bertflow.cli.interruption import Interrupted, resumes_from
+from bertflow.cli.opening import load_raw, open_any, vectors_named
 from bertflow.cli.options import (
     CALIBRATOR,
-    CALIBRATOR_HELP,
-    ENCODER_OPTION,
     INPUT,
+    REQUIRED,
     SOURCES_HELP,
-    BatchSize,
-    Column,
-    Corpus,
-    Device,
-    Devices,
-    EncodingPrecision,
-    Format,
-    MaxLength,
-    Model,
-    NoCache,
-    Output,
-    Pooling,
-    TrustRemoteCode,
-    build_calibrator,
-    device_or_none,
+    SPEED,
+    CalibratorOptions,
+    EncoderOptions,
+    SpeedOptions,
+    TextOptions,
+    argument,
+    encoder_option,
+    flag,
+    known_devices,
+    model_argument,
+    option,
+    refuse_beside,
 )
-from bertflow.cli.places import check_files, check_folder, vectors_named
 from bertflow.cli.scaling import (
-    Address,
-    EngineName,
-    Keep,
-    Numbers,
-    Scaling,
-    SkipBlank,
-    SkipUnreadable,
-    Vector,
-    Workers,
+    ClusterOptions,
+    EncodingClusterOptions,
     encode_shards,
     fit_shards,
     transform_shards,
 )
+from bertflow.cli.terminal import from_cache, progress_bar, progress_bars, show
 from bertflow.errors import InputError, ModelError, TrainingError, one_line, quoted
+from bertflow.io.outputs import clear_part, part_folder, part_path, save_or_keep
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -59,118 +48,85 @@ if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator
     from bertflow.encoders import SentenceCache
 
+devices_option = partial(
+    option,
+    None,
+    "N",
+    "Encode in so many processes, on all GPUs (all), or on cuda:0,cuda:1.",
+    group=SPEED,
+    callback=known_devices,
+)
+
 
 def fit(
     *,
-    encoder: Annotated[str | None, ENCODER_OPTION] = None,
-    corpus: Corpus = None,
-    output: Output,
-    calibrator: Annotated[
-        str, typer.Option(metavar="NAME", help=CALIBRATOR_HELP)
-    ] = "adaptive-whitening",
-    vectors: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Vectors, .npy or a folder of .parquet, instead of encoder and corpus.",
-        ),
-    ] = None,
-    column: Column = None,
-    format_: Format = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, help="Take only the first N sentences.", rich_help_panel=INPUT
-        ),
-    ] = None,
-    sample: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Of a larger corpus, fit on N distinct sentences drawn at random; 0 takes all.",
-            rich_help_panel=INPUT,
-        ),
-    ] = 200_000,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Argument of the calibrator, such as epochs=2 of flow or dim=256 of whitening. "
-            "May be repeated.",
-            rich_help_panel=CALIBRATOR,
-        ),
-    ] = None,
-    random_state: Annotated[
-        int, typer.Option(metavar="N", help="Seed.", rich_help_panel=CALIBRATOR)
-    ] = 0,
-    pooling: Pooling = None,
-    max_length: MaxLength = None,
-    trust_remote_code: TrustRemoteCode = False,
-    no_portable: Annotated[
-        bool,
-        typer.Option(
-            "--no-portable",
-            help="Save with bertflow's own module, which plain sentence-transformers lacks.",
-            rich_help_panel=CALIBRATOR,
-        ),
-    ] = False,
-    batch_size: BatchSize = 32,
-    precision: EncodingPrecision = "auto",
-    no_cache: NoCache = False,
-    device: Device = "auto",
-    devices: Devices = None,
-    engine: EngineName = None,
-    address: Address = None,
-    workers: Workers = None,
-    skip_unreadable: SkipUnreadable = False,
-    vector: Vector = "vector",
+    encoder: str | None = encoder_option(None),
+    corpus: list[str] | None = option(None, "FILE", SOURCES_HELP),
+    text: TextOptions,
+    output: Path = option(REQUIRED, "DIR", "Folder to save to."),
+    chosen: CalibratorOptions,
+    vectors: str | None = option(
+        None, "FILE", "Vectors, .npy or a folder of .parquet, instead of encoder and corpus."
+    ),
+    limit: int | None = option(None, "N", "Take only the first N sentences.", group=INPUT, min=1),
+    sample: int = option(
+        200_000,
+        "N",
+        "Of a larger corpus, fit on N distinct sentences drawn at random; 0 takes all.",
+        group=INPUT,
+        min=0,
+    ),
+    loading: EncoderOptions,
+    no_portable: bool = flag(
+        "--no-portable",
+        "Save with bertflow's own module, which plain sentence-transformers lacks.",
+        CALIBRATOR,
+    ),
+    speed: SpeedOptions,
+    devices: str | None = devices_option(),
+    cluster: ClusterOptions,
 ) -> None:
     """Fit a calibrator on unlabelled sentences or vectors, and save it. Stopped, it goes on."""
-    built = build_calibrator(calibrator, set_ or [], random_state, device)
-    scaling = Scaling(engine, address, workers, skip_unreadable, vector)
+    built = chosen.build(speed.device)
     if vectors is not None:
-        given = {
-            "--encoder": encoder,
-            "--corpus": corpus,
-            "--pooling": pooling,
-            "--column": column,
-            "--format": format_,
-            "--max-length": max_length,
-            "--no-portable": no_portable,
-            "--devices": devices,
-            "--trust-remote-code": trust_remote_code,
-        }
-        if clash := [name for name, value in given.items() if value]:
-            raise InputError(f"--vectors goes without {', '.join(clash)}")
-        if engine is not None or _are_shards(vectors):
-            fit_shards(vectors, built, output, scaling, limit)
-            return
-        scaling.refuse_without_engine()
-        _fit_vectors(Path(vectors), built, output, limit)
+        refuse_beside(
+            "--vectors goes without",
+            {
+                "--encoder": encoder,
+                "--corpus": corpus,
+                "--pooling": loading.pooling,
+                "--column": text.column,
+                "--format": text.format,
+                "--max-length": loading.max_length,
+                "--no-portable": no_portable,
+                "--devices": devices,
+                "--trust-remote-code": loading.trust_remote_code,
+            },
+        )
+        if cluster.engine is not None or _are_shards(vectors):
+            fit_shards(vectors, built, output, cluster, limit)
+        else:
+            cluster.refuse_without_engine()
+            _fit_vectors(Path(vectors), built, output, limit)
         return
-    if engine is not None:
+    if cluster.engine is not None:
         raise InputError("--engine goes with --vectors; encode the corpus to a folder first")
-    scaling.refuse_without_engine()
+    cluster.refuse_without_engine()
     if encoder is None or not corpus:
         raise InputError("give --encoder with at least one --corpus, or --vectors")
-    from bertflow.calibrators.writing import save_calibrator
     from bertflow.data import checked_corpus
-    from bertflow.io.outputs import save_or_keep
 
     check_folder(output, {"--encoder": encoder, "--corpus": corpus})
-    sentences = checked_corpus(corpus, column=column, limit=limit, format=format_)
-    cache, kind = users_cache(no_cache), as_precision(precision)
-    from bertflow.cli.terminal import progress_bars
-    from bertflow.encoders import parse_devices
-    from bertflow.models import calibrate, save_model
+    sentences = checked_corpus(corpus, column=text.column, limit=limit, format=text.format)
+    provenance = {"corpus": corpus, "column": text.column, "limit": limit}
+    if text.format:
+        provenance["format"] = text.format
+    from bertflow.models import calibrate
 
-    places = parse_devices(devices) if devices else None
-
+    places = _parsed(devices)
     began = time.perf_counter()
-    with _checkpoint(output, cache) as checkpoint:
-        loaded = load_raw(encoder, pooling, max_length, device, trust_remote_code, cache)
+    with _checkpoint(output, speed.cache) as checkpoint:
+        loaded = load_raw(encoder, loading, speed)
         with progress_bars() as report:
             model = calibrate(
                 loaded,
@@ -178,35 +134,46 @@ def fit(
                 built,
                 portable=not no_portable,
                 sample=sample or None,
-                batch_size=batch_size,
-                cache=cache,
-                precision=kind,
                 devices=places,
-                provenance={
-                    "corpus": corpus,
-                    "column": column,
-                    "limit": limit,
-                    **({"format": format_} if format_ else {}),
-                },
+                provenance=provenance,
                 progress=report,
                 checkpoint=checkpoint,
+                **speed.encoding(),
             )
-        save_or_keep(
-            output,
-            lambda folder: save_model(model, folder),
-            lambda folder: save_calibrator(model.calibrator, folder),
-        )
+        _save(model, output)
+    seconds = time.perf_counter() - began
+    _show_fitted(chosen.calibrator, model, from_cache(speed.cache), _to_limit(loaded), seconds)
+    plainly = f"SentenceTransformer({str(output)!r}) loads it anywhere"
+    how = f"bertflow.load({str(output)!r}) loads it" if no_portable else plainly
+    show(f"saved to {one_line(output)}: {how}")
+
+
+def _show_fitted(name: str, model: Any, cached: str, limit: str, seconds: float) -> None:
     facts = model.calibrator.provenance_
     drawn = f"drawn from {facts['drawn_from']:,}, " if "drawn_from" in facts else ""
     show(
-        f"{calibrator} fitted on {facts['sentences']:,} sentences ({drawn}{facts['distinct']:,} "
-        f"distinct, {found_in(cache)}{facts['cut_to_max_length']:,} cut{_to_limit(loaded)}) in "
-        f"{time.perf_counter() - began:.0f} s"
+        f"{name} fitted on {facts['sentences']:,} sentences ({drawn}{facts['distinct']:,} "
+        f"distinct, {cached}{facts['cut_to_max_length']:,} cut{limit}) in {seconds:.0f} s"
     )
     _show_loss(model.calibrator)
-    plainly = "SentenceTransformer({!r}) loads it anywhere"
-    how = "bertflow.load({!r}) loads it" if no_portable else plainly
-    show(f"saved to {one_line(output)}: {how.format(str(output))}")
+
+
+def _save(model: Any, output: Path) -> None:
+    from bertflow.calibrators import save_calibrator
+    from bertflow.models import save_model
+
+    save_or_keep(
+        output,
+        lambda folder: save_model(model, folder),
+        lambda folder: save_calibrator(model.calibrator, folder),
+    )
+
+
+def _parsed(devices: str | None) -> Any:
+    """The devices of --devices."""
+    from bertflow.encoders import parse_devices
+
+    return parse_devices(devices) if devices else None
 
 
 def _are_shards(vectors: str) -> bool:
@@ -217,9 +184,7 @@ def _are_shards(vectors: str) -> bool:
 def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int | None) -> None:
     from bertflow.calibrators import save_calibrator
     from bertflow.calibrators.vectors import read_vectors
-    from bertflow.cli.terminal import progress_bars
     from bertflow.display import of_stage
-    from bertflow.io.outputs import save_or_keep
 
     check_folder(output, {"--vectors": source})
     rows = read_vectors(source)[:limit]
@@ -240,17 +205,15 @@ def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int 
 
 @contextmanager
 def _checkpoint(output: Path, cache: SentenceCache | None = None) -> Iterator[Path]:
-    """The file from which a fit goes on, in a folder beside its output that is one process's.
+    """The file from which a fit goes on, in a folder beside its output that one process holds.
 
-    It goes once the output is written, and stays where a fit is stopped or fails.
+    It is removed once the output is written, and stays where a fit is stopped or fails.
 
     Raises:
         ModelError: Another process is writing the output, or the folder cannot be made.
         TrainingError: The fit's, with where the last good weights are.
         Interrupted: By Ctrl-C, with what the same command goes on from.
     """
-    from bertflow.io.outputs import clear_part, part_folder
-
     with part_folder(output) as folder:
         file, done = folder / "flow.safetensors", False
         before = _written(file)
@@ -262,13 +225,13 @@ def _checkpoint(output: Path, cache: SentenceCache | None = None) -> Iterator[Pa
                 raise Interrupted(
                     f"the same command begins where this one did; {file} is as it was"
                 ) from None
-            raise Interrupted(kept(file, cache)) from None
+            raise Interrupted(resumes_from(file, cache)) from None
         except TrainingError as error:
             raise TrainingError(f"{error}{_saved_beside(error, output)}") from error
         except ModelError as error:
             if not file.exists():
                 raise
-            raise ModelError(f"{error}; {kept(file)}") from error
+            raise ModelError(f"{error}; {resumes_from(file)}") from error
         finally:
             if done or not file.exists():
                 clear_part(folder)
@@ -280,7 +243,7 @@ def _written(file: Path) -> int | None:
 
 
 def _saved_beside(error: TrainingError, output: Path) -> str:
-    """Save the flow that a training has kept beside the output, and say where."""
+    """Save the last good flow of a training beside the output, and say where."""
     from bertflow.calibrators import save_calibrator
 
     if error.kept is None or not (steps := len(error.kept.loss_curve_)):
@@ -306,44 +269,30 @@ def _show_loss(calibrator: Calibrator) -> None:
 
 
 def transform(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A saved calibrator or calibrated model.")
-    ],
-    vectors: Annotated[
-        str,
-        typer.Option(metavar="IN.npy", help="Vectors, one a row; or a folder of .parquet."),
-    ],
-    output: Annotated[
-        Path,
-        typer.Option(metavar="OUT.npy", help="File to write; for a folder of .parquet a folder."),
-    ],
-    inverse: Annotated[bool, typer.Option("--inverse", help="Undo the calibration.")] = False,
-    engine: EngineName = None,
-    address: Address = None,
-    workers: Workers = None,
-    skip_unreadable: SkipUnreadable = False,
-    vector: Vector = "vector",
+    folder: Path = argument("DIR", "A saved calibrator or calibrated model."),
+    *,
+    vectors: str = option(REQUIRED, "IN.npy", "Vectors, one a row; or a folder of .parquet."),
+    output: Path = option(REQUIRED, "OUT.npy", "File to write; for a folder of .parquet a folder."),
+    inverse: bool = flag("--inverse", "Undo the calibration."),
+    cluster: ClusterOptions,
 ) -> None:
     """Apply a saved calibrator to vectors."""
-    scaling = Scaling(engine, address, workers, skip_unreadable, vector)
-    if engine is not None or _are_shards(vectors):
-        transform_shards(folder, vectors, output, scaling, inverse)
+    if cluster.engine is not None or _are_shards(vectors):
+        transform_shards(folder, vectors, output, cluster, inverse)
         return
-    scaling.refuse_without_engine()
+    cluster.refuse_without_engine()
     check_files({"--output": output}, {"DIR": folder, "--vectors": vectors}, rows=True)
     _refuse_other_than_npy(output, "transform", "of a folder of .parquet files it makes a folder")
     from bertflow.calibrators import load_calibrator
     from bertflow.calibrators.vectors import transform_file
-    from bertflow.cli.terminal import progress_bars
-    from bertflow.io.outputs import save_or_keep
 
     calibrator, shape, computed = load_calibrator(folder), (0, 0), 0
-    with vectors_named(vectors), progress_bars() as report:
+    with vectors_named(vectors), progress_bar("transform") as report:
 
         def tell(done: int, total: int) -> None:
             nonlocal computed
             computed = done
-            report("transform", done, total)
+            report(done, total)
 
         def write(place: Path) -> None:
             nonlocal shape
@@ -362,86 +311,44 @@ def _refuse_other_than_npy(output: Path, command: str, otherwise: str) -> None:
 
 
 def encode(
-    model: Model,
+    model: str = model_argument(),
     *,
-    corpus: Annotated[
-        list[str],
-        typer.Option("--corpus", "--input", metavar="FILE", help=SOURCES_HELP),
-    ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE", help="File to write. Stopped, the same command goes on where it was."
-        ),
-    ],
-    column: Column = None,
-    format_: Format = None,
-    pooling: Pooling = None,
-    max_length: MaxLength = None,
-    batch_size: BatchSize = 32,
-    precision: EncodingPrecision = "auto",
-    no_cache: NoCache = False,
-    device: Device = "auto",
-    devices: Devices = None,
-    trust_remote_code: TrustRemoteCode = False,
-    engine: EngineName = None,
-    address: Address = None,
-    workers: Workers = None,
-    skip_unreadable: SkipUnreadable = False,
-    vector: Vector = "vector",
-    keep: Keep = None,
-    numbers: Numbers = "float32",
-    skip_blank: SkipBlank = False,
+    corpus: list[str] = option(REQUIRED, "FILE", SOURCES_HELP, "--corpus", "--input"),
+    output: Path = option(
+        REQUIRED, "FILE", "File to write. Stopped, the same command goes on where it was."
+    ),
+    text: TextOptions,
+    loading: EncoderOptions,
+    speed: SpeedOptions,
+    devices: str | None = devices_option(),
+    cluster: EncodingClusterOptions,
 ) -> None:
     """Encode sentences to vectors, row i for sentence i; of a folder of shards, a folder."""
-    scaling = Scaling(engine, address, workers, skip_unreadable, vector, keep, numbers, skip_blank)
-    if engine is not None:
-        if format_ is not None:
+    if cluster.engine is not None:
+        if text.format is not None:
             raise InputError("--engine goes without --format: it reads a folder of .parquet files")
-        encode_shards(
-            model,
-            corpus,
-            output,
-            scaling,
-            column=column,
-            pooling=pooling,
-            max_length=max_length,
-            device=device_or_none(device),
-            batch_size=batch_size,
-            precision=as_precision(precision),
-            trust_remote_code=trust_remote_code,
-        )
+        encode_shards(model, corpus, output, text.column, cluster, loading, speed)
         return
-    scaling.refuse_without_engine()
+    cluster.refuse_without_engine()
     from bertflow.data import checked_corpus
-    from bertflow.io.outputs import part_path
 
     check_files({"--output": output}, {"MODEL": model, "--corpus": corpus}, rows=True)
     _refuse_other_than_npy(
         output, "encode", "for a folder of .parquet files, ids and all, give --engine local"
     )
-    sentences = checked_corpus(corpus, column=column, blank="refuse", format=format_)
-    cache, kind = users_cache(no_cache), as_precision(precision)
-    from bertflow.cli.terminal import progress_bars
-    from bertflow.encoders import encode_file, parse_devices
+    sentences = checked_corpus(corpus, column=text.column, blank="refuse", format=text.format)
+    from bertflow.encoders import encode_file
 
-    places = parse_devices(devices) if devices else None
-    loaded = open_any(model, pooling, max_length, device, trust_remote_code, cache)
+    places = _parsed(devices)
+    loaded = open_any(model, loading, speed)
     try:
-        with progress_bars() as report:
+        with progress_bar("encode") as report:
             encoded = encode_file(
-                loaded,
-                sentences,
-                output,
-                batch_size=batch_size,
-                cache=cache,
-                precision=kind,
-                devices=places,
-                progress=lambda done, total: report("encode", done, total),
+                loaded, sentences, output, devices=places, progress=report, **speed.encoding()
             )
     except KeyboardInterrupt:
-        raise Interrupted(kept(part_path(output), cache)) from None
+        raise Interrupted(resumes_from(part_path(output), speed.cache)) from None
     show(
         f"wrote {encoded.rows:,} vectors of {encoded.width} dimensions to {one_line(output)} "
-        f"({found_in(cache)}{encoded.cut:,} distinct sentences cut{_to_limit(loaded)})"
+        f"({from_cache(speed.cache)}{encoded.cut:,} distinct sentences cut{_to_limit(loaded)})"
     )

@@ -1,13 +1,12 @@
-"""Ctrl-C, and SIGTERM, which schedulers send: what a command says of what it has kept.
+"""Ctrl-C and SIGTERM: how a command that is stopped ends, and what it says it has saved.
 
-SIGTERM is made the interruption that Ctrl-C is, so that all that is done then is done for it, too.
+SIGTERM, which schedulers send, becomes the same interruption as Ctrl-C.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,15 +16,15 @@ if TYPE_CHECKING:
     from bertflow.encoders import SentenceCache
 
 NOTHING = "the same command begins anew: nothing was saved yet"
+_terminated: list[int] = []
 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM has come."""
 
 
-_terminated: list[int] = []
-# Of each thread, what it held back before the forks that it is in.
-_held = threading.local()
+class Interrupted(Exception):
+    """A command was stopped; the message says what the same command goes on from."""
 
 
 def how_it_ended() -> tuple[str, int]:
@@ -34,20 +33,15 @@ def how_it_ended() -> tuple[str, int]:
 
 
 def catch_termination() -> None:
-    """Let SIGTERM interrupt this process, though not those that it forks.
+    """Let SIGTERM interrupt this process, but end the processes that it forks.
 
-    A process that was started to ignore it does.
+    A process that was started to ignore SIGTERM goes on ignoring it.
     """
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return
     signal.signal(signal.SIGTERM, _terminate)
     if hasattr(os, "register_at_fork"):
-        # Held back meanwhile: one that came to a child before it has let go would be lost.
-        os.register_at_fork(
-            before=_hold,
-            after_in_parent=_release,
-            after_in_child=_end_in_child,
-        )
+        os.register_at_fork(after_in_child=let_termination_end)
 
 
 def let_termination_end() -> None:
@@ -56,23 +50,9 @@ def let_termination_end() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _hold() -> None:
-    _held.masks = [*getattr(_held, "masks", []), signal.pthread_sigmask(signal.SIG_BLOCK, [])]
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-
-def _release() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _held.masks.pop())
-
-
-def _end_in_child() -> None:
-    let_termination_end()
-    _release()
-
-
 @contextmanager
 def still_terminated() -> Iterator[None]:
-    """Keep what SIGTERM does while a library starts that would make it its own."""
+    """Keep our handler of SIGTERM while a library starts that would put its own in its place."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -86,11 +66,7 @@ def _terminate(*_: object) -> None:
     raise Terminated
 
 
-class Interrupted(Exception):
-    """Ctrl-C, and in one line what the same command goes on from."""
-
-
-def kept(path: Path, cache: SentenceCache | None = None) -> str:
+def resumes_from(path: Path, cache: SentenceCache | None = None) -> str:
     """What the same command goes on from.
 
     Args:

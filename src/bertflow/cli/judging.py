@@ -5,215 +5,164 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from bertflow.cli.caching import as_precision, tell_found, users_cache
-from bertflow.cli.interruption import NOTHING, Interrupted, kept
-from bertflow.cli.opening import check_own, open_any, open_sides
+from bertflow.cli.destinations import check_files, check_results
+from bertflow.cli.interruption import NOTHING, Interrupted, resumes_from
+from bertflow.cli.opening import check_own, open_any, open_sides, vectors_named
 from bertflow.cli.options import (
     OWN_ENCODER,
-    BatchSize,
-    Column,
-    Columns,
-    Data,
-    Device,
-    EncodingPrecision,
-    Format,
-    Json,
-    Markdown,
-    MaxLength,
-    Model,
-    NoCache,
-    OwnPairs,
-    Pooling,
-    TrustRemoteCode,
-    three,
+    EncoderOptions,
+    PairOptions,
+    ResultOptions,
+    SpeedOptions,
+    argument,
+    column_option,
+    data_option,
+    flag,
+    model_argument,
+    option,
+    refuse_alone,
+    refuse_beside,
 )
-from bertflow.cli.places import check_files, check_results, vectors_named
+from bertflow.cli.terminal import progress_bar, progress_bars, tell_cached
 from bertflow.data import STS_TASKS, TASKS
 from bertflow.errors import InputError, MissingDataError, unknown
 
 if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from bertflow.analysis import Diagnosis
     from bertflow.data import Pairs
 
 NAMES = ", ".join(TASKS)
+# Pairs alike are those with at least this share of the highest score.
+ALIKE = 0.8
 
 
 def evaluate(
-    model: Model,
-    task: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME", help=f"{NAMES}; or all, which is these eight. May be repeated."
-        ),
-    ] = None,
-    pairs: OwnPairs = None,
-    columns: Columns = None,
-    format_: Format = None,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[MODEL]",
-            help="Another model, or without a value the calibrated model's own encoder; says which "
-            "differences are beyond chance. Beside a calibrated model its encoder and raw ones "
-            "take its pooling and length, unless --pooling and --max-length say otherwise.",
-        ),
-    ] = None,
-    data: Data = None,
-    split: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="train, dev or test. Default: the one scores are published for."
-        ),
-    ] = None,
-    card: Annotated[
-        bool,
-        typer.Option(
-            "--card", help="Note the scores in the model's card, in place of those noted before."
-        ),
-    ] = False,
-    json_: Json = None,
-    markdown: Markdown = None,
-    pooling: Pooling = None,
-    max_length: MaxLength = None,
-    batch_size: BatchSize = 32,
-    precision: EncodingPrecision = "auto",
-    no_cache: NoCache = False,
-    device: Device = "auto",
-    trust_remote_code: TrustRemoteCode = False,
+    model: str = model_argument(),
+    *,
+    task: list[str] | None = option(
+        None, "NAME", f"{NAMES}; or all, which is these eight. May be repeated."
+    ),
+    own: PairOptions,
+    against: str | None = option(
+        None,
+        "[MODEL]",
+        "Another model, or without a value the calibrated model's own encoder; says which "
+        "differences are beyond chance. Beside a calibrated model its encoder and raw ones "
+        "take its pooling and length, unless --pooling and --max-length say otherwise.",
+    ),
+    data: Path | None = data_option(),
+    split: str | None = option(
+        None, "NAME", "train, dev or test. Default: the one scores are published for."
+    ),
+    card: bool = flag(
+        "--card", "Note the scores in the model's card, in place of those noted before."
+    ),
+    results: ResultOptions,
+    loading: EncoderOptions,
+    speed: SpeedOptions,
 ) -> None:
     """Score a model, calibrated or bare, on tasks or on pairs of your own."""
-    if format_ is not None and pairs is None:
-        raise InputError("--format goes with --pairs")
-    names = _named(task, pairs, columns, split, of_all=TASKS)
-    check_results(
-        {"--json": json_, "--markdown": markdown},
-        {"MODEL": model, "--against": against or None, "--pairs": pairs},
-        data=data,
-    )
-    own = _own(pairs, columns, format_)
-    from bertflow.calibrators.readme import CARD
-    from bertflow.cli.results import difference_page, give, scores_page
-    from bertflow.cli.terminal import progress_bars
+    refuse_alone("--pairs", {"--format": own.format}, has_it=own.pairs)
+    names = _named(task, own, split, of_all=TASKS)
+    reads = {"MODEL": model, "--against": against or None, "--pairs": own.pairs}
+    check_results(results.files(), reads, data=data)
+    pairs = own.read()
+    from bertflow.cli.pages import give
+    from bertflow.cli.score_pages import difference_page, scores_page
     from bertflow.evaluation import Scores, differences, score_all
     from bertflow.evaluation.score_grids import encoder_name
-    from bertflow.models import CalibratedSentenceTransformer, is_calibrated, save_card
+    from bertflow.models import save_card
 
     check_own(against, model)
-    if card and not (is_calibrated(model) and Path(model).is_dir()):
-        raise InputError(
-            f"--card needs a calibrated model that bertflow saved, and {model} is none"
-        )
     if card:
-        check_files({"--card": Path(model) / CARD})
-    found, absent = _read(names, own, task, data, split)
-    cache, kind = users_cache(no_cache), as_precision(precision)
+        _check_card(model)
+    tasks, absent = _read(names, pairs, task, data, split)
     sides = [model] if against is None else [model, against]
-    results: dict[int, Scores] = {}
-    carded: CalibratedSentenceTransformer | None = None
-    for place, loaded in open_sides(sides, pooling, max_length, device, trust_remote_code, cache):
-        with progress_bars() as report:
-            scores = score_all(
-                loaded,
-                found,
-                batch_size=batch_size,
-                cache=cache,
-                precision=kind,
-                progress=lambda done, total, report=report: report("encode", done, total),  # type: ignore[misc]
-            )
+    scores: dict[int, Scores] = {}
+    carded: Any = None
+    for place, loaded in open_sides(sides, loading, speed):
+        with progress_bar("encode") as report:
+            several = score_all(loaded, tasks, progress=report, **speed.encoding())
         if sides[place] == OWN_ENCODER:
-            # Its files are those of the model, which knows from its fit what it is called.
-            name = encoder_name(next(iter(results[0].scores.values())))
-            scores = [replace(one, encoder={**one.encoder, "name": name}) for one in scores]
+            # Its files are the model's, which knows from its fit what the encoder is called.
+            name = encoder_name(next(iter(scores[0].scores.values())))
+            several = [replace(one, encoder={**one.encoder, "name": name}) for one in several]
             sides[place] = "its encoder"
-        results[place] = Scores(scores={one.task: one for one in scores}, absent=absent)
-        if card and place == 0 and isinstance(loaded, CalibratedSentenceTransformer):
-            loaded.add_scores(*scores)
+        scores[place] = Scores(scores={one.task: one for one in several}, absent=absent)
+        if card and place == 0:
             carded = loaded
+            carded.add_scores(*several)
         del loaded
-    tell_found(cache)
-    pages = [scores_page(name, results[place]) for place, name in enumerate(sides)]
-    content: dict[str, Any] = {"model": model, **results[0].to_dict()}
+    tell_cached(speed.cache)
+    pages = [scores_page(name, scores[place]) for place, name in enumerate(sides)]
+    content: dict[str, Any] = {"model": model, **scores[0].to_dict()}
     if against is not None:
-        found_differences = differences(results[1], results[0])
-        pages.append(difference_page(sides, [results[0], results[1]], found_differences))
-        content["against"] = {
-            "model": against or encoder_name(next(iter(results[1].scores.values()))),
-            **results[1].to_dict(),
-        }
-        content["differences"] = {name: one.to_dict() for name, one in found_differences.items()}
+        apart = differences(scores[1], scores[0])
+        pages.append(difference_page(sides, [scores[0], scores[1]], apart))
+        other = against or encoder_name(next(iter(scores[1].scores.values())))
+        content["against"] = {"model": other, **scores[1].to_dict()}
+        content["differences"] = {name: one.to_dict() for name, one in apart.items()}
     try:
-        give(pages, content, json_, markdown)
+        give(pages, content, results)
     finally:
         if carded is not None:
             save_card(carded, model)
 
 
+def _check_card(model: str) -> None:
+    """Refuse --card where there is no card to write to."""
+    from bertflow.calibrators.readme import CARD
+    from bertflow.models import is_calibrated
+
+    if not (is_calibrated(model) and Path(model).is_dir()):
+        raise InputError(
+            f"--card needs a calibrated model that bertflow saved, and {model} is none"
+        )
+    check_files({"--card": Path(model) / CARD})
+
+
 def compare(
-    encoder: Annotated[
-        str,
-        typer.Argument(
-            metavar="ENCODER",
-            help="A sentence-transformers or transformers folder, a hub name or a .gguf file.",
-        ),
-    ],
-    task: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help=f"{NAMES}; or all, which is the seven of STS, without qnli, whose sentences are "
-            "very many. May be repeated.",
-        ),
-    ] = None,
-    pairs: OwnPairs = None,
-    columns: Columns = None,
-    format_: Format = None,
-    fit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Unlabelled sentences to fit on: target, each task's or the pairs' own; nli, SNLI "
-            "and MNLI; corpus, those of --corpus. Default: corpus where that is given, otherwise "
-            "target.",
-        ),
-    ] = None,
-    corpus: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="What you would fit on, as --corpus of fit: what is judged is then what would be "
-            "shipped. May be repeated.",
-        ),
-    ] = None,
-    column: Column = None,
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Only these; default: all. none, adaptive-whitening, standardization, "
-            "all-but-the-top, standardization+all-but-the-top, whitening, whitening-dim, "
-            "soft-whitening, flow, released-flow, tempered-flow. May be repeated.",
-        ),
-    ] = None,
-    seeds: Annotated[
-        int, typer.Option(metavar="N", min=1, help="How often each flow is fitted.")
-    ] = 5,
-    jobs: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Processes that fit at a time; default: the CPUs."),
-    ] = None,
-    data: Data = None,
-    json_: Json = None,
-    markdown: Markdown = None,
-    pooling: Pooling = None,
-    max_length: MaxLength = None,
-    batch_size: BatchSize = 32,
-    precision: EncodingPrecision = "auto",
-    no_cache: NoCache = False,
-    device: Device = "auto",
-    trust_remote_code: TrustRemoteCode = False,
+    encoder: str = argument(
+        "ENCODER", "A sentence-transformers or transformers folder, a hub name or a .gguf file."
+    ),
+    *,
+    task: list[str] | None = option(
+        None,
+        "NAME",
+        f"{NAMES}; or all, which is the seven of STS, without qnli, whose sentences are very "
+        "many. May be repeated.",
+    ),
+    own: PairOptions,
+    fit: str | None = option(
+        None,
+        "NAME",
+        "Unlabelled sentences to fit on: target, each task's or the pairs' own; nli, SNLI and "
+        "MNLI; corpus, those of --corpus. Default: corpus where that is given, otherwise target.",
+    ),
+    corpus: list[str] | None = option(
+        None,
+        "FILE",
+        "What you would fit on, as --corpus of fit: what is judged is then what would be shipped. "
+        "May be repeated.",
+    ),
+    column: str | None = column_option(),
+    method: list[str] | None = option(
+        None,
+        "NAME",
+        "Only these; default: all. none, adaptive-whitening, standardization, all-but-the-top, "
+        "standardization+all-but-the-top, whitening, whitening-dim, soft-whitening, flow, "
+        "released-flow, tempered-flow. May be repeated.",
+    ),
+    seeds: int = option(5, "N", "How often each flow is fitted.", min=1),
+    jobs: int | None = option(None, "N", "Processes that fit at a time; default: the CPUs.", min=1),
+    data: Path | None = data_option(),
+    results: ResultOptions,
+    loading: EncoderOptions,
+    speed: SpeedOptions,
 ) -> None:
     """Fit every calibrator on an encoder, score them side by side, and say what is chance.
 
@@ -224,24 +173,19 @@ def compare(
         raise InputError(f"--fit takes target, nli or corpus, got {fit!r}")
     if (fit == "corpus") != bool(corpus):
         raise InputError("--fit corpus goes with --corpus FILE, and --corpus with --fit corpus")
-    if column is not None and not corpus:
-        raise InputError("--column goes with --corpus")
-    if format_ is not None and not corpus and pairs is None:
-        raise InputError("--format goes with --corpus or --pairs")
-    names = _named(task, pairs, columns, None, of_all=STS_TASKS)
-    check_results(
-        {"--json": json_, "--markdown": markdown},
-        {"ENCODER": encoder, "--pairs": pairs, "--corpus": corpus},
-        data=data,
-    )
-    own = _own(pairs, columns, format_)
+    refuse_alone("--corpus", {"--column": column}, has_it=corpus)
+    refuse_alone("--corpus or --pairs", {"--format": own.format}, has_it=corpus or own.pairs)
+    names = _named(task, own, None, of_all=STS_TASKS)
+    reads = {"ENCODER": encoder, "--pairs": own.pairs, "--corpus": corpus}
+    check_results(results.files(), reads, data=data)
+    pairs = own.read()
     from bertflow.data import read_corpus
 
     sentences: str | Sequence[str] = fit
     if corpus:
-        sentences = read_corpus(corpus, column=column, format=format_)
-    from bertflow.cli.results import comparison_page, give
-    from bertflow.cli.terminal import progress_bars
+        sentences = read_corpus(corpus, column=column, format=own.format)
+    from bertflow.cli.pages import give
+    from bertflow.cli.score_pages import comparison_page
     from bertflow.evaluation import METHODS
     from bertflow.evaluation import compare as compare_calibrators
 
@@ -249,132 +193,138 @@ def compare(
     for name in methods:
         if name not in METHODS:
             raise unknown("method", name, METHODS)
-    found, absent = _read(names, own, task, data, None)
-    cache, kind = users_cache(no_cache), as_precision(precision)
-    loaded = open_any(encoder, pooling, max_length, device, trust_remote_code, cache)
+    tasks, absent = _read(names, pairs, task, data, None)
+    loaded = open_any(encoder, loading, speed)
     try:
         with progress_bars() as report:
             result = compare_calibrators(
                 loaded,
-                found,
+                tasks,
                 fit=sentences,
                 methods=methods,
                 seeds=seeds,
                 data=data,
-                batch_size=batch_size,
                 jobs=jobs,
-                cache=cache,
-                precision=kind,
                 progress=report,
+                **speed.encoding(),
             )
     except KeyboardInterrupt:
-        raise Interrupted(NOTHING if cache is None else kept(cache.folder)) from None
-    tell_found(cache)
+        cache = speed.cache
+        raise Interrupted(NOTHING if cache is None else resumes_from(cache.folder)) from None
+    tell_cached(speed.cache)
     result = replace(result, absent=absent)
-    give(
-        [comparison_page(encoder, result)], {"given": encoder, **result.to_dict()}, json_, markdown
-    )
+    give([comparison_page(encoder, result)], {"given": encoder, **result.to_dict()}, results)
 
 
 def diagnose(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="ENCODER|FILE.npy", help="An encoder, or vectors, one a row."),
-    ],
-    corpus: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Sentences to encode, as --corpus of fit; default: sentences that come along.",
-        ),
-    ] = None,
-    column: Column = None,
-    pairs: OwnPairs = None,
-    columns: Columns = None,
-    format_: Format = None,
-    limit: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=2, help="Take the first N sentences, or N vectors at random."
-        ),
-    ] = 10000,
-    json_: Json = None,
-    markdown: Markdown = None,
-    pooling: Pooling = None,
-    max_length: MaxLength = None,
-    batch_size: BatchSize = 32,
-    precision: EncodingPrecision = "auto",
-    no_cache: NoCache = False,
-    device: Device = "auto",
-    trust_remote_code: TrustRemoteCode = False,
+    source: str = argument("ENCODER|FILE.npy", "An encoder, or vectors, one a row."),
+    *,
+    corpus: list[str] | None = option(
+        None, "FILE", "Sentences to encode, as --corpus of fit; default: sentences that come along."
+    ),
+    column: str | None = column_option(),
+    own: PairOptions,
+    limit: int = option(10000, "N", "Take the first N sentences, or N vectors at random.", min=2),
+    results: ResultOptions,
+    loading: EncoderOptions,
+    speed: SpeedOptions,
 ) -> None:
     """Look at vectors without labels, and say whether calibration is likely to help."""
-    check_results(
-        {"--json": json_, "--markdown": markdown},
-        {"ENCODER" if not source.endswith(".npy") else "VECTORS": source, "--corpus": corpus}
-        | {"--pairs": pairs},
-    )
-    for name, value, of, given_of in (
-        ("--column", column, "--corpus", corpus),
-        ("--columns", columns, "--pairs", pairs),
-        ("--format", format_, "--corpus or --pairs", corpus or pairs),
-    ):
-        if value is not None and not given_of:
-            raise InputError(f"{name} goes with {of}")
+    kind = "VECTORS" if source.endswith(".npy") else "ENCODER"
+    reads = {kind: source, "--corpus": corpus, "--pairs": own.pairs}
+    check_results(results.files(), reads)
+    refuse_alone("--corpus", {"--column": column}, has_it=corpus)
+    refuse_alone("--pairs", {"--columns": own.columns}, has_it=own.pairs)
+    refuse_alone("--corpus or --pairs", {"--format": own.format}, has_it=corpus or own.pairs)
     if source.endswith(".npy"):
-        given = {
-            "--corpus": corpus,
-            "--pairs": pairs,
-            "--pooling": pooling,
-            "--column": column,
-            "--max-length": max_length,
-        }
-        if clash := [name for name, value in given.items() if value]:
-            raise InputError(f"vectors go without {', '.join(clash)}")
-        from bertflow.cli.diagnosis import diagnose_file
-
+        refuse_beside(
+            "vectors go without",
+            {
+                "--corpus": corpus,
+                "--pairs": own.pairs,
+                "--pooling": loading.pooling,
+                "--column": column,
+                "--max-length": loading.max_length,
+            },
+        )
         with vectors_named(source):
-            found = diagnose_file(Path(source), limit)
+            found = _diagnose_file(Path(source), limit)
     else:
-        from bertflow.data import read_corpus, read_pairs, sample_sentences
+        from bertflow.data import read_corpus, sample_sentences
 
-        own = read_pairs(pairs, columns=three(columns), format=format_) if pairs else None
+        pairs = own.read()
         if corpus:
-            sentences = read_corpus(corpus, column=column, limit=limit, format=format_)
-        elif own is not None:
-            sentences = [*own.first, *own.second][:limit]
+            sentences = read_corpus(corpus, column=column, limit=limit, format=own.format)
+        elif pairs:
+            sentences = [*pairs[0].first, *pairs[0].second][:limit]
         else:
             sentences = sample_sentences()[:limit]
-        from bertflow.cli.diagnosis import diagnose_encoder
+        loaded = open_any(source, loading, speed)
+        found = _diagnose_encoder(loaded, sentences, pairs, speed)
+        tell_cached(speed.cache)
+    from bertflow.cli.pages import give
+    from bertflow.cli.score_pages import diagnosis_page
 
-        cache, kind = users_cache(no_cache), as_precision(precision)
-        loaded = open_any(source, pooling, max_length, device, trust_remote_code, cache)
-        found = diagnose_encoder(loaded, sentences, own, batch_size, cache, kind)
-        tell_found(cache)
-    from bertflow.cli.diagnosis import diagnosis_page
-    from bertflow.cli.results import give
+    page = diagnosis_page(source, found, ALIKE)
+    give([page], {"source": source, **found.to_dict()}, results)
 
-    give([diagnosis_page(source, found)], {"source": source, **found.to_dict()}, json_, markdown)
+
+def _diagnose_file(path: Path, limit: int) -> Diagnosis:
+    """Diagnose vectors in a .npy file."""
+    import numpy as np
+
+    from bertflow.analysis import diagnose
+    from bertflow.arrays import finite
+    from bertflow.calibrators.vectors import read_vectors
+
+    vectors = finite(read_vectors(path))
+    if len(vectors) > limit:
+        # Not the first: files are often sorted.
+        drawn = np.random.default_rng(0).choice(len(vectors), size=limit, replace=False)
+        vectors = vectors[np.sort(drawn)]
+    return diagnose(np.asarray(vectors))
+
+
+def _diagnose_encoder(
+    encoder: SentenceTransformer, sentences: Sequence[str], own: list[Pairs], speed: SpeedOptions
+) -> Diagnosis:
+    """Diagnose an encoder's vectors of distinct sentences and, with pairs, their alignment."""
+    from bertflow.analysis import diagnose
+
+    alike: list[tuple[str, str]] = []
+    for pairs in own:
+        best = max(grade for grade in pairs.gold if grade is not None)
+        alike = [
+            (first, second)
+            for first, second, grade in zip(pairs.first, pairs.second, pairs.gold, strict=True)
+            if grade is not None and grade >= ALIKE * best > 0 and first != second
+        ]
+    enough = len(alike) > 1
+    with progress_bar("encode") as report:
+        found = diagnose(
+            encoder,
+            sentences,
+            pairs=tuple(zip(*alike, strict=True)) if enough else None,  # type: ignore[arg-type]
+            progress=report,
+            **speed.encoding(),
+        )
+    if not own or enough:
+        return found
+    few = f"no alignment: {len(alike)} pairs are alike (score from {ALIKE} of the highest, above 0)"
+    return replace(found, warnings=(*found.warnings, few))
 
 
 def _named(
-    tasks: list[str] | None,
-    pairs: Path | None,
-    columns: str | None,
-    split: str | None,
-    *,
-    of_all: Sequence[str],
+    tasks: list[str] | None, own: PairOptions, split: str | None, *, of_all: Sequence[str]
 ) -> list[str]:
     """The tasks that --task names, "all" meaning these.
 
-    No encoder is imported for that, so that what is wrong is said at once.
+    It imports no encoder, so that a mistake is reported at once.
     """
-    if not tasks and pairs is None:
+    if not tasks and own.pairs is None:
         raise InputError("give --task NAME (or all), or --pairs FILE")
-    if columns is not None and pairs is None:
-        raise InputError("--columns goes with --pairs")
-    if split is not None and not tasks:
-        raise InputError("--split goes with --task")
+    refuse_alone("--pairs", {"--columns": own.columns}, has_it=own.pairs)
+    refuse_alone("--task", {"--split": split}, has_it=tasks)
     names: list[str] = []
     for name in tasks or []:
         for part in map(str.strip, name.split(",")):
@@ -382,13 +332,6 @@ def _named(
                 raise unknown("task", part, (*TASKS, "all"))
             names += of_all if part == "all" else [part]
     return names
-
-
-def _own(pairs: Path | None, columns: str | None, format_: str | None) -> list[Pairs]:
-    """The pairs of --pairs, read before an encoder is imported, too."""
-    from bertflow.data import read_pairs
-
-    return [] if pairs is None else [read_pairs(pairs, columns=three(columns), format=format_)]
 
 
 def _read(

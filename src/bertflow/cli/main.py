@@ -1,12 +1,12 @@
 """Where the command line starts and where its errors end: in one line and an exit code.
 
-Exit codes: 0 done, also where whoever read the output has gone; 1 an error in input, model or
-files, or one that nobody thought of; 2 wrong usage; 130 interrupted, 143 terminated. Users read
-`app.EXIT_CODES`.
+Exit codes: 0 done, also where the reader of a pipe has gone; 1 an error in input, model or files,
+or an unexpected one; 2 wrong usage; 130 interrupted, 143 terminated. Users read `app.EXIT_CODES`.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -25,6 +25,13 @@ from bertflow.cli.interruption import (
 )
 
 HOME = Path(__file__).parent.parent
+# Other libraries print nothing while they load, unless the user wants it.
+QUIET = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TQDM_DISABLE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
 
 
 def main() -> None:
@@ -32,7 +39,7 @@ def main() -> None:
     catch_termination()
     _open_streams()
     code = run(sys.argv[1:])
-    # All is done and said: Ctrl-C while libraries are unloaded ends the process without a word.
+    # The command has ended: Ctrl-C while libraries are unloaded ends the process without a word.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     let_termination_end()
     sys.exit(code)
@@ -58,63 +65,25 @@ def run(arguments: list[str]) -> int:
 
 
 def _open_streams() -> None:
-    """Let standard output and error take whatever is said, also where they are closed.
+    """Open standard streams that are closed, and escape letters that they cannot hold.
 
-    What is closed gives its number to the next file that is opened, and what libraries say would
-    be written into that: so the numbers are taken. Letters that a stream cannot hold are escaped.
+    Otherwise the next file that is opened would get the number of a closed stream, and what
+    libraries print would be written into that file.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # It takes the lowest number that is free; programs that are started have it, too.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
-    if isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr.reconfigure(errors="backslashreplace")
-    if isinstance(found := sys.stdout, io.TextIOWrapper) and sys.__stdout__ is found:
-        encoding, at_once, through = found.encoding, found.line_buffering, found.write_through
-        sys.stdout = sys.__stdout__ = _Output(  # type: ignore[misc]
-            found.detach(), encoding, "backslashreplace", None, at_once, through
-        )
-
-
-class _LostOutput(OSError):
-    """Standard output cannot be written to."""
-
-
-class _Output(io.TextIOWrapper):
-    """Standard output, whose failures are told from those of files."""
-
-    def write(self, text: str) -> int:
-        with _lost():
-            return super().write(text)
-
-    def flush(self) -> None:
-        with _lost():
-            super().flush()
-
-
-@contextmanager
-def _lost() -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError:  # Whoever read it has gone, which is no error.
-        raise
-    except OSError as error:
-        raise _LostOutput(error.errno, error.strerror) from None
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _run(arguments: list[str]) -> int:
-    # What other libraries print while they load is not ours to show; the user's own wish wins.
-    for name, value in {
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "TQDM_DISABLE": "1",
-        "TRANSFORMERS_VERBOSITY": "error",
-    }.items():
+    for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
         from bertflow.cli.app import app, settings
@@ -130,24 +99,30 @@ def _run(arguments: list[str]) -> int:
     except Interrupted as error:
         return _stopped(f"; {error}")
     except (BrokenPipeError, SystemExit) as error:
-        # Parser and terminal make of a reader that has gone an end of their own.
+        # Parser and terminal raise errors of their own where the reader of a pipe has gone.
         if not isinstance(error.__context__ or error, BrokenPipeError):
             raise
         _drop_output()
         return 0
-    except _LostOutput as error:
-        _drop_output()
-        why = f"{error.strerror}; what was written to files is there"
-        return _fail(f"cannot write to standard output: {why}", 1)
     except Exception as error:
+        if _is_lost_output(error):
+            _drop_output()
+            why = f"{error.strerror}; what was written to files is there"  # type: ignore[attr-defined]
+            return _fail(f"cannot write to standard output: {why}", 1)
         if "bertflow.cli.app" not in sys.modules or settings.debug:
             raise
         return _explain(error)
 
 
+def _is_lost_output(error: Exception) -> bool:
+    """Whether standard output cannot be written to: errors of files have a name."""
+    lost = (errno.ENOSPC, errno.EIO, errno.EBADF)
+    return isinstance(error, OSError) and error.errno in lost and error.filename is None
+
+
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Say what bertflow warns of in one line, without the line of source that Python adds."""
+    """Show bertflow's warnings in one line, without the line of source that Python adds."""
     with warnings.catch_warnings():
         if not sys.warnoptions:  # The user's own wish wins.
             warnings.filterwarnings("default", category=UserWarning, module=r"bertflow\b")
@@ -168,7 +143,7 @@ def _plain_warnings() -> Iterator[None]:
 
 
 def _drop_output() -> None:
-    """Let what is still to be written on standard output go nowhere."""
+    """Let the rest of standard output go nowhere, which Python would try to write as it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,73 +1,54 @@
-"""What every command does: open a model, show a result. Heavy imports wait until then."""
+"""How commands open encoders and models. Heavy imports wait until then."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertflow.cli.options import OWN_ENCODER, device_or_none
+from bertflow.cli.options import OWN_ENCODER, EncoderOptions, SpeedOptions, device_or_none
 from bertflow.errors import InputError, one_line
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from bertflow.encoders import SentenceCache
 # The modules of an encoder that a pooling gives, of the last hidden state and of others.
 POOLED = ["Transformer", "Pooling"]
 MIXED = ["Transformer", "WeightedLayerPooling", "Pooling"]
 
 
-def show(what: Any) -> None:
-    """Print text or a table on standard output."""
-    from bertflow.cli.terminal import console
-
-    console().print(what)
-
-
-def load_raw(
-    name: str,
-    pooling: str | None,
-    max_length: int | None,
-    device: str,
-    trust_remote_code: bool,
-    cache: SentenceCache | None,
-) -> SentenceTransformer:
+def load_raw(name: str, encoder: EncoderOptions, speed: SpeedOptions) -> SentenceTransformer:
     """Load an encoder without calibration."""
-    from bertflow.cli.terminal import busy
     from bertflow.encoders import load_encoder
 
-    with busy(f"loading {one_line(name)}"):
-        return load_encoder(
-            name,
-            pooling=pooling,
-            max_length=max_length,
-            device=device_or_none(device),
-            trust_remote_code=trust_remote_code,
-            cache=cache,
-        )
+    return _loaded(load_encoder, name, encoder, speed)
 
 
-def open_any(
-    name: str,
-    pooling: str | None,
-    max_length: int | None,
-    device: str,
-    trust_remote_code: bool,
-    cache: SentenceCache | None,
-) -> SentenceTransformer:
+def open_any(name: str, encoder: EncoderOptions, speed: SpeedOptions) -> SentenceTransformer:
     """Open a model, calibrated or not."""
-    from bertflow.cli.terminal import busy
     from bertflow.models import open_model
 
+    return _loaded(open_model, name, encoder, speed)
+
+
+def _loaded(
+    load: Callable[..., SentenceTransformer],
+    name: str,
+    encoder: EncoderOptions,
+    speed: SpeedOptions,
+) -> SentenceTransformer:
+    from bertflow.cli.terminal import busy
+
     with busy(f"loading {one_line(name)}"):
-        return open_model(
+        return load(
             name,
-            pooling=pooling,
-            max_length=max_length,
-            device=device_or_none(device),
-            trust_remote_code=trust_remote_code,
-            cache=cache,
+            pooling=encoder.pooling,
+            max_length=encoder.max_length,
+            trust_remote_code=encoder.trust_remote_code,
+            device=device_or_none(speed.device),
+            cache=speed.cache,
         )
 
 
@@ -89,25 +70,17 @@ def check_own(against: str | None, model: str) -> None:
 
 
 def open_sides(
-    names: Sequence[str],
-    pooling: str | None,
-    max_length: int | None,
-    device: str,
-    trust_remote_code: bool,
-    cache: SentenceCache | None,
+    names: Sequence[str], options: EncoderOptions, speed: SpeedOptions
 ) -> Iterator[tuple[int, SentenceTransformer]]:
     """Open one or two models that are set side by side, one after another.
 
-    Beside a calibrated model its own encoder and raw ones have its pooling and maximum length,
+    Beside a calibrated model, its own encoder and raw ones have its pooling and maximum length
     unless others are asked for: what differs is then the calibration.
 
     Args:
         names: One may be OWN_ENCODER, the other's encoder, which is not loaded again.
-        pooling: Of those that are not calibrated, or of all.
-        max_length: The same.
-        device: As --device.
-        trust_remote_code: As the option.
-        cache: As in `load_encoder`.
+        options: Pooling and length of those that are not calibrated, or of all.
+        speed: Device and cache.
 
     Yields:
         The place among the names, and the model; calibrated ones come first.
@@ -123,29 +96,34 @@ def open_sides(
     encoder: SentenceTransformer | None = None
     fitted: dict[str, Any] = {}
     for place in sorted(range(len(names)), key=lambda place: not calibrated[place]):
-        name, how = names[place], (pooling, max_length)
+        name, own = names[place], options
         if name == OWN_ENCODER:
             assert encoder is not None
             yield place, encoder
             continue
         if calibrated[place] and not alone:
-            how = None, None
+            own = replace(options, pooling=None, max_length=None)
         elif fitted and _is_set_beside(name, fitted):
-            how = pooling or fitted["pooling"], max_length or fitted["max_length"]
+            own = replace(
+                options,
+                pooling=options.pooling or fitted["pooling"],
+                max_length=options.max_length or fitted["max_length"],
+            )
         try:
-            loaded = open_any(name, *how, device, trust_remote_code, cache)
+            model = open_any(name, own, speed)
         except InputError as error:
-            if how == (pooling, max_length) or calibrated[place]:
+            if own == options or calibrated[place]:
                 raise
             raise InputError(
                 f"{error}; that is the calibrated model's: give --pooling R and --max-length N"
             ) from None
         if calibrated[place]:
-            model: Any = loaded
-            fitted, encoder = _as_fitted(model), model.encoder if OWN_ENCODER in names else None
-            del model
-        yield place, loaded
-        del loaded  # One at a time is in memory.
+            fitted = _as_fitted(model)
+            calibrated_model: Any = model
+            encoder = calibrated_model.encoder if OWN_ENCODER in names else None
+            del calibrated_model
+        yield place, model
+        del model  # One at a time is in memory.
 
 
 def _as_fitted(model: Any) -> dict[str, Any]:
@@ -182,3 +160,15 @@ def _is_set_beside(name: str, fitted: Mapping[str, Any]) -> bool:
         if isinstance(one, str)
     )
     return same or not has_pooling(name)
+
+
+@contextmanager
+def vectors_named(source: str | Path) -> Iterator[None]:
+    """Let messages about X name the file that the rows come from."""
+    try:
+        yield
+    except InputError as error:
+        name, _, rest = str(error).partition(" ")
+        if name != "X":
+            raise
+        raise InputError(f"{one_line(source)} {rest}") from error

@@ -1,21 +1,97 @@
-"""Options that several commands share, and the values they are parsed to."""
+"""Options of commands: how one is declared, and the dataclasses of those that travel together."""
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator
+    from bertflow.data import Pairs
+    from bertflow.encoders import SentenceCache
 
 # How --help groups what is not needed every day; each group has a width of its own.
 INPUT, CALIBRATOR, ENCODER = "Input", "Calibrator", "Encoder"
 SPEED, RESULT, CLUSTER = "Speed and cache", "Result", "Folders of .parquet and clusters"
+REQUIRED = MISSING
+POOLINGS = ("cls", "mean", "last2avg", "first-last-avg", "embed-last-avg", "layers:1,12")
+POOLING_HELP = f"{', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}."
+PRECISIONS = ("auto", "float32", "mixed", "fast")
+# What --against is without a value: the calibrated model's own encoder.
+OWN_ENCODER = ""
+
+
+# How options are declared.
+
+
+def option(
+    default: Any, metavar: str, help: str, *names: str, group: str | None = None, **more: Any
+) -> Any:
+    """A field of a class of options, or a parameter of a command: an option of the command line.
+
+    Args:
+        default: Its value where it is not given, or REQUIRED.
+        metavar: What its value is called in the help.
+        help: What it is for.
+        names: Its names, if others than the field's.
+        group: The group of the help that it stands in.
+        more: As `typer.Option` takes it, such as `min` and `callback`.
+    """
+    said = typer.Option(*names, metavar=metavar, help=help, rich_help_panel=group, **more)
+    return field(default=default, kw_only=True, metadata={"typer": said})
+
+
+def flag(name: str, help: str, group: str | None = None) -> Any:
+    """An option without a value: True where it is given."""
+    said = typer.Option(name, help=help, rich_help_panel=group)
+    return field(default=False, kw_only=True, metadata={"typer": said})
+
+
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    """A required argument of a command."""
+    return field(metadata={"typer": typer.Argument(metavar=metavar, help=help, **more)})
+
+
+def flattened(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose classes of options are parameters of their own, as typer takes them.
+
+    A parameter of a dataclass becomes a parameter for each field; a call builds the dataclass.
+    """
+    groups: dict[str, type[Any]] = {}
+    parameters: list[inspect.Parameter] = []
+
+    def add(name: str, kind: Any, declared: Field[Any]) -> None:
+        default = inspect.Parameter.empty if declared.default is MISSING else declared.default
+        kind = Annotated[kind, declared.metadata["typer"]]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(name, keyword, default=default, annotation=kind))
+
+    hints = get_type_hints(command)
+    for name, parameter in inspect.signature(command).parameters.items():
+        if is_dataclass(hints[name]):
+            groups[name] = hints[name]
+            types = get_type_hints(hints[name])
+            for one in fields(hints[name]):
+                add(one.name, types[one.name], one)
+        else:
+            add(name, hints[name], parameter.default)
+
+    def call(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{one.name: given.pop(one.name) for one in fields(group)})
+        command(**given)
+
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return call
 
 
 class Command(TyperCommand):
@@ -31,22 +107,14 @@ class Command(TyperCommand):
         return super().parse_args(ctx, given)
 
 
-CALIBRATOR_HELP = (
-    "adaptive-whitening, flow, tempered-flow, released-flow, whitening, standardization or "
-    "all-but-the-top."
-)
-POOLINGS = ("cls", "mean", "last2avg", "first-last-avg", "embed-last-avg", "layers:1,12")
-POOLING_HELP = f"{', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}."
-PRECISIONS = ("auto", "float32", "mixed", "fast")
-# What --against is without a value: the calibrated model's own encoder.
-OWN_ENCODER = ""
+# Values that are refused before anything heavy is imported.
 
 
 def known_pooling(name: str | None) -> str | None:
-    """A value of --pooling, refused before an encoder is loaded if there is none such.
+    """A value of --pooling.
 
     Raises:
-        InputError: There is none.
+        InputError: There is no such pooling.
     """
     from bertflow.errors import unknown
 
@@ -74,7 +142,8 @@ def _known_device(name: str) -> str:
     return name
 
 
-def _known_devices(names: str | None) -> str | None:
+def known_devices(names: str | None) -> str | None:
+    """A value of --devices, whose parts are refused as --device refuses them."""
     for name in [] if names is None or names == "all" or names.isdecimal() else names.split(","):
         if name.strip():
             _known_device(name.strip())
@@ -82,7 +151,7 @@ def _known_devices(names: str | None) -> str | None:
 
 
 def known_place(name: str | None) -> str | None:
-    """An encoder or model, refused before any is loaded where it can be but a path, and is none."""
+    """An encoder or model; refused if it can only be a path and that path does not exist."""
     from bertflow.errors import ModelError
 
     if name and (name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")):
@@ -94,142 +163,185 @@ def known_place(name: str | None) -> str | None:
     return name
 
 
-ENCODER_OPTION = typer.Option(
-    "--encoder", metavar="NAME", callback=known_place, help="Hub name, folder or .gguf."
-)
+# Options that several commands have, beside those of the classes below.
+
 SOURCES_HELP = "Sentences: files, folders, URLs, hub:OWNER/NAME:SPLIT or -. May be repeated."
-Corpus = Annotated[
-    list[str] | None,
-    typer.Option("--corpus", metavar="FILE", help=SOURCES_HELP),
-]
-Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder to save to.")]
-Column = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Text column of a table.", rich_help_panel=INPUT),
-]
-Format = Annotated[
-    str | None,
-    typer.Option(
-        "--format",
-        metavar="KIND",
-        help="txt, csv, tsv, jsonl or parquet, whatever the names end in.",
-        rich_help_panel=INPUT,
-    ),
-]
-Pooling = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
+encoder_option = partial(
+    option, metavar="NAME", help="Hub name, folder or .gguf.", callback=known_place
+)
+model_argument = partial(
+    argument,
+    "MODEL",
+    "A saved model, an encoder's folder, a hub name or a .gguf file.",
+    callback=known_place,
+)
+calibrator_option = partial(
+    option,
+    "adaptive-whitening",
+    "NAME",
+    "adaptive-whitening, flow, tempered-flow, released-flow, whitening, standardization or "
+    "all-but-the-top.",
+)
+data_option = partial(
+    option,
+    None,
+    "DIR",
+    "Folder of the data sets. Default: BERTFLOW_DATA, then the hub.",
+    group=INPUT,
+)
+column_option = partial(option, None, "NAME", "Text column of a table.", group=INPUT)
+format_option = partial(
+    option, None, "KIND", "txt, csv, tsv, jsonl or parquet, whatever the names end in.", group=INPUT
+)
+max_length_option = partial(
+    option,
+    None,
+    "N",
+    "Tokens a sentence is cut to. Default: the model's own, else 64.",
+    group=ENCODER,
+)
+trust_option = partial(
+    flag, "--trust-remote-code", "Let code that comes with the encoder run.", ENCODER
+)
+batch_size_option = partial(option, 32, "N", "Sentences a forward pass.", group=SPEED, min=1)
+no_cache_option = partial(
+    flag, "--no-cache", "Read and encode everything, and keep nothing.", SPEED
+)
+device_option = partial(
+    option,
+    "auto",
+    "NAME",
+    "Where to compute: auto, cpu, cuda, cuda:1, mps.",
+    group=SPEED,
+    callback=_known_device,
+)
+
+
+# Options that travel together.
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """How a corpus is read."""
+
+    column: str | None = column_option()
+    format: str | None = format_option()
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """Pairs of one's own, and how they are read."""
+
+    pairs: Path | None = option(
+        None, "FILE", "Your own pairs: a table with two columns of text and one of scores."
+    )
+    columns: str | None = option(
+        None, "A,B,SCORE", "The columns of --pairs, by name or by number from 1.", group=INPUT
+    )
+    format: str | None = format_option()
+
+    def read(self) -> list[Pairs]:
+        """The pairs of --pairs, none without it.
+
+        Raises:
+            InputError: They cannot be read.
+        """
+        from bertflow.data import read_pairs
+
+        if self.pairs is None:
+            return []
+        return [read_pairs(self.pairs, columns=three(self.columns), format=self.format)]
+
+
+@dataclass(frozen=True)
+class EncoderOptions:
+    """How an encoder is loaded."""
+
+    pooling: str | None = option(
+        None,
+        "NAME",
+        f"{POOLING_HELP} Default: the model's own, else first-last-avg.",
+        group=ENCODER,
         callback=known_pooling,
-        help=f"{POOLING_HELP} Default: the model's own, else first-last-avg.",
-        rich_help_panel=ENCODER,
-    ),
-]
-MaxLength = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Tokens a sentence is cut to. Default: the model's own, else 64.",
-        rich_help_panel=ENCODER,
-    ),
-]
-Device = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        callback=_known_device,
-        help="Where to compute: auto, cpu, cuda, cuda:1, mps.",
-        rich_help_panel=SPEED,
-    ),
-]
-BatchSize = Annotated[
-    int,
-    typer.Option(metavar="N", min=1, help="Sentences a forward pass.", rich_help_panel=SPEED),
-]
-TrustRemoteCode = Annotated[
-    bool,
-    typer.Option(
-        "--trust-remote-code",
-        help="Let code that comes with the encoder run.",
-        rich_help_panel=ENCODER,
-    ),
-]
-EncodingPrecision = Annotated[
-    str,
-    typer.Option(
-        metavar="KIND",
+    )
+    max_length: int | None = max_length_option()
+    trust_remote_code: bool = trust_option()
+
+
+@dataclass(frozen=True)
+class SpeedOptions:
+    """How sentences are encoded; a calibrator is fitted on the same device."""
+
+    batch_size: int = batch_size_option()
+    precision: str = option(
+        "auto",
+        "KIND",
+        "float32, mixed (bfloat16 where it is safe), fast (all bfloat16) or auto.",
+        group=SPEED,
         callback=_known_precision,
-        help="float32, mixed (bfloat16 where it is safe), fast (all bfloat16) or auto.",
-        rich_help_panel=SPEED,
-    ),
-]
-Devices = Annotated[
-    str | None,
-    typer.Option(
-        metavar="N",
-        callback=_known_devices,
-        help="Encode in so many processes, on all GPUs (all), or on cuda:0,cuda:1.",
-        rich_help_panel=SPEED,
-    ),
-]
-NoCache = Annotated[
-    bool,
-    typer.Option(
-        "--no-cache",
-        help="Read and encode everything, and keep nothing.",
-        rich_help_panel=SPEED,
-    ),
-]
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        callback=known_place,
-        help="A saved model, an encoder's folder, a hub name or a .gguf file.",
-    ),
-]
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Folder of the data sets. Default: BERTFLOW_DATA, then the hub.",
-        rich_help_panel=INPUT,
-    ),
-]
-OwnPairs = Annotated[
-    Path | None,
-    typer.Option(
-        "--pairs",
-        metavar="FILE",
-        help="Your own pairs: a table with two columns of text and one of scores.",
-    ),
-]
-Columns = Annotated[
-    str | None,
-    typer.Option(
-        metavar="A,B,SCORE",
-        help="The columns of --pairs, by name or by number from 1.",
-        rich_help_panel=INPUT,
-    ),
-]
-Json = Annotated[
-    Path | None,
-    typer.Option(
-        "--json",
-        metavar="FILE",
-        help="Write the result and all it depends on; - shows that instead of the tables.",
-        rich_help_panel=RESULT,
-    ),
-]
-Markdown = Annotated[
-    Path | None,
-    typer.Option(
-        "--markdown",
-        metavar="FILE",
-        help="Write what is shown as Markdown; - shows it so.",
-        rich_help_panel=RESULT,
-    ),
-]
+    )
+    no_cache: bool = no_cache_option()
+    device: str = device_option()
+
+    @cached_property
+    def cache(self) -> SentenceCache | None:
+        """The user's cache of sentence vectors, unless it is not wanted.
+
+        Raises:
+            InputError: The environment asks for a size that is none.
+        """
+        from bertflow.encoders import SentenceCache
+
+        return None if self.no_cache else SentenceCache()
+
+    def encoding(self) -> dict[str, Any]:
+        """What functions that encode sentences are called with."""
+        return {"batch_size": self.batch_size, "precision": self.precision, "cache": self.cache}
+
+
+@dataclass(frozen=True)
+class CalibratorOptions:
+    """Which calibrator is fitted, and with what settings."""
+
+    calibrator: str = calibrator_option()
+    set: list[str] | None = option(
+        None,
+        "KEY=VALUE",
+        "Argument of the calibrator, such as epochs=2 of flow or dim=256 of whitening. May be "
+        "repeated.",
+        group=CALIBRATOR,
+    )
+    random_state: int = option(0, "N", "Seed.", group=CALIBRATOR)
+
+    def build(self, device: str) -> Calibrator:
+        """The calibrator, not fitted.
+
+        Raises:
+            InputError: As `build_calibrator` does.
+        """
+        return build_calibrator(self.calibrator, self.set or [], self.random_state, device)
+
+
+@dataclass(frozen=True)
+class ResultOptions:
+    """Where results are written."""
+
+    json: Path | None = option(
+        None,
+        "FILE",
+        "Write the result and all it depends on; - shows that instead of the tables.",
+        group=RESULT,
+    )
+    markdown: Path | None = option(
+        None, "FILE", "Write what is shown as Markdown; - shows it so.", group=RESULT
+    )
+
+    def files(self) -> dict[str, Path | None]:
+        """The files by their options."""
+        return {"--json": self.json, "--markdown": self.markdown}
+
+
+# What values stand for.
 
 
 def device_or_none(device: str) -> str | None:
@@ -251,6 +363,40 @@ def three(columns: str | None) -> tuple[str, str, str] | None:
     if len(parts) != 3:
         raise InputError(f"--columns takes three, such as text1,text2,score, got {columns!r}")
     return parts[0], parts[1], parts[2]
+
+
+def refuse_alone(needed: str, given: Mapping[str, object], *, has_it: object) -> None:
+    """Refuse options that mean nothing without another.
+
+    Args:
+        needed: The other option, or several.
+        given: Values by option.
+        has_it: Whether the other was given.
+
+    Raises:
+        InputError: One was given without it.
+    """
+    from bertflow.errors import InputError
+
+    for name, value in given.items():
+        if value is not None and not has_it:
+            raise InputError(f"{name} goes with {needed}")
+
+
+def refuse_beside(what: str, given: Mapping[str, object]) -> None:
+    """Refuse options that contradict another.
+
+    Args:
+        what: The message's beginning, such as "vectors go without".
+        given: Values by option.
+
+    Raises:
+        InputError: One was given.
+    """
+    from bertflow.errors import InputError
+
+    if clash := [name for name, value in given.items() if value]:
+        raise InputError(f"{what} {', '.join(clash)}")
 
 
 def build_calibrator(name: str, settings: list[str], random_state: int, device: str) -> Calibrator:
@@ -278,37 +424,33 @@ def build_calibrator(name: str, settings: list[str], random_state: int, device: 
 
 
 def _value(key: str, text: str, default: Any) -> Any:
+    """The value of a setting, which must be of the kind of its default.
+
+    Raises:
+        InputError: It is not.
+    """
     from bertflow.errors import InputError, shown
 
     text = text.strip()
-    if text.lower() in _WORDS:
-        return _word(key, text, default)
     try:
-        value = json.loads(text)
+        value = _WORDS[text.lower()] if text.lower() in _WORDS else json.loads(text)
     except (ValueError, RecursionError):  # A text; or a number too long, or lists too deep.
         value = text
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    fits = isinstance(value, str) if isinstance(default, str) else number
-    if default == "auto" and key == "shrinkage":
-        fits = number or value == default
-    if isinstance(default, int) or default is None:
-        fits = fits and isinstance(value, int)
-    if isinstance(default, bool):
-        fits = False  # true and false are words
-    if not fits:
-        kind = "a number" if default is None else type(default).__name__
-        raise InputError(f"--set {key} takes {kind} such as {default}, got {shown(text)}")
+    if not _fits(key, value, default):
+        raise InputError(f"--set {key} takes a value such as {default}, got {shown(text)}")
     return value
 
 
-def _word(key: str, text: str, default: Any) -> Any:
-    from bertflow.errors import InputError
-
-    value = _WORDS[text.lower()]
-    optional = default is None or key in ("max_grad_norm", "random_state")
-    if isinstance(value, bool) != isinstance(default, bool) or (value is None and not optional):
-        raise InputError(f"--set {key} takes a value such as {default}, got {text!r}")
-    return value
+def _fits(key: str, value: Any, default: Any) -> bool:
+    if isinstance(value, bool) or isinstance(default, bool):
+        return isinstance(value, bool) and isinstance(default, bool)
+    if value is None:
+        return default is None or key in ("max_grad_norm", "random_state")
+    if key == "shrinkage":
+        return value == default or isinstance(value, int | float)
+    if isinstance(default, str):
+        return isinstance(value, str)
+    return isinstance(value, int if default is None or isinstance(default, int) else int | float)
 
 
 _WORDS = {"true": True, "false": False, "null": None, "none": None}

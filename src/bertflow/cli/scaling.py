@@ -6,117 +6,49 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-import typer
-
+from bertflow.cli.destinations import check_folder, check_folder_apart
 from bertflow.cli.interruption import NOTHING, Interrupted, still_terminated
-from bertflow.cli.opening import show
-from bertflow.cli.options import CLUSTER
-from bertflow.cli.places import check_folder, check_folder_apart
+from bertflow.cli.options import CLUSTER, EncoderOptions, SpeedOptions, device_or_none, flag, option
+from bertflow.cli.terminal import progress_bar, show
 from bertflow.errors import InputError, one_line, quoted
+from bertflow.io.outputs import clear_part, part_folder, save_or_keep
 
 if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator
     from bertflow.scale import Engine, Outcome, Worker
 
 STDERR = 2
-# What is the name of a file, where a folder is to be made.
+# Endings of files, where a folder is to be made.
 FILES = (".npy", ".parquet", ".csv", ".tsv", ".jsonl", ".json", ".txt")
-EngineName = Annotated[
-    str | None,
-    typer.Option(
-        "--engine",
-        metavar="NAME",
-        help="local or ray: work on a folder of .parquet here or on a cluster, shard by shard.",
-        rich_help_panel=CLUSTER,
-    ),
-]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="Ray cluster, or auto for this machine's. Default: one is started.",
-        rich_help_panel=CLUSTER,
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        help="Ray actors. Default: one a GPU, or one a CPU but for one.",
-        rich_help_panel=CLUSTER,
-    ),
-]
-SkipUnreadable = Annotated[
-    bool,
-    typer.Option(
-        "--skip-unreadable",
-        help="Leave out shards that cannot be used, count and list them.",
-        rich_help_panel=CLUSTER,
-    ),
-]
-Vector = Annotated[
-    str,
-    typer.Option(
-        "--vector",
-        metavar="NAME",
-        help="Column of vectors in .parquet files.",
-        rich_help_panel=CLUSTER,
-    ),
-]
-Keep = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME",
-        help="Column to keep beside the vectors. May be repeated. Default: all but the text.",
-        rich_help_panel=CLUSTER,
-    ),
-]
-Numbers = Annotated[
-    str,
-    typer.Option(
-        metavar="KIND",
-        help="float32 or float16: numbers in .parquet files.",
-        rich_help_panel=CLUSTER,
-    ),
-]
-SkipBlank = Annotated[
-    bool,
-    typer.Option(
-        "--skip-blank",
-        help="Leave out rows of shards without text; counted.",
-        rich_help_panel=CLUSTER,
-    ),
-]
 
 
 @dataclass(frozen=True)
-class Scaling:
-    """What was given for shards.
+class ClusterOptions:
+    """How shards are worked on."""
 
-    Attributes:
-        engine: --engine; None if it was not given.
-        address: --address.
-        workers: --workers.
-        skip_unreadable: --skip-unreadable.
-        vector: --vector.
-        keep: --keep.
-        numbers: --numbers.
-        skip_blank: --skip-blank.
-    """
-
-    engine: str | None
-    address: str | None = None
-    workers: int | None = None
-    skip_unreadable: bool = False
-    vector: str = "vector"
-    keep: list[str] | None = None
-    numbers: str = "float32"
-    skip_blank: bool = False
+    engine: str | None = option(
+        None,
+        "NAME",
+        "local or ray: work on a folder of .parquet here or on a cluster, shard by shard.",
+        group=CLUSTER,
+    )
+    address: str | None = option(
+        None,
+        "HOST:PORT",
+        "Ray cluster, or auto for this machine's. Default: one is started.",
+        group=CLUSTER,
+    )
+    workers: int | None = option(
+        None, "N", "Ray actors. Default: one a GPU, or one a CPU but for one.", group=CLUSTER, min=1
+    )
+    skip_unreadable: bool = flag(
+        "--skip-unreadable", "Leave out shards that cannot be used, count and list them.", CLUSTER
+    )
+    vector: str = option("vector", "NAME", "Column of vectors in .parquet files.", group=CLUSTER)
 
     def refuse_without_engine(self) -> None:
         """Refuse options that mean nothing for single files.
@@ -124,10 +56,10 @@ class Scaling:
         Raises:
             InputError: One was given.
         """
-        plain = Scaling(None)
-        names = {name: f"--{name.replace('_', '-')}" for name in self.__dict__ if name != "engine"}
         given = [
-            option for name, option in names.items() if getattr(self, name) != getattr(plain, name)
+            f"--{one.name.replace('_', '-')}"
+            for one in fields(self)
+            if one.name != "engine" and getattr(self, one.name) != one.default
         ]
         if given:
             raise InputError(
@@ -148,30 +80,54 @@ class Scaling:
             yield engine
 
 
+@dataclass(frozen=True)
+class EncodingClusterOptions(ClusterOptions):
+    """How shards of text are worked on."""
+
+    keep: list[str] | None = option(
+        None,
+        "NAME",
+        "Column to keep beside the vectors. May be repeated. Default: all but the text.",
+        group=CLUSTER,
+    )
+    numbers: str = option(
+        "float32", "KIND", "float32 or float16: numbers in .parquet files.", group=CLUSTER
+    )
+    skip_blank: bool = flag(
+        "--skip-blank", "Leave out rows of shards without text; counted.", CLUSTER
+    )
+
+
 @contextmanager
 def _ray_quiet() -> Iterator[None]:
     """Start Ray without what its C++ part writes on standard error, now and later.
 
     Of every pool of actors it says as an error that it may not be able to start them again, and
-    that its level was set as it begins. What goes wrong comes as an exception. Whoever sets
+    that its level was set as it begins. Real errors come as exceptions. Whoever sets
     RAY_BACKEND_LOG_LEVEL sees all of it.
     """
     if "RAY_BACKEND_LOG_LEVEL" in os.environ:
         yield
         return
     os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"
-    kept, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
+    terminal, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, STDERR)
     try:
         yield
     finally:
-        os.dup2(kept, STDERR)
-        os.close(kept)
+        os.dup2(terminal, STDERR)
+        os.close(terminal)
         os.close(nowhere)
 
 
 def encode_shards(
-    model: str, corpus: list[str], output: Path, scaling: Scaling, **settings: Any
+    model: str,
+    corpus: list[str],
+    output: Path,
+    column: str | None,
+    cluster: EncodingClusterOptions,
+    loading: EncoderOptions,
+    speed: SpeedOptions,
 ) -> None:
     """Encode a folder of .parquet files to another."""
     from bertflow.scale import Encode
@@ -181,52 +137,54 @@ def encode_shards(
         raise InputError(f"--engine takes one --corpus, a folder of .parquet, got {len(corpus)}")
     worker = Encode(
         str(Path(model).absolute()) if Path(model).exists() else model,
-        vector=scaling.vector,
-        keep=scaling.keep,
-        numbers=scaling.numbers,
-        blank="skip" if scaling.skip_blank else "refuse",
-        **settings,
+        column=column,
+        pooling=loading.pooling,
+        max_length=loading.max_length,
+        trust_remote_code=loading.trust_remote_code,
+        device=device_or_none(speed.device),
+        batch_size=speed.batch_size,
+        precision=speed.precision,  # type: ignore[arg-type]
+        vector=cluster.vector,
+        keep=cluster.keep,
+        numbers=cluster.numbers,
+        blank="skip" if cluster.skip_blank else "refuse",
     )
-    _run(worker, corpus[0], output, scaling, "encode")
+    _run(worker, corpus[0], output, cluster, "encode")
 
 
 def transform_shards(
-    folder: Path, vectors: str | Path, output: Path, scaling: Scaling, inverse: bool
+    folder: Path, vectors: str, output: Path, cluster: ClusterOptions, inverse: bool
 ) -> None:
     """Map the vectors of a folder of .parquet files to another."""
     from bertflow.scale import Transform
 
-    _refuse_encoders_options(scaling)
     check_folder_apart(output, {"DIR": folder})
-    worker = Transform(str(folder.absolute()), vector=scaling.vector, inverse=inverse)
-    _run(worker, vectors, output, scaling, "transform")
+    worker = Transform(str(folder.absolute()), vector=cluster.vector, inverse=inverse)
+    _run(worker, vectors, output, cluster, "transform")
 
 
 def fit_shards(
-    source: str | Path, calibrator: Calibrator, output: Path, scaling: Scaling, limit: int | None
+    source: str, calibrator: Calibrator, output: Path, cluster: ClusterOptions, limit: int | None
 ) -> None:
     """Fit a calibrator on the merged moments of shards, and save it."""
     from bertflow.calibrators import save_calibrator
-    from bertflow.cli.terminal import progress_bars
-    from bertflow.io.outputs import clear_part, part_folder, save_or_keep
     from bertflow.scale import fit_folder
 
-    _refuse_encoders_options(scaling)
     if limit is not None:
         raise InputError("--limit does not go with shards: moments are of all vectors")
     check_folder(output, {"--vectors": source})
     began = time.perf_counter()
     with part_folder(output) as part:
         moments = part / "moments"
-        with _interruptible(moments), scaling.opened() as engine, progress_bars() as report:
+        with _interruptible(moments), cluster.opened() as engine, progress_bar("moments") as report:
             outcome = fit_folder(
                 calibrator,
                 source,
                 moments,
-                vector=scaling.vector,
+                vector=cluster.vector,
                 engine=engine,
-                skip_unreadable=scaling.skip_unreadable,
-                progress=lambda done, total: report("moments", done, total),
+                skip_unreadable=cluster.skip_unreadable,
+                progress=report,
             )
         save_or_keep(output, lambda folder: save_calibrator(calibrator, folder))
         clear_part(part)
@@ -239,20 +197,19 @@ def fit_shards(
     show(f"saved to {one_line(output)}: {how}")
 
 
-def _run(worker: Worker, source: str | Path, output: Path, scaling: Scaling, stage: str) -> None:
-    from bertflow.cli.terminal import progress_bars
+def _run(worker: Worker, source: str, output: Path, cluster: ClusterOptions, stage: str) -> None:
     from bertflow.scale import run
 
     if output.suffix in FILES and not output.exists():
         raise InputError(f"{output} looks like a file, but of shards a folder is made; name one")
-    with _interruptible(output), scaling.opened() as engine, progress_bars() as report:
+    with _interruptible(output), cluster.opened() as engine, progress_bar(stage) as report:
         outcome = run(
             worker,
             source,
             output,
             engine=engine,
-            skip_unreadable=scaling.skip_unreadable,
-            progress=lambda done, total: report(stage, done, total),
+            skip_unreadable=cluster.skip_unreadable,
+            progress=report,
         )
     before = f", {outcome.done_before:,} of them there before" if outcome.done_before else ""
     show(f"{one_line(output)} has {outcome.rows:,} vectors in {_shards(outcome)}{before}")
@@ -271,16 +228,6 @@ def _show_left_out(outcome: Outcome) -> None:
         show(f"{files} skipped, which the same command tries again:")
         for one in outcome.skipped:
             show(one_line(f"  {one.path}: {one.reason}"))
-
-
-def _refuse_encoders_options(scaling: Scaling) -> None:
-    given = {
-        "--keep": scaling.keep,
-        "--numbers": scaling.numbers != "float32",
-        "--skip-blank": scaling.skip_blank,
-    }
-    if clash := [name for name, value in given.items() if value]:
-        raise InputError(f"{', '.join(clash)} is for encode")
 
 
 @contextmanager

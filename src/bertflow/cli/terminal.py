@@ -1,22 +1,30 @@
-"""The terminal: text on standard output, progress on standard error where someone sees it."""
+"""The terminal: text on standard output, progress on standard error where someone watches."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from bertflow.display import Bars
-from bertflow.display.bars import watcher
 from bertflow.errors import one_line
+
+if TYPE_CHECKING:
+    from bertflow.encoders import SentenceCache
 
 
 def console() -> Console:
     """Standard output; long lines are the terminal's to wrap, so that paths can be copied."""
     return Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+
+def show(what: Any) -> None:
+    """Print text or a table on standard output."""
+    console().print(what)
 
 
 class _Handler(logging.Handler):
@@ -69,5 +77,24 @@ def busy(text: str) -> Iterator[None]:
 @contextmanager
 def progress_bars() -> Iterator[Bars]:
     """Give what draws a bar a stage on standard error, if that is a terminal."""
-    with Bars(place=watcher()) as bars:
+    with Bars() as bars:
         yield bars
+
+
+@contextmanager
+def progress_bar(stage: str) -> Iterator[Callable[[int, int], None]]:
+    """Give what draws the bar of one stage, called with what is done and the total."""
+    with progress_bars() as report:
+        yield lambda done, total: report(stage, done, total)
+
+
+def from_cache(cache: SentenceCache | None) -> str:
+    """How many sentences were in the cache, as part of a list; nothing if none were."""
+    return f"{cache}, " if cache is not None and cache.found else ""
+
+
+def tell_cached(cache: SentenceCache | None) -> None:
+    """Say on standard error, if that is a terminal, how many sentences were in the cache."""
+    terminal = Console(stderr=True, highlight=False)
+    if cache is not None and cache.found and terminal.is_terminal:
+        terminal.print(f"{cache.found + cache.encoded:,} sentences, {cache}")

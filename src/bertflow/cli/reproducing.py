@@ -1,4 +1,4 @@
-"""The command that reproduces the paper: reproduce."""
+"""The command that reproduces the paper, and what its tables look like: reproduce."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ import io
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from bertflow.cli.interruption import Interrupted, kept
-from bertflow.cli.opening import show
+from bertflow.cli.interruption import Interrupted, resumes_from
 from bertflow.cli.options import (
     ENCODER,
     INPUT,
     SPEED,
-    BatchSize,
-    Data,
-    Device,
-    TrustRemoteCode,
+    argument,
+    batch_size_option,
+    data_option,
+    device_option,
     device_or_none,
     known_pooling,
+    option,
+    trust_option,
 )
+from bertflow.cli.terminal import progress_bars, show
 from bertflow.errors import BertflowError, InputError, MissingDataError, one_line, unknown
+from bertflow.io.files import check_apart, write_text
 
 if TYPE_CHECKING:
     from bertflow.paper import Subject, TableResult
@@ -35,87 +37,47 @@ DEFAULT_ENCODERS = ("bert-base-uncased", "bert-large-uncased")
 
 
 def reproduce(
-    table: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="TABLE", help="table1 to table8, figure2, or all. Several are possible."
-        ),
-    ],
-    encoder: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Hub name[@revision], folder or .gguf. May be repeated. Default: the paper's two.",
-        ),
-    ] = None,
-    label: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            help="What the encoder is called in the tables.",
-            rich_help_panel=ENCODER,
-        ),
-    ] = None,
-    pooling: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            callback=known_pooling,
-            help="Only this pooling, such as layers:1, not the paper's.",
-            rich_help_panel=ENCODER,
-        ),
-    ] = None,
-    max_length: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, help="Tokens a sentence is cut to.", rich_help_panel=INPUT
-        ),
-    ] = 64,
-    glove: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Word vectors for the row Avg. GloVe: a text file, or a model of such.",
-            rich_help_panel=INPUT,
-        ),
-    ] = None,
-    data: Data = None,
-    output: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR", help="Folder for tables, records, vectors and fine-tuned models."
-        ),
-    ] = Path("runs"),
-    seeds: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, help="Fits of each flow; in table8 fine-tunings of the encoder."
-        ),
-    ] = 5,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Take about N pairs of each split: a quick trial.",
-            rich_help_panel=INPUT,
-        ),
-    ] = None,
-    flow: Annotated[
-        str, typer.Option(metavar="NAME", help="The flow: paper, released or tempered.")
-    ] = "paper",
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Processes that fit at a time. Default: the CPUs.",
-            rich_help_panel=SPEED,
-        ),
-    ] = None,
-    batch_size: BatchSize = 32,
-    device: Device = "auto",
-    trust_remote_code: TrustRemoteCode = False,
+    table: list[str] = argument(
+        "TABLE", "table1 to table8, figure2, or all. Several are possible."
+    ),
+    *,
+    encoder: list[str] | None = option(
+        None,
+        "NAME",
+        "Hub name[@revision], folder or .gguf. May be repeated. Default: the paper's two.",
+    ),
+    label: str | None = option(
+        None, "TEXT", "What the encoder is called in the tables.", group=ENCODER
+    ),
+    pooling: str | None = option(
+        None,
+        "NAME",
+        "Only this pooling, such as layers:1, not the paper's.",
+        group=ENCODER,
+        callback=known_pooling,
+    ),
+    max_length: int = option(64, "N", "Tokens a sentence is cut to.", group=INPUT, min=1),
+    glove: str | None = option(
+        None,
+        "FILE",
+        "Word vectors for the row Avg. GloVe: a text file, or a model of such.",
+        group=INPUT,
+    ),
+    data: Path | None = data_option(),
+    output: Path = option(
+        Path("runs"), "DIR", "Folder for tables, records, vectors and fine-tuned models."
+    ),
+    seeds: int = option(5, "N", "Fits of each flow; in table8 fine-tunings of the encoder.", min=1),
+    limit: int | None = option(
+        None, "N", "Take about N pairs of each split: a quick trial.", group=INPUT, min=1
+    ),
+    flow: str = option("paper", "NAME", "The flow: paper, released or tempered."),
+    jobs: int | None = option(
+        None, "N", "Processes that fit at a time. Default: the CPUs.", group=SPEED, min=1
+    ),
+    batch_size: int = batch_size_option(),
+    device: str = device_option(),
+    trust_remote_code: bool = trust_option(),
 ) -> None:
     """Reproduce tables of the paper: ours, published, difference. Stopped, it goes on."""
     from bertflow.paper import NAMES
@@ -126,10 +88,6 @@ def reproduce(
     names = encoder or list(DEFAULT_ENCODERS)
     if label is not None and len(names) != 1:
         raise InputError(f"--label goes with one --encoder, got {len(names)}")
-    from dataclasses import replace
-
-    from bertflow.cli.terminal import progress_bars
-    from bertflow.io.files import check_apart
     from bertflow.paper import Material, Options, Planner, Workplace, identify
     from bertflow.paper import reproduce as run
 
@@ -159,7 +117,7 @@ def reproduce(
         with progress_bars() as report:
             result = run(table, subjects, planner, place, progress=report, finished=finished)
     except KeyboardInterrupt:
-        raise Interrupted(kept(output)) from None
+        raise Interrupted(resumes_from(output)) from None
     failed = {
         name: error
         for name, error in result.absent.items()
@@ -171,7 +129,7 @@ def reproduce(
     ]
     show("\n\n".join([*parts, f"wrote {', '.join(written)} to {one_line(folder)}"]))
     if failed:
-        # What has no data is told; what went wrong is an error, though other tables are there.
+        # Missing data is told; anything else is an error, though other tables are there.
         why = "; ".join(f"{name}: {error}" for name, error in failed.items())
         raise BertflowError(
             f"{len(failed)} of {len(result.absent) + len(result.tables) + bool(result.scatters)} "
@@ -194,7 +152,6 @@ def _file_name(text: str) -> str:
 
 def _write(one: TableResult | Sequence[Scatter], folder: Path) -> list[str]:
     """Write a table as Markdown, CSV and JSON, or the figure; the names of the files."""
-    from bertflow.io.files import write_text
     from bertflow.paper import TableResult
 
     if not isinstance(one, TableResult):

@@ -1,4 +1,4 @@
-"""What the analyses of an encoder look like."""
+"""Pages of the analyses of an encoder."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 from bertflow.analysis import Isotropy, Lexical, WordStatistics
 from bertflow.analysis.frequency import Mean
-from bertflow.cli.results import Page
+from bertflow.cli.pages import Page
+from bertflow.cli.score_pages import counts, side_of
 from bertflow.data import Pairs
 from bertflow.display import Grid
 from bertflow.display.numbers import fixed, with_interval
+from bertflow.evaluation import Score
 
 
 def words_page(encoder: str, language: str, found: WordStatistics) -> Page:
@@ -20,14 +22,11 @@ def words_page(encoder: str, language: str, found: WordStatistics) -> Page:
         ["words of one piece", *(f"{group.words:,}" for group in groups)],
         ["mean ℓ2 norm", *(_mean(group.norm) for group in groups)],
     ]
-    rows += [
-        [f"mean k-NN ℓ2 distance, k = {k}", *(_mean(group.distance[k]) for group in groups)]
-        for k in groups[0].distance
-    ]
-    rows += [
-        [f"mean k-NN dot product, k = {k}", *(_mean(group.dot[k]) for group in groups)]
-        for k in groups[0].dot
-    ]
+    for measure in ("distance", "dot"):
+        title = {"distance": "ℓ2 distance", "dot": "dot product"}[measure]
+        for k in getattr(groups[0], measure):
+            means = (_mean(getattr(group, measure)[k]) for group in groups)
+            rows.append([f"mean k-NN {title}, k = {k}", *means])
     facts = {
         "encoder": f"{encoder}: {found.vocabulary:,} word embeddings of {found.width} dimensions",
         "ranks": f"by frequency, wordfreq, {language}; words of one whole piece",
@@ -40,53 +39,39 @@ def words_page(encoder: str, language: str, found: WordStatistics) -> Page:
     return Page(facts, [Grid("rank of the word", ["", *columns], rows)], notes)
 
 
-def lexical_page(
-    pairs: Pairs, unit: str, found: Lexical, skipped: Mapping[str, Mapping[str, int]], cut: int
-) -> Page:
-    """How similarities go with edit distance; `skipped` is by model and by reason."""
-    names = list(found.edit)
-    rows = [
-        [
-            name,
-            with_interval(found.edit[name]),
-            with_interval(found.gold[name]),
-            with_interval(found.short_edit[name]),
-            with_interval(found.short_gold[name]),
-        ]
-        for name in names
-    ]
-    columns = [
-        "similarity",
-        "edit distance",
-        "gold",
-        f"edit, ≤ {found.short} apart",
-        f"gold, ≤ {found.short} apart",
-    ]
+def lexical_page(pairs: Pairs, unit: str, found: Lexical, scores: Mapping[str, Score]) -> Page:
+    """How similarities go with edit distance; scores are by model."""
+    columns = (found.edit, found.gold, found.short_edit, found.short_gold)
+    rows = [[name, *(with_interval(one[name]) for one in columns)] for name in found.edit]
+    near = f"≤ {found.short} apart"
+    heads = ["similarity", "edit distance", "gold", f"edit, {near}", f"gold, {near}"]
+    cut = max(score.cut for score in scores.values())
     facts = {
         "pairs": f"{pairs.task} {pairs.split}: {found.pairs:,} from {pairs.source}; "
         f"{found.short_pairs:,} at most {found.short} {unit} apart",
         "cut": f"{cut:,} distinct texts are longer than the encoder takes",
     }
-    notes = [
-        f"edit distance: Levenshtein over {unit}; negative, since distant pairs are less alike",
-    ]
+    notes = [side_of(name, score) for name, score in scores.items()]
+    notes.append(
+        f"edit distance: Levenshtein over {unit}; negative, since distant pairs are less alike"
+    )
     if len(set(pairs.subset)) > 1:
         notes.append("over all pairs together, of whichever subset (all)")
-    for name in names[1:]:
-        one = found.difference(name, "gold")
-        if one.value is not None:
-            more = "more" if one.value < 0 else "less"
-            sure = "" if one.real else "; chance is enough to explain it"
+    for name in list(found.edit)[1:]:
+        apart = found.difference(name, "gold")
+        if apart.value is not None:
+            more = "more" if apart.value < 0 else "less"
+            sure = "" if apart.real else "; chance is enough to explain it"
             notes.append(
                 f"{name} goes with edit distance {more} than gold does: "
-                f"{with_interval(one, signed=True)}{sure}"
+                f"{with_interval(apart, signed=True)}{sure}"
             )
     if found.skipped:
         notes.append(f"{found.skipped:,} pairs left out: without gold or without a cosine")
-    for name, counts in skipped.items():
-        if told := [f"{count:,} {reason}" for reason, count in counts.items() if count]:
-            notes.append(f"{name}: not scored: {', '.join(told)}")
-    return Page(facts, [Grid("Spearman × 100, 95 % interval", columns, rows)], notes)
+    for name, score in scores.items():
+        if skipped := counts(score.skipped):
+            notes.append(f"{name}: not scored: {skipped}")
+    return Page(facts, [Grid("Spearman × 100, 95 % interval", heads, rows)], notes)
 
 
 def isotropy_page(encoder: str, found: Mapping[str, Isotropy], cut: int) -> Page:

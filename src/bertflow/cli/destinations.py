@@ -1,31 +1,21 @@
-"""Where a command writes: refused before any work where that cannot be, or would cost the input."""
+"""Where a command writes: outputs that are impossible or would cost the input are refused."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
-from bertflow.errors import InputError, ModelError, one_line
+from bertflow.errors import InputError, ModelError
+from bertflow.io.files import check_apart, check_writable, is_within
+from bertflow.io.outputs import check_replaceable
 
 STDOUT = 1
 Given = str | Path | Sequence[str | Path] | None
-# What a folder of data may hold of ours, and no reader of data looks at.
+# Our results may lie in a folder of data: its readers do not look at these.
 RESULTS = (".json", ".md", ".html", ".htm", ".svg", ".png", ".pdf")
-
-
-@contextmanager
-def vectors_named(source: str | Path) -> Iterator[None]:
-    """Have messages about X, as Python has it, name the file that the rows are of."""
-    try:
-        yield
-    except InputError as error:
-        name, _, rest = str(error).partition(" ")
-        if name != "X":
-            raise
-        raise InputError(f"{one_line(source)} {rest}") from error
 
 
 def is_output(path: Path | None) -> bool:
@@ -81,7 +71,6 @@ def check_files(
         ModelError: One cannot be written.
     """
     from bertflow.data import DATA_VARIABLE
-    from bertflow.io.files import check_apart, check_writable, is_within
 
     given = {name: path for name, path in outputs.items() if path is not None}
     for path in given.values():
@@ -106,8 +95,6 @@ def check_folder(output: Path, reads: Mapping[str, Given] | None = None) -> None
         InputError: It is what is read.
         ModelError: It holds what bertflow did not write, or cannot be written.
     """
-    from bertflow.io.outputs import check_replaceable
-
     check_folder_apart(output, reads or {})
     check_replaceable(output)
 
@@ -119,8 +106,6 @@ def check_folder_apart(output: Path, reads: Mapping[str, Given]) -> None:
         InputError: It is.
         ModelError: It is standard output.
     """
-    from bertflow.io.files import check_apart
-
     if str(output) == "-":
         raise ModelError("cannot write -: it stands for standard output; give a folder")
     check_apart({"--output": output}, _listed(reads))

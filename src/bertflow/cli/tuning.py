@@ -2,140 +2,106 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from bertflow.cli.caching import users_cache
-from bertflow.cli.interruption import NOTHING, Interrupted, kept
-from bertflow.cli.opening import load_raw, show
+from bertflow.cli.destinations import check_folder
+from bertflow.cli.interruption import NOTHING, Interrupted, resumes_from
+from bertflow.cli.opening import load_raw
 from bertflow.cli.options import (
     ENCODER,
-    ENCODER_OPTION,
     INPUT,
     POOLING_HELP,
+    REQUIRED,
     SPEED,
-    Data,
-    Device,
-    MaxLength,
-    Output,
-    TrustRemoteCode,
+    EncoderOptions,
+    SpeedOptions,
+    data_option,
+    device_option,
+    encoder_option,
     known_pooling,
+    max_length_option,
+    option,
+    trust_option,
 )
-from bertflow.cli.places import check_folder
+from bertflow.cli.terminal import progress_bars, show
 from bertflow.errors import InputError, ModelError, one_line, quoted
-
-TRAINING = "Training"
 
 if TYPE_CHECKING:
     from bertflow.finetuning import FineTuned, NliCorpus
 
+TRAINING = "Training"
+
+
+@dataclass(frozen=True)
+class RecipeOptions:
+    """The fields of `bertflow.finetuning.Recipe`."""
+
+    epochs: float = option(1.0, "X", "Passes over the pairs, or a part of one.", group=TRAINING)
+    learning_rate: float = option(2e-5, "X", "The highest, after the warm-up.", group=TRAINING)
+    batch_size: int = option(16, "N", "Pairs a step.", group=TRAINING)
+    warmup: float = option(0.1, "X", "Share of the steps in which it rises.", group=TRAINING)
+    random_state: int = option(0, "N", "Seed.", group=TRAINING)
+    precision: str = option(
+        "auto",
+        "NAME",
+        "float32, bf16, fp16, or auto: mixed precision where the device has it.",
+        group=SPEED,
+    )
+
 
 def finetune(
     *,
-    encoder: Annotated[str, ENCODER_OPTION],
-    nli: Annotated[
-        list[str],
-        typer.Option(metavar="NAME", help="Labelled pairs: snli, mnli or sick-e. May be repeated."),
-    ],
-    output: Output,
-    data: Data = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Take only the first N pairs of each split.",
-            rich_help_panel=INPUT,
-        ),
-    ] = None,
-    held_out: Annotated[
-        float,
-        typer.Option(
-            metavar="X",
-            help="Share of the premises held out of a set that has no split for it.",
-            rich_help_panel=INPUT,
-        ),
-    ] = 0.1,
-    pooling: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            callback=known_pooling,
-            help=POOLING_HELP,
-            rich_help_panel=ENCODER,
-        ),
-    ] = "mean",
-    max_length: MaxLength = None,
-    trust_remote_code: TrustRemoteCode = False,
-    epochs: Annotated[
-        float,
-        typer.Option(
-            metavar="X", help="Passes over the pairs, or a part of one.", rich_help_panel=TRAINING
-        ),
-    ] = 1.0,
-    learning_rate: Annotated[
-        float,
-        typer.Option(metavar="X", help="The highest, after the warm-up.", rich_help_panel=TRAINING),
-    ] = 2e-5,
-    batch_size: Annotated[
-        int, typer.Option(metavar="N", help="Pairs a step.", rich_help_panel=TRAINING)
-    ] = 16,
-    warmup: Annotated[
-        float,
-        typer.Option(
-            metavar="X", help="Share of the steps in which it rises.", rich_help_panel=TRAINING
-        ),
-    ] = 0.1,
-    random_state: Annotated[
-        int, typer.Option(metavar="N", help="Seed.", rich_help_panel=TRAINING)
-    ] = 0,
-    precision: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="float32, bf16, fp16, or auto: mixed precision where the device has it.",
-            rich_help_panel=SPEED,
-        ),
-    ] = "auto",
-    device: Device = "auto",
+    encoder: str = encoder_option(REQUIRED),
+    nli: list[str] = option(
+        REQUIRED, "NAME", "Labelled pairs: snli, mnli or sick-e. May be repeated."
+    ),
+    output: Path = option(REQUIRED, "DIR", "Folder to save to."),
+    data: Path | None = data_option(),
+    limit: int | None = option(
+        None, "N", "Take only the first N pairs of each split.", group=INPUT
+    ),
+    held_out: float = option(
+        0.1, "X", "Share of the premises held out of a set that has no split for it.", group=INPUT
+    ),
+    pooling: str = option("mean", "NAME", POOLING_HELP, group=ENCODER, callback=known_pooling),
+    max_length: int | None = max_length_option(),
+    trust_remote_code: bool = trust_option(),
+    recipe: RecipeOptions,
+    device: str = device_option(),
 ) -> None:
     """Fine-tune an encoder on labelled NLI pairs, and save it. Stopped, it goes on."""
     check_folder(output, {"--encoder": encoder})
-    from bertflow.cli.terminal import progress_bars
     from bertflow.finetuning import Recipe, finetune_and_save, nli_corpus
     from bertflow.finetuning.siamese import check_packages
     from bertflow.models import is_calibrated
 
     check_packages()
-    recipe = Recipe(
-        epochs=epochs,
-        learning_rate=learning_rate,
-        batch_size=batch_size,
-        warmup=warmup,
-        random_state=random_state,
-        precision=precision,
-    )
+    checked = Recipe(**asdict(recipe))
     if is_calibrated(encoder):
         raise InputError(
             f"{encoder} is a calibrated model; fine-tune the encoder it was made of, then "
             "calibrate what comes out"
         )
-    corpus = nli_corpus(nli, data, held_out=held_out, random_state=random_state, limit=limit)
-    loaded = load_raw(encoder, pooling, max_length, device, trust_remote_code, users_cache(False))
+    corpus = nli_corpus(nli, data, held_out=held_out, random_state=recipe.random_state, limit=limit)
+    loading = EncoderOptions(
+        pooling=pooling, max_length=max_length, trust_remote_code=trust_remote_code
+    )
+    loaded = load_raw(encoder, loading, SpeedOptions(device=device))
     _show_corpus(corpus)
     checkpoints = Path(f"{output}.checkpoints")
     try:
         with progress_bars() as report:
             result = finetune_and_save(
-                loaded, corpus, output, recipe, checkpoints=checkpoints, progress=report
+                loaded, corpus, output, checked, checkpoints=checkpoints, progress=report
             )
     except KeyboardInterrupt:
         saved = any(checkpoints.glob("checkpoint-*"))
-        raise Interrupted(kept(checkpoints) if saved else NOTHING) from None
+        raise Interrupted(resumes_from(checkpoints) if saved else NOTHING) from None
     except ModelError as error:
         if any(checkpoints.glob("checkpoint-*")):
-            raise ModelError(f"{error}; {kept(checkpoints)}") from error
+            raise ModelError(f"{error}; {resumes_from(checkpoints)}") from error
         raise
     _show_result(result, output, pooling)
 

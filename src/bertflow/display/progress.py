@@ -1,0 +1,136 @@
+"""Progress bars where someone watches: on a terminal or under a notebook's cell, by tqdm."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+LABELS = {
+    "encode": "encode sentences",
+    "fit": "fit steps",
+    "cells": "finished cells",
+    "moments": "moments of rows",
+    "train": "train steps",
+    "transform": "transform rows",
+}
+# Seconds of work before a bar appears that nobody has asked for.
+DELAY = 0.5
+# The loss is a running mean: a single batch says little.
+SMOOTHING = 0.95
+
+
+class Bars:
+    """A bar a stage: how much is done, the time left, the rate, the loss in bits per dimension.
+
+    Used in a `with` statement.
+
+    Args:
+        delay: Seconds before a bar appears, so that what is quick leaves no trace.
+        shown: Whether bars are drawn at all; by default where someone watches.
+    """
+
+    def __init__(self, *, delay: float = 0.0, shown: bool | None = None) -> None:
+        self.delay = delay
+        self.shown = is_watched() if shown is None else shown
+        self._bars: dict[str, Any] = {}
+        self._losses: dict[str, float] = {}
+
+    def __enter__(self) -> Bars:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for bar in self._bars.values():
+            bar.close()
+        self._bars.clear()
+
+    def __call__(self, stage: str, done: int, total: int, bits: float | None = None) -> None:
+        """Say how far a stage is.
+
+        Args:
+            stage: One of `LABELS`, or any name.
+            done: Steps.
+            total: Of so many.
+            bits: The loss of the last step, in bits per dimension.
+        """
+        if not self.shown:
+            return
+        bar = self._bars.get(stage)
+        if bar is None or bar.n >= bar.total > done:
+            bar = self._bars[stage] = self._begun(stage, done, total)
+        if bits is not None:
+            before = self._losses.get(stage, bits)
+            self._losses[stage] = SMOOTHING * before + (1 - SMOOTHING) * bits
+            bar.set_postfix_str(f"{self._losses[stage]:.3f} bits/dim", refresh=False)
+        bar.total = total
+        bar.update(done - bar.n)
+        if done >= total:
+            bar.close()
+
+    def _begun(self, stage: str, done: int, total: int) -> Any:
+        from tqdm.auto import tqdm
+
+        return tqdm(
+            desc=LABELS.get(stage, stage),
+            initial=done,  # The rate leaves out what an earlier, stopped run had done.
+            total=total,
+            delay=self.delay,
+            ncols=_unknown_width(),
+            dynamic_ncols=True,
+            disable=False,
+        )
+
+
+def _unknown_width() -> int | None:
+    """Columns for a terminal that does not know how many it has; None lets tqdm ask."""
+    terminal = sys.stderr.isatty() and not os.get_terminal_size(sys.stderr.fileno()).columns
+    return 80 if terminal else None
+
+
+def is_watched() -> bool:
+    """Whether someone sees a bar: in a notebook, or on a terminal that standard error is."""
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if getattr(shell, "kernel", None) is not None:
+        return True
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+@contextmanager
+def watched(
+    progress: Callable[..., None] | bool | None = None,
+) -> Iterator[Callable[..., None] | None]:
+    """Give the function to call with progress, or None.
+
+    Args:
+        progress: A function, which is given back; False for none; None for bars where someone
+            watches, in the main thread of the main process, once half a second has passed; True for
+            bars at once and in any thread or process, where someone watches.
+    """
+    if progress is not None and not isinstance(progress, bool):
+        yield progress
+        return
+    alone = (
+        multiprocessing.current_process().name == "MainProcess"
+        and threading.current_thread() is threading.main_thread()
+    )
+    if not (progress or (progress is None and alone)) or not is_watched():
+        yield None
+        return
+    with Bars(delay=0.0 if progress else DELAY) as bars:
+        yield bars
+
+
+def of_stage(report: Callable[..., None], stage: str) -> Callable[[int, int, float], None]:
+    """Give the function to call with steps, their total and the loss of one stage of a job.
+
+    Args:
+        report: `Bars`, which show the loss, or a function of stage, steps and total.
+        stage: The name of the stage.
+    """
+    if isinstance(report, Bars):
+        return lambda done, total, bits: report(stage, done, total, bits)
+    return lambda done, total, _: report(stage, done, total)
