@@ -664,19 +664,3 @@ def test_where_permissions_cannot_be_set_no_file_becomes_more_open(tmp_path, mon
     assert private.read_text() == "before"
     write_text(tmp_path / "new.txt", "after")
     write_text(tmp_path / "new.txt", "again")  # Nothing has to be changed.
-
-
-@posix
-def test_a_fork_leaves_what_is_held_back_as_it_was():
-    code = """
-import os, signal
-from bertflow.cli.interruption import catch_termination
-catch_termination()
-for held in ({signal.SIGTERM}, set()):
-    signal.pthread_sigmask(signal.SIG_SETMASK, held)
-    if not (child := os.fork()):
-        os._exit(signal.pthread_sigmask(signal.SIG_BLOCK, []) != held)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == held
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -79,16 +79,18 @@ class Bars:
             initial=done,  # The rate leaves out what an earlier, stopped run had done.
             total=total,
             delay=self.delay,
-            ncols=_unknown_width(),
-            dynamic_ncols=True,
             disable=False,
+            **_size(),
         )
 
 
-def _unknown_width() -> int | None:
-    """Columns for a terminal that does not know how many it has; None lets tqdm ask."""
-    terminal = sys.stderr.isatty() and not os.get_terminal_size(sys.stderr.fileno()).columns
-    return 80 if terminal else None
+def _size() -> dict[str, Any]:
+    """How large tqdm draws: it asks the terminal, unless that does not know its size."""
+    if sys.stderr.isatty():
+        columns, lines = os.get_terminal_size(sys.stderr.fileno())
+        if not (columns and lines):
+            return {"ncols": columns or 80, "nrows": lines or 24}
+    return {"dynamic_ncols": True}
 
 
 def is_watched() -> bool:
