@@ -366,8 +366,8 @@ def halves(
 ) -> tuple[SentenceTransformer, Callable[[Array], Array] | None]:
     """A calibrated model's encoder, and the function that calibrates its vectors.
 
-    The vectors of a sentence before and after calibration then cost one pass through the encoder,
-    where there is a cache. A model that is not calibrated is all encoder.
+    With a cache, a sentence then passes the encoder once for its vectors before and after
+    calibration. A model that is not calibrated is all encoder.
 
     Returns:
         The encoder, whose modules are the model's own, and a function of its vectors, shape (N, D),
@@ -414,9 +414,9 @@ def when_whole(calibrated: Callable[[Array], Array] | None, put: Put) -> Put:
 
 
 def group_size(encoder: SentenceTransformer) -> int:
-    """How many sentences are put into batches together.
+    """How many sentences are put into batches together: more for a small encoder.
 
-    More are encoded faster, since more of them have one length, and are larger parts of a GPU.
+    A larger group is encoded faster, because more of its sentences have the same length.
     """
     layers = [module for module in encoder.modules() if isinstance(module, torch.nn.Linear)]
     weights = sum(layer.weight.numel() for layer in layers)

@@ -356,7 +356,7 @@ def _may_run_beside_itself(model: SentenceTransformer) -> bool:
             type(module).__module__.startswith(("sentence_transformers.", "bertflow."))
             for module in model
         )
-        # These adapt their frequencies to the longest sentence so far.
+        # These rotary embeddings adapt to the longest sentence so far.
         and not any("dynamic" in rope or "longrope" in rope for rope in ropes)
     )
 
@@ -391,10 +391,10 @@ def _shallow(module: Any) -> Any:
 
 
 def own_part(model: SentenceTransformer) -> str | None:
-    """What of a model's way from text to vectors is not the library's, such as "encode".
+    """What a model does in a way of its own between text and vectors, such as "encode"; else None.
 
     That is a method that its class or the model itself has replaced, or a hook on one of its
-    modules. None of it is in a saved model, nor told by its settings.
+    modules. A saved model and its settings tell nothing of it.
     """
     for name in METHODS:
         if _is_own(model, name) or any(name in vars(module) for module in model):
@@ -407,13 +407,13 @@ def own_part(model: SentenceTransformer) -> str | None:
 
 
 def _is_own(model: SentenceTransformer, name: str) -> bool:
-    """Whether a method is not the library's, be it wrapped."""
+    """Whether a method is not the library's; one that only wraps it is."""
     usual = unwrap(getattr(SentenceTransformer, name, None) or len)
     return name in vars(model) or unwrap(getattr(type(model), name, None) or len) is not usual
 
 
 def is_usual(model: SentenceTransformer) -> bool:
-    """Whether what `encode` does is known: a model may have its own `encode` or `forward`."""
+    """Whether a model encodes as the library does, not by an `encode` or `forward` of its own."""
     return (
         not _is_own(model, "encode")
         and not _is_own(model, "forward")

@@ -34,13 +34,13 @@ from bertflow.io.store import ResultStore
 
 FOLDER_VARIABLE, SIZE_VARIABLE = "BERTFLOW_CACHE", "BERTFLOW_CACHE_SIZE"
 DEFAULT_SIZE = 10 * 10**9
-# Of that, what results may have: a comparison of all methods on all tasks has some 20 MB.
+# The part of it that results may have. A comparison of all methods on all tasks has some 20 MB.
 RESULTS_PART, RESULTS_SIZE = 20, 200 * 10**6
 KEY = "[0-9a-f]" * 32
 GGUF = rf"{KEY}\.safetensors"
 # Earlier versions wrote the last two.
 FILES = (ABOUT, VECTORS, SENTENCES, LOCK, "count", ".in-use")
-# Of a model's configuration: where it lies, and what is described elsewhere.
+# Settings of a model that its vectors do not depend on, or that are described elsewhere.
 APART = ("_name_or_path", "architectures", "dtype", "transformers_version")
 UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -127,7 +127,7 @@ class SentenceCache:
     @property
     def results(self) -> ResultStore:
         """What came of vectors, such as the fits of a comparison, within the size that is left."""
-        left = self.size - sum(one.bytes for one in self.contents())
+        left = self.size - sum(kept.bytes for kept in self.contents())
         size = min(self.size // RESULTS_PART, RESULTS_SIZE, max(left, 0))
         return ResultStore(self.folder / "results", size)
 
@@ -186,12 +186,12 @@ class SentenceCache:
 
     def _repr_html_(self) -> str:
         contents = self.contents()
-        held = sum(one.bytes for one in contents) + self.results.bytes()
+        held = sum(kept.bytes for kept in contents) + self.results.bytes()
         facts = {
             "folder": str(self.folder),
             "size": f"{held / 10**6:,.1f} MB of at most {self.size / 10**9:,.3g} GB",
-            "encoders": f"{sum(not one.gguf for one in contents):,}",
-            "sentences": f"{sum(one.sentences for one in contents):,}",
+            "encoders": f"{sum(not kept.gguf for kept in contents):,}",
+            "sentences": f"{sum(kept.sentences for kept in contents):,}",
             "since it was made": f"{self.found:,} found, {self.encoded:,} not",
         }
         return block("SentenceCache", facts_table(facts))
@@ -288,15 +288,14 @@ def describe_vectors(
         precision: What it computes in.
         description: As in `SentenceCache.opened`.
     """
-    found = describe_encoder(encoder) if description is None else description
+    modules = json.dumps([_module(module) for module in encoder], sort_keys=True, default=str)
+    encoder_facts = describe_encoder(encoder) if description is None else description
     return {
         # Whatever else changes the vectors: hooks, activations, constants of modules.
         "probe": fingerprint(probed(encoder)),
-        "encoder": {name: value for name, value in found.items() if name != "name"},
+        "encoder": {name: value for name, value in encoder_facts.items() if name != "name"},
         "precision": precision,
-        "modules": hashlib.sha256(
-            json.dumps([_module(one) for one in encoder], sort_keys=True, default=str).encode()
-        ).hexdigest(),
+        "modules": hashlib.sha256(modules.encode()).hexdigest(),
         "versions": _versions(),
     }
 
@@ -311,15 +310,15 @@ def _module(module: Any) -> dict[str, Any]:
     """What a module is set to, its weights apart."""
     config: Any = getattr(getattr(module, "model", None), "config", None)
     settings = config.to_dict() if hasattr(config, "to_dict") else {}
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "kind": f"{type(module).__module__}.{type(module).__qualname__}",
         "settings": module.get_config_dict() if hasattr(module, "get_config_dict") else None,
-        "model": {name: one for name, one in settings.items() if name not in APART},
+        "model": {name: value for name, value in settings.items() if name not in APART},
         "lower": getattr(module, "do_lower_case", None),
     }
     if isinstance(module, CalibratorModule):
         learned = module.calibrator._learned().items()
-        found["calibrator"] = {
+        facts["calibrator"] = {
             "arguments": {k: repr(v) for k, v in module.calibrator.get_params(deep=False).items()},
             "learned": {
                 name: hashlib.sha256(tensor.detach().cpu().numpy().tobytes()).hexdigest()
@@ -328,8 +327,8 @@ def _module(module: Any) -> dict[str, Any]:
         }
     tokenizer = getattr(module, "tokenizer", None)
     if tokenizer is not None:
-        found["tokenizer"] = _tokenizer(tokenizer)
-    return found
+        facts["tokenizer"] = _tokenizer(tokenizer)
+    return facts
 
 
 def _tokenizer(tokenizer: Any) -> dict[str, Any]:
@@ -339,8 +338,8 @@ def _tokenizer(tokenizer: Any) -> dict[str, Any]:
     if backend is not None:
         text = backend.to_str()
         # What comes before is truncation and padding, which each call sets.
-        _, found, rest = text.partition('"added_tokens"')
-        content = {"sha256": hashlib.sha256((rest if found else text).encode()).hexdigest()}
+        _, mark, rest = text.partition('"added_tokens"')
+        content = {"sha256": hashlib.sha256((rest if mark else text).encode()).hexdigest()}
     elif callable(getattr(tokenizer, "get_vocab", None)):
         content = {"vocabulary": tokenizer.get_vocab()}
         if hasattr(tokenizer, "get_config_dict"):

@@ -229,10 +229,13 @@ def _encode_chunk(
     corpus: CorpusEncoder, chunk: Chunk, new: Array, digests: Array, sink: Rows
 ) -> None:
     """Encode the new sentences of a chunk, and write the rows of each wherever it occurs."""
+    written = 0
 
     def write(group: Group, places: Array, vectors: Array) -> None:
+        nonlocal written
         rows, which = chunk.places(group.numbers[places])
         sink.put(rows, vectors[which])
+        written += len(places)
 
     def put(group: Group, places: Array, vectors: Array) -> None:
         chunk.check_finite(group, places, vectors)
@@ -249,6 +252,7 @@ def _encode_chunk(
             yield group
 
     corpus.encode(lacking(), put)
+    assert written == len(new)  # A row that nobody wrote would be a vector of zeros.
 
 
 def _chunks(sentences: Iterable[str]) -> Iterator[list[str]]:
