@@ -24,7 +24,7 @@ test: $(VENV)/.installed
 
 # Without what is slow.
 quick: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not nightly" --numprocesses auto
 
 # All of the tests, also those that are slow by nature: Ray, a browser, every page of the
 # documentation, old versions.

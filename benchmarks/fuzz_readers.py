@@ -434,7 +434,7 @@ def _left_behind() -> list[Reader]:
             assert not len(there) or np.array_equal(found, vectors[there])
             part.put(np.arange(2), vectors)
             part.note(sentences, np.arange(2), vectors)
-            assert (part.array() == vectors).all()
+            assert (part.array()[:2] == vectors).all()
 
     classifier = save({name: t.detach() for name, t in _Classifier().state_dict().items()})
     record = {"run": {"recipe": 1}, "losses": [0.5], "files": {CLASSIFIER: len(classifier)}}

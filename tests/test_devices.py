@@ -117,7 +117,7 @@ def test_processes_give_what_one_gives(tiny_bert, tiny_sentences):
     assert count == sum(len(group.sentences) for group in groups)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_everything_that_streams_takes_devices(tiny_bert, tiny_sentences, tmp_path, cli):
     encoder = load_encoder(tiny_bert)
     for name, devices in (("one.npy", None), ("two.npy", TWO)):
@@ -179,7 +179,7 @@ class Slow(torch.nn.Module):
         return features
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_kill_costs_some_seconds_of_each_process(tiny_bert):
     """Of two groups of twelve seconds each has given its first half before one is whole."""
     encoder = SentenceTransformer(modules=[*load_encoder(tiny_bert), Slow()], device="cpu")
@@ -192,7 +192,7 @@ def test_a_kill_costs_some_seconds_of_each_process(tiny_bert):
     assert 0 < len(first[1]) < len(texts) and 0 < len(second[1]) < len(texts)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_fails_in_a_process_is_said_here_and_all_of_them_end(tiny_bert, tiny_sentences):
     encoder = load_encoder(tiny_bert)
     encoder[0].model.embeddings = torch.nn.Identity()
@@ -200,7 +200,7 @@ def test_what_fails_in_a_process_is_said_here_and_all_of_them_end(tiny_bert, tin
         list(DevicesEncoding(encoder, TWO).each([Group(tiny_sentences)]))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_who_stops_half_way_leaves_no_process(tiny_bert, tiny_sentences):
     encoder = load_encoder(tiny_bert)
     vectors = DevicesEncoding(encoder, TWO).each(Group(tiny_sentences[:9]) for _ in range(50))
@@ -225,7 +225,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_end_with_the_one_that_started_them(tiny_bert, tmp_path):
     (tmp_path / "orphan.py").write_text(ORPHAN)
     command = [sys.executable, tmp_path / "orphan.py", tiny_bert]

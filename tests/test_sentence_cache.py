@@ -521,7 +521,13 @@ def command(name: str, encoder: Path) -> list[str]:
     return [*words[:count], str(encoder), *words[count:]]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+QUICK = ("fit", "encode", "evaluate", "diagnose")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in COMMANDS],
+)
 def test_a_second_run_of_a_command_encodes_nothing(
     work, done, tiny_bert, encoded, cache_of_its_own, name
 ):

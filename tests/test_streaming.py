@@ -487,7 +487,7 @@ sys.exit(run(sys.argv[2:]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_that_is_killed_goes_on_to_the_same_bytes(tiny_bert, sentences, place):
     (place / "c.txt").write_text("\n".join(sentences) + "\n")
     run = [sys.executable, "-c", SLOWLY]
@@ -522,7 +522,7 @@ sys.exit(run(sys.argv[2:]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", ["encode", "fit"])
 def test_a_kill_costs_some_seconds_of_a_slow_encoder(tiny_bert, place, command):
     """A tenth of a second for each of 300 sentences, which are one group."""
