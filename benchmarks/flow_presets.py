@@ -13,24 +13,21 @@ With --test it prints instead what settings on that plateau have on the seven te
 from __future__ import annotations
 
 import argparse
-import json
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 from scipy.stats import norm
 from sklearn.cluster import KMeans
 
+from benchmarks.measuring import DATA, stored_vectors, table_line, versions
 from bertflow.arrays import Array
 from bertflow.calibrators import Flow
 from bertflow.data import STS_TASKS, read_sentences, read_task
 from bertflow.demo import default_encoder
-from bertflow.encoders import embed, library_versions, load_encoder
+from bertflow.encoders import embed, load_encoder
 from bertflow.evaluation import correlate, figures, paired_cosine
 from bertflow.evaluation.scores import average
 
-DATA = Path(os.environ.get("BERTFLOW_DATA", "../shared/data"))
 Map = Callable[[Array], Array]
 Fit = Callable[[Array], Map]
 Weights = Callable[[Array], Array]
@@ -266,8 +263,8 @@ def print_tests() -> None:
             ]
             scores[pairs.task] = figures(pairs, paired_cosine(*sides)[None], resamples=2)[0]
         cells = [100 * (average(scores, how).value or np.nan) for how in ("wmean", "all")]
-        print(f"| {name} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
-    print("\n" + ", ".join(f"{k} {v}" for k, v in library_versions().items()))
+        print(table_line([name, *(f"{cell:.2f}" for cell in cells)]), flush=True)
+    print(f"\n{versions()}")
 
 
 def main() -> None:
@@ -287,9 +284,8 @@ def main() -> None:
     low = dict(
         zip(text, embed(encoder, text, precision="float32").rows().astype(np.float64), strict=True)
     )
-    sentences = json.loads((DATA / "embeddings/stsb_sentences.json").read_text(encoding="utf-8"))
-    stored = np.load(DATA / "embeddings/smollm2-135m_first-last-avg.npy").astype(np.float64)
-    both = dict(zip(sentences, stored, strict=True))
+    row_of, stored = stored_vectors("first-last-avg")
+    both = {text: stored[row].astype(np.float64) for text, row in row_of.items()}
     judges = [("stsb", low), ("sick-r", low), ("stsb", both)]
     print(
         "dev, Spearman x 100: state 1 on STS-B and SICK-R, their mean; states 1 and 30 on STS-B\n"
@@ -309,8 +305,8 @@ def main() -> None:
             scores.append(100 * (found or np.nan))
         mean = (scores[0] + scores[1]) / 2
         cells = [*scores[:2], mean, scores[2], (mean + scores[2]) / 2]
-        print(f"| {name} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
-    print("\n" + ", ".join(f"{k} {v}" for k, v in library_versions().items()))
+        print(table_line([name, *(f"{cell:.2f}" for cell in cells)]), flush=True)
+    print(f"\n{versions()}")
 
 
 if __name__ == "__main__":

@@ -8,12 +8,9 @@ BERTFLOW_DATA or ../shared/data.
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
-
 import numpy as np
 
+from benchmarks.measuring import DATA, stored_vectors
 from bertflow.analysis import edit_distances, lexical_statistics
 from bertflow.calibrators import Flow
 from bertflow.data import read_task
@@ -34,16 +31,13 @@ def shown(one: Estimate) -> str:
 
 def main() -> None:
     """Fit, correlate and print."""
-    data = Path(os.environ.get("BERTFLOW_DATA", "../shared/data"))
-    sentences = json.loads((data / "embeddings/stsb_sentences.json").read_text(encoding="utf-8"))
-    row_of = {sentence: row for row, sentence in enumerate(sentences)}
-    splits = [read_task("stsb", data, split) for split in ("train", "dev", "test")]
-    fitted = [row_of[text] for pairs in splits for text in (*pairs.first, *pairs.second)]
+    splits = [read_task("stsb", DATA, split) for split in ("train", "dev", "test")]
     dev = splits[1]
-    sides = [[row_of[text] for text in side] for side in (dev.first, dev.second)]
     gold = np.array(dev.gold, dtype=np.float64)
     for name in VECTORS:
-        rows = np.load(data / f"embeddings/smollm2-135m_{name}.npy").astype(np.float32)
+        row_of, rows = stored_vectors(name)
+        fitted = [row_of[text] for pairs in splits for text in (*pairs.first, *pairs.second)]
+        sides = [[row_of[text] for text in side] for side in (dev.first, dev.second)]
         clouds = {"raw": rows, "flow": Flow().fit(rows[fitted]).transform(rows)}
         cosines = {
             cloud: paired_cosine(*(vectors[side] for side in sides))

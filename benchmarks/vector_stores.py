@@ -23,7 +23,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from benchmarks.measuring import machine
+from benchmarks.measuring import machine, table_line
 from bertflow import Flow, SentenceCache, Standardization, Whitening, load_encoder
 from bertflow.arrays import Array
 from bertflow.calibrators.base import Calibrator
@@ -196,12 +196,12 @@ def show(
             cells.append(f"{100 * one[k].mean():.1f}")
             gain: Any = gains.get(f"{name} @{k}")
             cells.append("" if gain is None else shown(gain))
-        print("| " + " | ".join([name, *cells]) + " |")
+        print(table_line([name, *cells]))
     names = ["exact", *INDEXES]
     print("\n| vectors | " + " | ".join(names) + " |\n|---|" + "---:|" * len(names))
     for name, row in indexes.items():
         cells = [f"{100 * row[one][0]:.1f} ({100 * row[one][1]:.1f})" for one in names]
-        print("| " + " | ".join([name, *cells]) + " |")
+        print(table_line([name, *cells]))
     print()
 
 

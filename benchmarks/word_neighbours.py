@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import time
 
 import numpy as np
 
+from benchmarks.measuring import memory, memory_when_idle
 from bertflow.analysis.neighbours import nearest_neighbours
 
 
@@ -29,14 +29,14 @@ def main() -> None:
     # Row by row, so that nothing beside the matrix has been in memory before.
     for row, centre in zip(matrix, random.integers(len(centres), size=given.rows), strict=True):
         row += centres[centre]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = memory_when_idle()["VmRSS"]
     began, busy = time.perf_counter(), time.process_time()
     nearest_neighbours(np.arange(given.rows), matrix, k=7)
     seconds, work = time.perf_counter() - began, time.process_time() - busy
-    above = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
+    above = memory()["VmHWM"] - before
     print(
         f"{given.rows:,} x {given.width}, every row: {seconds:.1f} s on {os.cpu_count()} CPUs "
-        f"({work:.1f} s of CPU), {above:.0f} MiB above the matrix"
+        f"({work:.1f} s of CPU), {above:.0f} MB above the matrix"
     )
 
 
