@@ -1,4 +1,4 @@
-"""What a caller of bertflow may catch: one family, each member also the built-in it refines."""
+"""The errors of bertflow: one family, and each is also the built-in exception that it refines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from numbers import Integral, Real
 from subprocess import list2cmdline
 from typing import Any
 
-# What comes out of others' files is shown up to this; a whole message, which may list every path
-# that was tried, up to the second.
+# The longest value that a message shows, and the longest message, which may list many paths.
 LONGEST_VALUE, LONGEST_MESSAGE = 80, 20_000
-# Control characters, ends of lines and halves of characters: they would break the line, or the
-# terminal.
+# Control characters, ends of lines and halves of characters would break the line or the terminal.
 UNSHOWN = {"Cc", "Zl", "Zp", "Cs"}
 
 

@@ -12,8 +12,8 @@ import torch
 
 from bertflow.threads import usual_threads
 
-# The default type belongs to the whole process: who comes first of several threads sets it, and who
-# leaves last puts back what was there.
+# The default type belongs to the whole process: the first thread inside sets it, and the last one
+# restores what was there.
 _lock = threading.Lock()
 _inside = 0
 _before: torch.dtype | None = None

@@ -1,8 +1,8 @@
 """How many threads torch computes with, set for one thread and no other.
 
 torch keeps a number for each thread, and gives a new one the number that any thread has set last.
-So who sets its own must put back that of threads to come: a program's other threads, and fits and
-encodings in them, are to have the number that the program was given.
+So a thread that sets its own number must restore the one for new threads: fits and encodings in
+other threads then have the number that the program was given.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bertflow.arrays import Array, taken, unit_length
-from bertflow.calibrators.base import empty, learned_tensor, like
+from bertflow.calibrators.base import empty, like
 from bertflow.calibrators.linear import LinearCalibrator
 from bertflow.calibrators.moments import Moments, principal_axes
 from bertflow.errors import InputError
@@ -165,16 +165,6 @@ class AdaptiveWhitening(LinearCalibrator):
         product: Array = self.components_ * self.gain_[:, None] ** power
         return product
 
-    def _learned(self) -> dict[str, Tensor]:
-        return {
-            "components": learned_tensor(self.components_),
-            "gain": learned_tensor(self.gain_),
-            "noise": torch.tensor(self.noise_, dtype=torch.float64),
-            "mean_cosine": torch.tensor(self.mean_cosine_, dtype=torch.float64),
-            "effective_axes": torch.tensor(self.effective_axes_, dtype=torch.float64),
-            "near_duplicates": torch.tensor(self.near_duplicates_, dtype=torch.float64),
-        }
-
     def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
         width = self.n_features_in_
         scalars = ("noise", "mean_cosine", "effective_axes", "near_duplicates")
@@ -183,11 +173,6 @@ class AdaptiveWhitening(LinearCalibrator):
             "gain": empty(width),
             **{name: empty() for name in scalars},
         }
-
-    def _restore(self, learned: Mapping[str, Tensor]) -> None:
-        for name, tensor in learned.items():
-            value = tensor.numpy() if tensor.ndim else float(tensor)
-            setattr(self, f"{name}_", value)
 
 
 def _drawn(rows: Array | Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What every calibrator shares: scikit-learn's protocol, checks made once, rows in chunks."""
+"""The base of every calibrator: scikit-learn's protocol, and checks that are made once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Progress = Callable[[int, int, float], None]
 # Largest centre, and largest and reciprocal of the least scale, with which rows are mapped in
 # float32: far enough from its ends that no digit is lost, nor a row of that size overflows.
 FLOAT32_REACH = 1e30
-# Methods of a calibrator that modules, models and files call, for all their underscores.
+# Private methods that modules, models and files call all the same.
 OTHERS_CALL = ("_rows", "_transform", "_learned", "_allocate", "_restore")
 
 
@@ -58,7 +58,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     # Set by fit. Files of earlier versions do not tell how many rows there were.
     n_features_in_: int
     n_samples_: int
-    # Set by whoever knows what the rows were: encoder, files, counts, versions.
+    # Set by callers that know what the rows are: encoder, files, counts, versions.
     provenance_: dict[str, Any]
 
     def fit(
@@ -143,7 +143,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return mapped(function, rows, width, wide=self._needs_float64())
 
     def __sklearn_is_fitted__(self) -> bool:
-        # Not by the attributes that are there: a fit that failed half-way has set some.
+        # Attributes would not tell: a fit that failed half-way has set some.
         return getattr(self, "_fitted", False)
 
     @property
@@ -299,7 +299,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return {**state, "_kept": {}} if "_kept" in state else state
 
     def _once(self, name: str, tensor: Tensor, make: Callable[[], Made]) -> Made:
-        """What chunks of a tensor's type and device need of what was learned, made once."""
+        """Make something once for all chunks of a tensor's type and device."""
         kept = self.__dict__.setdefault("_kept", {})
         key = (name, tensor.dtype, tensor.device)
         if key not in kept:

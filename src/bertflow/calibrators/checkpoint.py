@@ -1,6 +1,6 @@
 """The last good state of a training: kept in memory, and in a file from which a fit goes on.
 
-What a seed brings about is not stored but done again: order of the rows, frame, initialisation.
+The order of rows, the frame and the initialisation follow from the seed and are not stored.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 KIND, FORMAT = "bertflow checkpoint", 1
 NAMES = ("values", "first", "second", "curve")
-# After how many steps a state is looked at and kept: to copy it at each would cost, and on a GPU
-# to wait for its loss.
+# A state is copied after so many steps. At each step it would be slow, and a GPU would have to wait
+# for each loss.
 KEPT_STEPS = 64
-# How long a kept state may not be in the file.
+# The longest time between two writes of the file, if there is a new state.
 SAVED_SECONDS = 10.0
 
 

@@ -384,7 +384,7 @@ class Flow(Calibrator):
             )
 
     def _conclude(self, rows: Array | Tensor, curve: Tensor, generator: torch.Generator) -> None:
-        """Measure what training has left."""
+        """Measure the trained flow on a sample of the rows."""
         self.loss_curve_ = self.frame_.bits(curve).numpy()
         sample = torch.randperm(len(rows), generator=generator)[:EVALUATION_ROWS]
         try:

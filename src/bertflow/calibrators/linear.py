@@ -157,7 +157,7 @@ class LinearCalibrator(Calibrator):
 
     def _restore(self, learned: Mapping[str, Tensor]) -> None:
         for name, tensor in learned.items():
-            setattr(self, f"{name}_", tensor.numpy())
+            setattr(self, f"{name}_", tensor.numpy() if tensor.ndim else float(tensor))
 
 
 class Standardization(LinearCalibrator):

@@ -11,7 +11,7 @@ from bertflow.arrays import Array, chunks, unit_length
 from bertflow.errors import InputError
 from bertflow.process_state import pinned
 
-# What float64 rounding alone can leave as the deviation of a constant column, per unit of its mean.
+# The deviation that float64 rounding alone can leave of a constant column, per unit of its mean.
 ROUNDING = 1e-12
 # The square of a smaller deviation has fewer digits than others in float64, or is 0.
 LEAST_DEVIATION = 1e-146

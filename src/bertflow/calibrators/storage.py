@@ -258,7 +258,7 @@ def _compare(file: Any, calibrator: Calibrator, folder: Path) -> None:
 
 
 def _check_values(learned: Mapping[str, Tensor], calibrator: Calibrator, path: Path) -> None:
-    """Refuse numbers of which the map would make NaN or infinity."""
+    """Refuse weights whose map would give NaN or infinity."""
     rates = {"log_scale": getattr(calibrator, "scale_rate", 1.0), "log_diagonal": 1.0}
     for name, tensor in learned.items():
         if not tensor.is_floating_point():

@@ -154,12 +154,12 @@ def train(
 
 
 def steps_fetched(device: torch.device) -> int:
-    """After how many steps their losses are looked at: on a GPU, to wait for each would cost."""
+    """The steps between two looks at the losses; a GPU would have to wait for each look."""
     return 1 if device.type == "cpu" else KEPT_STEPS
 
 
 def put_back(glow: Glow, state: State) -> None:
-    """Give a Glow, wherever its training ended, the parameters of a state, on the CPU."""
+    """Move a Glow to the CPU, and give it the parameters of a state."""
     parameters = _objective(glow.to("cpu")).parameters
     parameters.values.copy_(state.values)
     parameters.release()
@@ -277,7 +277,7 @@ class _Adam:
         return State(self.flat.clone(), self.first.clone(), self.second.clone(), curve)
 
     def go_on(self, state: State) -> int:
-        """Take up a state; how many steps led there."""
+        """Take up a state, and return the number of its steps."""
         self.flat.copy_(state.values)
         self.first.copy_(state.first)
         self.second.copy_(state.second)

@@ -10,12 +10,12 @@ from typing import Any
 
 from bertflow.errors import ModelError, shown
 
-# None of our files comes near it; whatever else lies there is not read to its end.
+# Far more bytes than any of our files has; a larger one is foreign, and is not read whole.
 LARGEST = 10**6
 
 
 def parse_json(text: str, *, constants: bool = False) -> Any:
-    """Parse JSON of which every reader makes the same.
+    """Parse JSON that every reader understands alike.
 
     Python's own parser lets the last of two equal keys win, and takes NaN and Infinity, which JSON
     does not have.
