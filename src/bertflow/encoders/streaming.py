@@ -252,7 +252,8 @@ def _encode_chunk(
             yield group
 
     corpus.encode(lacking(), put)
-    assert written == len(new)  # A row that nobody wrote would be a vector of zeros.
+    if written != len(new):  # A row that nobody wrote would be a vector of zeros.
+        raise RuntimeError(f"{written} rows were written of {len(new)}")
 
 
 def _chunks(sentences: Iterable[str]) -> Iterator[list[str]]:
