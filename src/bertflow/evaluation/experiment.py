@@ -372,10 +372,12 @@ def _environment() -> Mapping[str, Any]:
 @cache
 def _code() -> str:
     """A hash of the code that outcomes depend on: a version stands for many states of it."""
+    package = files("bertflow")
     sources = [
         (f"{part}/{source.name}", source.read_text(encoding="utf-8"))
         for part in PARTS
-        for source in files(f"bertflow.{part}").iterdir()
+        for source in package.joinpath(part).iterdir()
         if source.name.endswith(".py")
     ]
+    sources.append(("arrays.py", package.joinpath("arrays.py").read_text(encoding="utf-8")))
     return hashlib.sha256(repr(sorted(sources)).encode()).hexdigest()
