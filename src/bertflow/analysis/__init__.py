@@ -11,12 +11,13 @@ from bertflow.analysis.frequency import (
 )
 from bertflow.analysis.hubness import Hubness, hubness
 from bertflow.analysis.isotropy import (
+    Isotropy,
     isoscore,
     mean_cosine,
+    measure_isotropy,
     partition_isotropy,
     singular_spectrum,
 )
-from bertflow.analysis.layers import Isotropy, measure_isotropy
 from bertflow.analysis.lexical import Lexical, edit_distances, lexical_statistics
 from bertflow.analysis.neighbours import nearest
 
