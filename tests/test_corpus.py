@@ -317,12 +317,11 @@ def test_text_after_a_closing_csv_quote_is_named_by_line(tmp_path):
         read_corpus([tmp_path / "c.csv"], column="text")
 
 
-@packed_or_not
 @every_delimited
-def test_a_row_too_short_is_named_by_file_and_line(tmp_path, kind, packed):
+def test_a_row_too_short_is_named_by_file_and_line(tmp_path, kind):
     separator = "," if kind == ".csv" else "\t"
     data = f"id{separator}text\n1{separator}A\n2\n3{separator}C\n".encode()
-    path = written(tmp_path, kind, data, packed=packed)
+    path = written(tmp_path, kind, data)
     with pytest.raises(InputError, match=rf"{path.name}, line 3\b.*'text'"):
         read_corpus([path], column="text")
 
@@ -592,11 +591,10 @@ def test_check_reads_nothing(tmp_path, monkeypatch):
     assert read_corpus(["-"]) == ["A cat"]
 
 
-@packed_or_not
 @every_text_kind
-def test_text_that_is_not_utf8_is_refused(tmp_path, kind, packed):
+def test_text_that_is_not_utf8_is_refused(tmp_path, kind):
     data = content(kind, {"text": ["A cat", "Caf__", "A dog"]}).replace(b"f__", b"f\xe9")
-    path = written(tmp_path, kind, data, packed=packed)
+    path = written(tmp_path, kind, data)
     with pytest.raises(InputError, match=rf"{path.name} is not UTF-8 .*line [23].*Windows-1252"):
         read_corpus([path])
 

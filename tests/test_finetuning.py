@@ -556,7 +556,9 @@ def test_a_checkpoint_changes_no_bit_and_holds_the_classifier(
     assert result.checkpoints == folder
 
 
-@pytest.mark.parametrize("logged", [1, 2, 4])
+@pytest.mark.parametrize(
+    "logged", [4, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2))]
+)
 def test_a_point_of_the_loss_curve_that_spans_a_checkpoint_is_the_same(
     encoder, corpus, tmp_path, monkeypatch, logged
 ):
@@ -583,7 +585,7 @@ def test_a_point_of_the_loss_curve_that_spans_a_checkpoint_is_the_same(
     assert result.loss_curve == whole.loss_curve
 
 
-@pytest.mark.parametrize("stops", [(1,), (6,), (4, 9), (5, 9, 11)])
+@pytest.mark.parametrize("stops", [(1,), (6,), pytest.param((5, 9, 11), marks=pytest.mark.nightly)])
 def test_an_interrupted_run_ends_with_the_same_bits(
     encoder, corpus, uninterrupted, tmp_path, stops
 ):
@@ -608,7 +610,7 @@ def test_so_does_one_of_a_causal_model_cut_low(tiny_llama, corpus, tmp_path):
     assert_same_bits(finetune(encoder, corpus, recipe, checkpoints=tmp_path), whole)
 
 
-@pytest.mark.parametrize("epochs", [1.75, 2])
+@pytest.mark.parametrize("epochs", [1.75, pytest.param(2, marks=pytest.mark.nightly)])
 def test_so_does_one_over_several_epochs(encoder, corpus, tmp_path, epochs):
     recipe = replace(FAST, epochs=epochs, checkpoint_steps=6)
     whole = finetune(encoder, corpus, recipe)

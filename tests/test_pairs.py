@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -24,6 +25,14 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 every_text_kind = pytest.mark.parametrize("kind", KINDS[:3])
 every_delimited = pytest.mark.parametrize("kind", DELIMITED)
 packed_or_not = pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
+
+
+def once(name: str, values: Sequence[Any], kind: str = ".jsonl"):
+    """One kind of file with every value, and the other kinds with the first."""
+    others = [(other, values[0]) for other in KINDS if other != kind]
+    return pytest.mark.parametrize(
+        ("kind", name), [*((kind, value) for value in values), *others], ids=str
+    )
 
 
 def content(kind: str, columns: dict[str, Sequence]) -> bytes:
@@ -110,23 +119,20 @@ KNOWN_TEXTS = [
 KNOWN_GOLD = ["score", "label", "similarity", "gold", "relatedness_score", "is_duplicate", "SCORE"]
 
 
-@every_kind
-@pytest.mark.parametrize("texts", KNOWN_TEXTS, ids=" ".join)
+@once("texts", KNOWN_TEXTS, ".csv")
 def test_texts_are_recognised_by_name(tmp_path, kind, texts):
     read = read_pairs(written(tmp_path, kind, {"id": ["x"] * 3, **table(names=(*texts, "score"))}))
     assert (read.first[0], read.second[0], read.gold[0]) == ("A cat", "A dog", 4.5)
 
 
-@every_kind
-@pytest.mark.parametrize("gold", KNOWN_GOLD)
+@once("gold", KNOWN_GOLD, ".csv")
 def test_scores_are_recognised_by_name_in_any_place(tmp_path, kind, gold):
     columns = table(names=("text1", "text2", gold))
     read = read_pairs(written(tmp_path, kind, dict(reversed(columns.items()))))
     assert (read.first[0], read.second[0], read.gold[0]) == ("A cat", "A dog", 4.5)
 
 
-@every_kind
-@pytest.mark.parametrize(
+@once(
     "names",
     [
         ("left", "right", "score"),
@@ -134,7 +140,6 @@ def test_scores_are_recognised_by_name_in_any_place(tmp_path, kind, gold):
         ("sentence1", "text2", "score"),
         ("sentence1", "sentence_1", "score"),
     ],
-    ids=" ".join,
 )
 def test_unknown_names_are_refused_and_those_there_are_listed(tmp_path, kind, names):
     path = written(tmp_path, kind, table(names=names))
@@ -144,8 +149,7 @@ def test_unknown_names_are_refused_and_those_there_are_listed(tmp_path, kind, na
     assert str(path) in str(caught.value)
 
 
-@every_kind
-@pytest.mark.parametrize("more", ["label", "Score", "text1 text2", "sentence_1"])
+@once("more", ["label", "Score", "text1 text2", "sentence_1"])
 def test_names_that_could_be_read_in_two_ways_are_refused(tmp_path, kind, more):
     extra = {name: ["x"] * 3 for name in more.split()}
     with pytest.raises(InputError, match="cannot tell which columns"):
@@ -193,15 +197,13 @@ def test_columns_must_be_three_different_ones(tmp_path, columns):
 # Scores.
 
 
-@every_kind
-@pytest.mark.parametrize("gold", [(1, 0, 1), (True, False, True), (1.0, 0.0, 1.0), ("1", "0", "1")])
+@once("gold", [(1, 0, 1), (True, False, True), (1.0, 0.0, 1.0), ("1", "0", "1")])
 def test_ones_and_zeros_are_binary(tmp_path, kind, gold):
     read = read_pairs(written(tmp_path, kind, table(gold=gold)))
     assert (list(read.gold), read.binary) == ([1.0, 0.0, 1.0], True)
 
 
-@every_kind
-@pytest.mark.parametrize("gold", [("true", "false", "true"), ("TRUE", "False", " true ")])
+@once("gold", [("true", "false", "true"), ("TRUE", "False", " true ")])
 def test_true_and_false_are_binary(tmp_path, kind, gold):
     read = read_pairs(written(tmp_path, kind, table(gold=gold)))
     assert (list(read.gold), read.binary) == ([1.0, 0.0, 1.0], True)
@@ -213,8 +215,7 @@ def test_one_class_alone_is_read(tmp_path, kind):
     assert (list(read.gold), read.binary) == ([1.0, 1.0, 1.0], True)
 
 
-@every_kind
-@pytest.mark.parametrize("gold", [(0, 1, 2), (0.5, 1, 0), (-1, 1, 1)])
+@once("gold", [(0, 1, 2), (0.5, 1, 0), (-1, 1, 1)])
 def test_other_numbers_are_not_binary(tmp_path, kind, gold):
     read = read_pairs(written(tmp_path, kind, table(gold=[float(one) for one in gold])))
     assert (list(read.gold), read.binary) == (list(gold), False)
@@ -228,8 +229,7 @@ def test_a_blank_score_is_no_score_and_the_rest_stays_aligned(tmp_path, kind, go
     assert list(read.first) == ["A cat", '"Who ran', "Café 😀"]
 
 
-@every_kind
-@pytest.mark.parametrize("bad", ["x", "5,0", "nan", "inf", "-inf", "1_0", "yes", "1e999"])
+@once("bad", ["x", "5,0", "nan", "inf", "-inf", "1_0", "yes", "1e999"])
 def test_a_score_that_is_no_number_is_named_by_line(tmp_path, kind, bad):
     path = written(tmp_path, kind, table(gold=("1", bad, "0")))
     with pytest.raises(InputError, match=rf"{at(path, 2, kind)} score '{re.escape(bad)}'"):
@@ -254,10 +254,9 @@ def test_pairs_of_which_none_is_graded_are_refused(tmp_path, kind):
 # Rows.
 
 
-@every_kind
-@pytest.mark.parametrize("blank", ["", "  ", None])
-@pytest.mark.parametrize("side", [0, 1])
-def test_a_blank_sentence_is_named_by_line(tmp_path, kind, blank, side):
+@once("cell", [(0, ""), (1, "  "), (0, None), (1, None)])
+def test_a_blank_sentence_is_named_by_line(tmp_path, kind, cell):
+    side, blank = cell
     texts = [["a", "b", "c"], ["d", "e", "f"]]
     texts[side][1] = blank
     path = written(tmp_path, kind, table(*texts))

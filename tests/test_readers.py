@@ -209,21 +209,34 @@ CASES = {
         "mnli", "dev-matched", "glue/MNLI", "dev_matched.tsv", GLUE_MNLI, "ippg12x3"
     ),
 }
-SCORED = {key: case for key, case in CASES.items() if CATALOG[case.name].kind == "sts"}
-NLI = {key: case for key, case in CASES.items() if CATALOG[case.name].kind == "nli"}
-NAMED = {**NLI, "qnli": CASES["qnli"]}
-# Tab-separated, where a row may be too long.
-TABBED = {
-    key: case
-    for key, case in CASES.items()
-    if not case.main.endswith(".jsonl") and key not in ("snli-senteval", "snli-glue")
+# One of each way in which rows are read; the layouts of a way differ by their declaration alone.
+WAYS = {
+    key: CASES[key] for key in ("sts13", "stsb", "sick-r", "qnli", "snli-jsonl", "snli-senteval")
 }
+SCORED = {key: case for key, case in WAYS.items() if CATALOG[case.name].kind == "sts"}
+NLI = {key: CASES[key] for key in ("sick-e", "snli-jsonl", "snli-senteval")}
+NAMED = {**NLI, "qnli": CASES["qnli"]}
+HEADED = {key: CASES[key] for key in ("sick-r", "qnli", "snli-txt")}
+# Tab-separated, where a row may be too long.
+TABBED = {key: case for key, case in WAYS.items() if key not in ("snli-jsonl", "snli-senteval")}
 SINGLE = {key: case for key, case in CASES.items() if case.main == "SICK.txt"}
-PAIRED = {key: CASES[key] for key in ("sts13", "sts16-archive", "snli-senteval")}
+PAIRED = {key: WAYS[key] for key in ("sts13", "snli-senteval")}
 
 
 def over(cases: dict[str, Case]):
     return pytest.mark.parametrize("case", cases.values(), ids=cases)
+
+
+def once(name: str, values: Sequence[str], cases: dict[str, Case]):
+    """The first case with every value, and the others with the first."""
+    (first, case), *others = cases.items()
+    made = [(first, case, value) for value in values]
+    made += [(key, other, values[0]) for key, other in others]
+    return pytest.mark.parametrize(
+        ("case", name),
+        [(one, value) for _, one, value in made],
+        ids=[f"{key}-{value}" for key, _, value in made],
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -263,7 +276,6 @@ def test_the_folder_itself_or_its_parent_may_be_given(tmp_path, case):
     check(case, case.read(str(tmp_path)))
 
 
-SENTEVAL = {"sts12": "STS/STS12-en-test", "stsb": "STS/STSBenchmark", "sick-r": "SICK"}
 ARCHIVES = {
     "sts12": ["test-gold", "STS2012-en-test/test-gold"],
     "sts13": ["test-gs"],
@@ -273,8 +285,11 @@ ARCHIVES = {
 }
 
 
-@pytest.mark.parametrize("home", ["senteval", "data/downstream", "downstream", "."])
-@pytest.mark.parametrize("name", [f"sts{year}" for year in range(12, 17)])
+HOMES = ["senteval", "SentEval/data/downstream", "data/downstream", "downstream", "."]
+YEARS = [f"sts{year}" for year in range(12, 17)]
+
+
+@pytest.mark.parametrize(("name", "home"), list(zip(YEARS, HOMES, strict=True)))
 def test_the_years_are_found_where_senteval_puts_them(tmp_path, name, home):
     case = year_case(name, f"{home}/STS/STS{name[3:]}-en-test")
     case.write(tmp_path)
@@ -294,10 +309,10 @@ def year_case(name: str, place: str, prefix: str = "STS") -> Case:
     return Case(name, "test", place, sts(prefix, name), main, gold)
 
 
-@pytest.mark.parametrize("name", [f"sts{year}" for year in range(12, 17)])
+@pytest.mark.parametrize("name", YEARS)
 def test_a_year_tells_its_own_folder_from_the_others(tmp_path, name):
     """Several have a subset called headlines."""
-    for other in [f"sts{year}" for year in range(12, 17)]:
+    for other in YEARS:
         year_case(other, other).write(tmp_path)
         if other == name:
             check(year_case(name, other), read_task(name, tmp_path / other))
@@ -372,7 +387,7 @@ def test_splits_in_one_file_are_told_apart(tmp_path):
 # Quotes, line ends, encodings.
 
 
-@over(CASES)
+@over(WAYS)
 def test_quotes_are_plain_characters(tmp_path, case):
     label = case.good()[0][2]
     rows = [('"Who ran', "b", label), ("c", 'd "e"', label), ('"f"', '"', label)]
@@ -382,7 +397,7 @@ def test_quotes_are_plain_characters(tmp_path, case):
     assert list(read.second[:3]) == ["b", 'd "e"', '"']
 
 
-@over(CASES)
+@over(WAYS)
 def test_only_line_feeds_end_a_line(tmp_path, case):
     label = case.good()[0][2]
     odd = "one\rtwo\u2028three\x85four\x0cfive"
@@ -392,25 +407,25 @@ def test_only_line_feeds_end_a_line(tmp_path, case):
     assert list(read.second[:2]) == ["b", odd]
 
 
-@over(CASES)
+@over(WAYS)
 def test_windows_line_ends_are_no_part_of_the_text(tmp_path, case):
     case.change(case.write(tmp_path), lambda data: data.replace(b"\n", b"\r\n"))
     check(case, case.read(tmp_path))
 
 
-@over(CASES)
+@over(WAYS)
 def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path, case):
     case.change(case.write(tmp_path), lambda data: b"\xef\xbb\xbf" + data)
     check(case, case.read(tmp_path))
 
 
-@over(CASES)
+@over(WAYS)
 def test_a_last_line_without_an_end_counts(tmp_path, case):
     case.change(case.write(tmp_path), lambda data: data.removesuffix(b"\n"))
     check(case, case.read(tmp_path))
 
 
-@over(CASES)
+@over(WAYS)
 def test_text_that_is_not_utf8_is_refused(tmp_path, case):
     folder = case.write(tmp_path)
     (folder / case.main).write_bytes((folder / case.main).read_bytes().replace(b"cat", b"c\xe9t"))
@@ -418,7 +433,7 @@ def test_text_that_is_not_utf8_is_refused(tmp_path, case):
         case.read(tmp_path)
 
 
-@over(CASES)
+@over(WAYS)
 def test_space_around_a_sentence_stays(tmp_path, case):
     case.write(tmp_path, [(" a ", "b ", case.good()[0][2])])
     read = case.read(tmp_path)
@@ -447,7 +462,7 @@ def test_more_columns_are_ignored(tmp_path, case):
     check(case, case.read(tmp_path))
 
 
-@over({key: case for key, case in CASES.items() if case.short and key != "qnli"})
+@over({key: case for key, case in WAYS.items() if case.short and key != "qnli"})
 def test_a_row_too_short_is_named_by_file_and_line(tmp_path, case):
     folder = case.write(tmp_path)
     place = with_line(case, folder, case.short)
@@ -467,7 +482,7 @@ def test_rows_of_seven_nine_and_seven_columns_are_three_pairs_and_five_is_an_err
         read_task("stsb", tmp_path)
 
 
-@over({key: case for key, case in CASES.items() if key not in PAIRED})
+@over({key: case for key, case in WAYS.items() if key not in PAIRED})
 def test_blank_lines_are_no_rows(tmp_path, case):
     folder = case.write(tmp_path)
     with_line(case, folder, "")
@@ -475,9 +490,8 @@ def test_blank_lines_are_no_rows(tmp_path, case):
     check(case, case.read(tmp_path))
 
 
-@pytest.mark.parametrize("side", [0, 1])
-@pytest.mark.parametrize("blank", ["", "  "])
-@over(CASES)
+@pytest.mark.parametrize(("side", "blank"), [(0, ""), (1, "  ")])
+@over(WAYS)
 def test_a_blank_sentence_is_named_by_file_and_line(tmp_path, case, side, blank):
     rows = case.good()
     row = list(rows[1])
@@ -489,7 +503,7 @@ def test_a_blank_sentence_is_named_by_file_and_line(tmp_path, case, side, blank)
         case.read(tmp_path)
 
 
-@over({key: case for key, case in CASES.items() if not CATALOG[case.name].subsets})
+@over({key: case for key, case in WAYS.items() if not CATALOG[case.name].subsets})
 def test_a_file_without_a_row_is_refused(tmp_path, case):
     folder = case.write(tmp_path, [])
     with pytest.raises(InputError, match="holds no pair") as caught:
@@ -509,7 +523,7 @@ def test_years_without_a_row_are_refused(tmp_path):
         read_task("sts13", tmp_path)
 
 
-@over({key: case for key, case in CASES.items() if case.above == 1})
+@over(HEADED)
 def test_a_header_that_lacks_a_column_is_refused_and_those_there_are_listed(tmp_path, case):
     folder = case.write(tmp_path)
     path = folder / case.main
@@ -524,8 +538,7 @@ def test_a_header_that_lacks_a_column_is_refused_and_those_there_are_listed(tmp_
 # Scores.
 
 
-@pytest.mark.parametrize("bad", ["x", "5,0", "3.2.1", "nan", "inf", "-inf", "1_0", "0x1"])
-@over(SCORED)
+@once("bad", ["x", "5,0", "3.2.1", "nan", "inf", "-inf", "1_0", "0x1"], SCORED)
 def test_a_score_that_is_not_a_number_is_named_by_file_and_line(tmp_path, case, bad):
     rows = case.good()
     folder = case.write(tmp_path, [rows[0], (*rows[1][:2], bad)])
@@ -534,8 +547,7 @@ def test_a_score_that_is_not_a_number_is_named_by_file_and_line(tmp_path, case, 
         case.read(tmp_path)
 
 
-@pytest.mark.parametrize("bad", ["5.01", "-0.1", "100"])
-@over(SCORED)
+@once("bad", ["5.01", "-0.1", "100"], SCORED)
 def test_a_score_out_of_range_is_named_by_file_and_line(tmp_path, case, bad):
     rows = case.good()
     folder = case.write(tmp_path, [rows[0], (*rows[1][:2], bad)])
@@ -552,8 +564,7 @@ def test_the_ends_of_the_range_are_scores(tmp_path, case):
     assert list(case.read(tmp_path).gold[:2]) == [low, high]
 
 
-@pytest.mark.parametrize("blank", ["", " "])
-@over(SCORED)
+@once("blank", ["", " "], SCORED)
 def test_a_blank_score_is_no_score_and_the_rest_stays_aligned(tmp_path, case, blank):
     """Four lines, graded 5, blank, 1, blank: the first and the third count."""
     rows = [("a", "b", "5"), ("c", "d", blank), ("e", "f", "1"), ("g", "h", blank)]
@@ -612,8 +623,7 @@ def test_glue_publishes_sts_b_test_without_scores(tmp_path):
 # Labels.
 
 
-@pytest.mark.parametrize("bad", ["maybe", "0", "1", "entail"])
-@over(NAMED)
+@once("bad", ["maybe", "0", "1", "entail"], NAMED)
 def test_an_unknown_label_is_named_by_file_and_line(tmp_path, case, bad):
     rows = case.good()
     folder = case.write(tmp_path, [rows[0], (*rows[1][:2], bad)])
@@ -721,7 +731,7 @@ def test_text_that_is_no_text_in_jsonl_is_named(tmp_path):
 # The unlabelled text of a task.
 
 
-@over({key: case for key, case in CASES.items() if key not in SINGLE})
+@over(WAYS)
 def test_the_sentences_are_both_sides_of_every_pair(tmp_path, case):
     case.write(tmp_path)
     texts = read_sentences(case.name, tmp_path)
@@ -729,7 +739,7 @@ def test_the_sentences_are_both_sides_of_every_pair(tmp_path, case):
     assert len(texts) == 2 * (3 + max(0, len(CATALOG[case.name].subsets) - 1))
 
 
-@over({key: case for key, case in CASES.items() if key not in SINGLE})
+@over(WAYS)
 def test_the_sentences_of_pairs_without_gold_are_there_and_repeats_stay(tmp_path, case):
     ungraded = "-" if case.name != "qnli" and CATALOG[case.name].kind == "nli" else ""
     case.write(tmp_path, [("a", "b", ungraded), ("a", "b", ungraded), ("c", "a", ungraded)])
