@@ -44,7 +44,7 @@ from bertflow.finetuning.resuming import (
 )
 from bertflow.io.json import read_json
 from bertflow.io.outputs import check_replaceable
-from bertflow.io.store import Result, ResultStore
+from bertflow.io.result_store import Result, ResultStore
 
 Files = dict[str, bytes]
 ROWS = [("A cat eats.", 'A dog "barks"', "2.5"), ("Ein Bär", "一只熊", "0"), ("x", "y", "5.0")]

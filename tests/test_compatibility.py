@@ -32,7 +32,7 @@ from bertflow.encoders import (
     streaming,
 )
 from bertflow.errors import ModelError
-from bertflow.io.store import ResultStore
+from bertflow.io.result_store import ResultStore
 from conftest import REPOSITORY, tree
 
 ARCHIVES = sorted((REPOSITORY / "tests/fixtures/saved").glob("*.tar.xz"))

@@ -14,7 +14,7 @@ import pytest
 import scipy.stats
 
 from bertflow.cli.paper_grids import doubts_of
-from bertflow.io.store import Result, ResultStore
+from bertflow.io.result_store import Result, ResultStore
 from bertflow.paper import Subject, TableResult
 from bertflow.paper.analyses import Scatter, lexical_table, words_table
 from bertflow.paper.declared import published

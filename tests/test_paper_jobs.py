@@ -12,7 +12,7 @@ import pytest
 from bertflow.calibrators import AllButTheTop, Flow, Standardization
 from bertflow.data import read_sentences, read_task
 from bertflow.errors import InputError, MissingDataError
-from bertflow.io.store import key_of
+from bertflow.io.result_store import key_of
 from bertflow.paper import Material, Options, Planner, Subject, subjects
 from bertflow.paper.declared import SCORE_TABLES
 from bertflow.paper.plan import Encoding, Fitting, Score, Tuning, Words

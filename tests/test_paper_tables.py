@@ -18,7 +18,7 @@ from bertflow.cli.paper_grids import claims_grid, doubts_of, notes_of, table_gri
 from bertflow.cli.reproducing import table_markdown
 from bertflow.data import STS_TASKS
 from bertflow.evaluation import Difference
-from bertflow.io.store import Result, ResultStore
+from bertflow.io.result_store import Result, ResultStore
 from bertflow.paper import Material, Options, Planner, Subject, TableResult
 from bertflow.paper.analyses import sweep_table
 from bertflow.paper.declared import SCORE_TABLES, SEVEN, Row, published

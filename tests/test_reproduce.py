@@ -32,7 +32,7 @@ from bertflow.errors import (
     TrainingError,
 )
 from bertflow.evaluation import Difference, compare, evaluate
-from bertflow.io.store import ResultStore
+from bertflow.io.result_store import ResultStore
 from bertflow.paper import (
     NAMES,
     Material,

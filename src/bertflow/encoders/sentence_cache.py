@@ -30,7 +30,7 @@ from bertflow.encoders.probe import fingerprint, probed
 from bertflow.encoders.store import ABOUT, DIGEST, LOCK, SENTENCES, VECTORS, VectorCache
 from bertflow.errors import InputError, shown
 from bertflow.io.files import remove_stale
-from bertflow.io.store import ResultStore
+from bertflow.io.result_store import ResultStore
 
 FOLDER_VARIABLE, SIZE_VARIABLE = "BERTFLOW_CACHE", "BERTFLOW_CACHE_SIZE"
 DEFAULT_SIZE = 10 * 10**9

@@ -16,7 +16,7 @@ from bertflow.calibrators import Flow
 from bertflow.data import Pairs
 from bertflow.evaluation import Difference, Estimate, paired_difference
 from bertflow.evaluation.scores import gold_of
-from bertflow.io.store import ResultStore
+from bertflow.io.result_store import ResultStore
 from bertflow.paper.declared import PublishedTable, published
 from bertflow.paper.plan import Plan, Words
 from bertflow.paper.results import (

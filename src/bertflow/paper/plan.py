@@ -18,7 +18,7 @@ from bertflow.calibrators.presets import calibrator_name
 from bertflow.data import CATALOG
 from bertflow.errors import InputError, MissingDataError, check_number
 from bertflow.finetuning import Recipe
-from bertflow.io.store import key_of
+from bertflow.io.result_store import key_of
 from bertflow.paper.declared import (
     FLOWS,
     PAPER_POOLING,

@@ -10,7 +10,7 @@ import numpy as np
 
 from bertflow.arrays import Array
 from bertflow.evaluation import Difference, Estimate, holm, over_seeds, paired_difference
-from bertflow.io.store import Result, ResultStore
+from bertflow.io.result_store import Result, ResultStore
 from bertflow.paper.declared import AVERAGE, SEVEN, PublishedTable, Row, published
 from bertflow.paper.plan import Cell, Plan
 from bertflow.paper.results import (

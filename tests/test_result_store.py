@@ -12,7 +12,7 @@ import pytest
 
 from bertflow import SentenceCache
 from bertflow.errors import ModelError
-from bertflow.io.store import Result, ResultStore, key_of
+from bertflow.io.result_store import Result, ResultStore, key_of
 
 ARRAYS = {
     "cosines": np.array([0.1, np.nan, -1.0]),
@@ -132,7 +132,7 @@ def test_a_result_is_there_only_after_its_arrays(tmp_path, monkeypatch):
         written.append(Path(path).suffix)
         raise ModelError("no space left")
 
-    monkeypatch.setattr("bertflow.io.store.write_bytes", failing)
+    monkeypatch.setattr("bertflow.io.result_store.write_bytes", failing)
     with pytest.raises(ModelError, match="no space"):
         ResultStore(tmp_path).put(result())
     assert written == [".npz"]
@@ -176,7 +176,7 @@ def test_what_was_read_counts_where_its_time_cannot_be_set(tmp_path, monkeypatch
     def refused(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("bertflow.io.store.os.utime", refused)
+    monkeypatch.setattr("bertflow.io.result_store.os.utime", refused)
     assert store.get(key(1)) is not None
 
 
