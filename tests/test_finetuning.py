@@ -481,6 +481,20 @@ def test_a_loss_that_is_not_finite_names_its_step(encoder, corpus):
         finetune(encoder, corpus, replace(FAST, learning_rate=1e30, max_grad_norm=0, epochs=4))
 
 
+def test_weights_that_are_not_finite_after_the_last_step_are_refused(encoder, corpus, monkeypatch):
+    step = siamese._Trainer.training_step
+
+    def broken(self, model, *args, **kwargs):
+        loss = step(self, model, *args, **kwargs)
+        if self.state.global_step == self.state.max_steps - 1:
+            next(model.parameters()).data[0] = float("nan")
+        return loss
+
+    monkeypatch.setattr(siamese._Trainer, "training_step", broken)
+    with pytest.raises(TrainingError, match="weights are not finite after step 12 of 12"):
+        finetune(encoder, corpus, FAST)
+
+
 @pytest.mark.parametrize("spoilt", ["loss", "weights"])
 def test_the_last_checkpoint_is_from_before_what_is_not_finite(
     encoder, corpus, monkeypatch, tmp_path, spoilt

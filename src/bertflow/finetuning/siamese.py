@@ -317,6 +317,7 @@ class _Trainer(SentenceTransformerTrainer):
             self.state = self.state.load_from_json(str(resume / "trainer_state.json"))
         else:
             self.train(resume_from_checkpoint=None if resume is None else str(resume))
+            self._check_weights()
         history = self.state.log_history
         return [(int(entry["step"]), entry["loss"]) for entry in history if "loss" in entry]
 
@@ -333,6 +334,11 @@ class _Trainer(SentenceTransformerTrainer):
         if not bool(loss.isfinite()):
             raise self._not_finite(f"the loss is {float(loss)} at", self.state.global_step + 1)
         return loss
+
+    def _check_weights(self) -> None:
+        weights = [*self.model.parameters(), *self.classifier.parameters()]
+        if not all(bool(weight.isfinite().all()) for weight in weights):
+            raise self._not_finite("the weights are not finite after", self.state.global_step)
 
     def _not_finite(self, what: str, at: int) -> TrainingError:
         return TrainingError(
@@ -352,9 +358,7 @@ class _Trainer(SentenceTransformerTrainer):
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Save finite weights only: they replace the checkpoint before."""
-        weights = [*self.model.parameters(), *self.classifier.parameters()]
-        if not all(bool(weight.isfinite().all()) for weight in weights):
-            raise self._not_finite("the weights are not finite after", self.state.global_step)
+        self._check_weights()
         checkpoint = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
         with completed(checkpoint, self.run, self.losses):
             super()._save_checkpoint(*args, **kwargs)
