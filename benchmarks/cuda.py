@@ -24,7 +24,8 @@ from bertflow import Flow, Whitening
 from bertflow.calibrators import training
 from bertflow.calibrators.base import Calibrator
 from bertflow.encoders import load_encoder
-from bertflow.encoders.encoding import Precision, encode_distinct
+from bertflow.encoders.encoding import encode_distinct
+from bertflow.encoders.precision import Precision
 
 
 def steps(device: str, repeats: int, recorded: bool) -> Row:

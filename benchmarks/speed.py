@@ -36,7 +36,8 @@ from bertflow import Flow, calibrate
 from bertflow.data import read_task
 from bertflow.demo import default_encoder
 from bertflow.encoders import load_encoder
-from bertflow.encoders.encoding import Precision, encode_distinct, resolved_precision
+from bertflow.encoders.encoding import encode_distinct
+from bertflow.encoders.precision import Precision, resolved_precision
 from bertflow.evaluation.correlation import correlate, paired_cosine
 
 PLAIN = DATA.parent / "bench" / "plain_fit.py"

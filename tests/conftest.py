@@ -24,7 +24,7 @@ QUIET = {
 def the_same_arithmetic_everywhere() -> Iterator[None]:
     """What "auto" means must not depend on the machine that tests: float32."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bertflow.encoders.encoding.multiplies_bfloat16", lambda device: False)
+        patch.setattr("bertflow.encoders.precision.multiplies_bfloat16", lambda device: False)
         yield
 
 
@@ -234,4 +234,4 @@ def spoiled(tiny_bert: Path) -> Any:
 def untried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Corpora are encoded without trying the encoder out: every batch is one of the corpus."""
     monkeypatch.setattr("bertflow.encoders.encoding.check_own_encoding", lambda *_, **__: None)
-    monkeypatch.setattr("bertflow.encoders.sentence_cache.probed", lambda encoder: np.ones((1, 2)))
+    monkeypatch.setattr("bertflow.encoders.fingerprint.probed", lambda encoder: np.ones((1, 2)))

@@ -14,9 +14,11 @@ from sentence_transformers.sentence_transformer.modules import Dropout, Normaliz
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from bertflow.encoders import encoding, load_encoder
-from bertflow.encoders.attention import packed_attention
+from bertflow.encoders import precision as precisions
 from bertflow.encoders.embedding import encode_lists
-from bertflow.encoders.encoding import Encoding, Group, encode_distinct, resolved_precision
+from bertflow.encoders.encoding import Encoding, Group, encode_distinct
+from bertflow.encoders.kernels import packed_attention
+from bertflow.encoders.precision import resolved_precision
 from bertflow.errors import InputError
 
 POOLINGS = ["cls", "mean", "last2avg", "first-last-avg", "embed-last-avg"]
@@ -142,14 +144,14 @@ def test_attention_is_packed_in_half_precision_only(
         sizes.append(query.shape[2])
         return sdpa_attention_forward(module, query, *args, **keywords)
 
-    monkeypatch.setattr("bertflow.encoders.attention.sdpa_attention_forward", counted)
+    monkeypatch.setattr("bertflow.encoders.kernels.sdpa_attention_forward", counted)
     encoder = load_encoder(tiny_bert)
     encode_distinct(encoder, tiny_sentences)
     assert sizes == []
     packed = encode_distinct(encoder, tiny_sentences, precision=precision)
     assert max(sizes) >= 16  # No sentence has so many tokens.
     assert encoder[0].model.config._attn_implementation == "sdpa"
-    monkeypatch.setattr(encoding, "pack_attention", lambda model: None)
+    monkeypatch.setattr(precisions, "pack_attention", lambda model: None)
     alone = encode_distinct(encoder, tiny_sentences, precision=precision)
     assert smallest_cosine(packed, alone) > 0.999
 
@@ -315,11 +317,11 @@ def test_an_encoder_in_half_precision_is_taken_as_it_is(tiny_bert, tiny_sentence
 
 def test_automatic_precision(tiny_bert, monkeypatch):
     encoder = load_encoder(tiny_bert)
-    monkeypatch.setattr(encoding, "multiplies_bfloat16", lambda device: True)
+    monkeypatch.setattr(precisions, "multiplies_bfloat16", lambda device: True)
     assert resolved_precision("auto", encoder) == "float32"  # Too narrow to gain.
-    monkeypatch.setattr(encoding, "LEAST_WIDTH", 16)
+    monkeypatch.setattr(precisions, "LEAST_WIDTH", 16)
     assert resolved_precision("auto", encoder) == "mixed"
-    monkeypatch.setattr(encoding, "multiplies_bfloat16", lambda device: False)
+    monkeypatch.setattr(precisions, "multiplies_bfloat16", lambda device: False)
     assert resolved_precision("auto", encoder) == "float32"
     assert resolved_precision("fast", encoder) == "fast"
 

@@ -16,7 +16,7 @@ from transformers import AutoModel, AutoTokenizer, modeling_gguf_pytorch_utils
 
 from bertflow import SentenceCache, load_encoder
 from bertflow.encoders import embed
-from bertflow.encoders.sentence_cache import describe_vectors
+from bertflow.encoders.fingerprint import describe_vectors
 from bertflow.errors import ModelError
 from gguf_files import write_gguf
 

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from bertflow.encoders import encoding, load_encoder, products
+from bertflow.encoders import kernels, load_encoder
+from bertflow.encoders import precision as precisions
 from bertflow.encoders.encoding import encode_distinct
-from bertflow.encoders.products import PackedLinear, pack_products
+from bertflow.encoders.kernels import PackedLinear, pack_products
 
 pytestmark = pytest.mark.skipif(
-    not products._has_packed_products(), reason="this PyTorch has no packed products"
+    not kernels._has_packed_products(), reason="this PyTorch has no packed products"
 )
 
 
@@ -72,7 +73,7 @@ def test_an_encoder_gives_what_it_gave_and_keeps_its_layers(
     packed = encode_distinct(encoder, tiny_sentences, precision=precision)
     assert torch.equal(torch.get_rng_state(), before)
     assert not any(isinstance(module, PackedLinear) for module in encoder.modules())
-    monkeypatch.setattr(encoding, "pack_products", lambda model: None)
+    monkeypatch.setattr(precisions, "pack_products", lambda model: None)
     plain = encode_distinct(encoder, tiny_sentences, precision=precision)
     exact = encode_distinct(encoder, tiny_sentences)
     assert abs(packed - exact).mean() <= 1.1 * abs(plain - exact).mean()
@@ -99,9 +100,9 @@ def test_a_layer_in_two_places_stays_one():
 @pytest.mark.parametrize("cause", ["size", "lacking"])
 def test_models_that_are_left(cause, tiny_bert, monkeypatch):
     if cause == "size":
-        monkeypatch.setattr(products, "MOST_WEIGHTS", 10)
+        monkeypatch.setattr(kernels, "MOST_WEIGHTS", 10)
     else:
-        monkeypatch.setattr(products, "_has_packed_products", lambda: False)
+        monkeypatch.setattr(kernels, "_has_packed_products", lambda: False)
     model = load_encoder(tiny_bert)[0].model
     pack_products(model)
     assert not any(isinstance(module, PackedLinear) for module in model.modules())

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from bertflow.encoders.devices import DevicesEncoding, parse_devices
 from bertflow.encoders.embedding import Embedded, embed, fill
-from bertflow.encoders.encoding import Precision, encode_distinct, resolved_precision
+from bertflow.encoders.encoding import encode_distinct
 from bertflow.encoders.fingerprint import describe_encoder, library_versions
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.poolings import load_layers, load_poolings
+from bertflow.encoders.precision import Precision, resolved_precision
 from bertflow.encoders.sampling import SAMPLE, Sampled, sample_corpus
 from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.encoders.states import hidden_states

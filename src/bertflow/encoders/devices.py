@@ -19,7 +19,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from bertflow.arrays import Array, check_device
-from bertflow.encoders.encoding import Encoding, Group, Precision
+from bertflow.encoders.encoding import Encoding, Group
+from bertflow.encoders.precision import Precision
 from bertflow.errors import BertflowError, InputError, ModelError
 
 # How many groups there are for each process: one that it encodes, and one for when that is done.

@@ -15,15 +15,9 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.arrays import Array
 from bertflow.encoders.devices import DevicesEncoding
-from bertflow.encoders.encoder import as_sentences, check_text, encoder_of
-from bertflow.encoders.encoding import (
-    Encoding,
-    Group,
-    Precision,
-    is_usual,
-    prompt_of,
-    resolved_precision,
-)
+from bertflow.encoders.encoder import as_sentences, check_text, encoder_of, is_usual
+from bertflow.encoders.encoding import Encoding, Group, prompt_of
+from bertflow.encoders.precision import Precision, resolved_precision
 from bertflow.encoders.store import VectorCache
 from bertflow.errors import InputError
 from bertflow.process_state import pinned

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from functools import wraps
+from inspect import unwrap
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Transformer
 
 from bertflow.errors import InputError, shown
 from bertflow.process_state import pinned
@@ -15,6 +17,9 @@ from bertflow.process_state import pinned
 NAMED = 3
 # Names of the modules that calibrate begin with this; their place follows.
 CALIBRATOR = "calibrator_"
+# The methods that lead from text to vectors, and the packages whose hooks every model has.
+METHODS = ("encode", "encode_query", "encode_document", "preprocess", "tokenize", "forward")
+LIBRARIES = ("transformers.", "sentence_transformers.", "bertflow.", "torch.", "accelerate.")
 
 
 class Encoder(SentenceTransformer):
@@ -61,6 +66,38 @@ def part_of(model: SentenceTransformer, modules: Sequence[Any]) -> SentenceTrans
     part._modules = {str(place): module for place, module in enumerate(modules)}
     part.truncate_dim = None
     return part
+
+
+def own_part(model: SentenceTransformer) -> str | None:
+    """What a model does in a way of its own between text and vectors, such as "encode"; else None.
+
+    That is a method that its class or the model itself has replaced, or a hook on one of its
+    modules. A saved model and its settings tell nothing of it.
+    """
+    for name in METHODS:
+        if _is_own(model, name) or any(name in vars(module) for module in model):
+            return name
+    for module in model.modules():
+        for hook in [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]:
+            if not str(getattr(hook, "__module__", "")).startswith(LIBRARIES):
+                return "hooks"
+    return None
+
+
+def _is_own(model: SentenceTransformer, name: str) -> bool:
+    """Whether a method is not the library's; one that only wraps it is."""
+    usual = unwrap(getattr(SentenceTransformer, name, None) or len)
+    return name in vars(model) or unwrap(getattr(type(model), name, None) or len) is not usual
+
+
+def is_usual(model: SentenceTransformer) -> bool:
+    """Whether a model encodes as the library does, not by an `encode` or `forward` of its own."""
+    return (
+        not _is_own(model, "encode")
+        and not _is_own(model, "forward")
+        and isinstance(model[0], Transformer)
+        and hasattr(model, "preprocess")
+    )
 
 
 def as_sentences(given: Any) -> Iterable[str]:

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from inspect import unwrap
 from time import monotonic
-from typing import Any, Literal, cast, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Transformer
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertflow.arrays import Array
-from bertflow.encoders.attention import pack_attention
 from bertflow.encoders.checks import readable
-from bertflow.encoders.encoder import encoder_of
+from bertflow.encoders.encoder import encoder_of, is_usual
 from bertflow.encoders.evaluating import evaluating
-from bertflow.encoders.pickling import copied
+from bertflow.encoders.precision import Precision, in_precision, raised, resolved_precision
 from bertflow.encoders.probe import check_own_encoding, name_of
-from bertflow.encoders.products import pack_products
-from bertflow.errors import InputError
 from bertflow.process_state import pinned
 from bertflow.threads import set_own_threads, usual_threads
 
 Batch = tuple[Tensor, dict[str, Any]]
 # Places of sentences in their group, and their vectors.
 Part = tuple[Array, Array]
-Precision = Literal["auto", "float32", "mixed", "fast"]
 
 # A slow encoder's vectors are handed on after so many seconds, so that a kill costs no more.
 PART_SECONDS = 5.0
@@ -47,11 +40,6 @@ GPU_TOKENS = 32768
 GPU_PADDING = 16384
 # At most so many batches at a time; more would wait for Python.
 WORKERS = 8
-# Below this width a product is too small for its type to matter.
-LEAST_WIDTH = 256
-# The methods that lead from text to vectors, and the packages whose hooks every model has.
-METHODS = ("encode", "encode_query", "encode_document", "preprocess", "tokenize", "forward")
-LIBRARIES = ("transformers.", "sentence_transformers.", "bertflow.", "torch.", "accelerate.")
 
 
 class Group:
@@ -170,7 +158,7 @@ class Encoding:
             return
         with evaluating(self.encoder):
             if self._model is None:
-                self._model = _cast(self.encoder, self.kind)
+                self._model = in_precision(self.encoder, self.kind)
             threads = usual_threads()
             count = min(threads, WORKERS) if _may_run_beside_itself(self._model) else 1
             # Its threads start with the first batch that is handed to them.
@@ -293,55 +281,6 @@ def _parts(group: Group, computed: Iterable[Part]) -> Iterator[tuple[Group, Arra
             begun, batches = monotonic(), []
 
 
-def check_precision(name: str) -> Precision:
-    """The precision of that name.
-
-    Raises:
-        InputError: There is none.
-    """
-    for known in get_args(Precision):
-        if name == known:
-            return cast("Precision", known)
-    raise InputError(f"precision must be one of {', '.join(get_args(Precision))}, got {name!r}")
-
-
-def resolved_precision(
-    precision: Precision, encoder: SentenceTransformer
-) -> Literal["float32", "mixed", "fast"]:
-    """What a precision means for an encoder on the device it is on.
-
-    - "float32": every operation in the encoder's own type.
-    - "mixed": products, attention and activations in bfloat16 (products are summed in float32);
-      what blocks add up, and norms, in float32.
-    - "fast": the whole transformer in bfloat16.
-    - "auto": "mixed" where the device multiplies bfloat16 quickly and the encoder is wide enough to
-      gain by it, else "float32".
-
-    An encoder that was loaded in half precision, is no transformer, or has an `encode` of its own
-    is left as it is.
-
-    Raises:
-        InputError: It is none of these.
-    """
-    check_precision(precision)
-    if encoder.dtype != torch.float32 or not is_usual(encoder):
-        return "float32"
-    if precision != "auto":
-        return precision
-    transformer: Any = encoder[0]
-    wide = transformer.get_embedding_dimension() >= LEAST_WIDTH
-    return "mixed" if wide and multiplies_bfloat16(encoder.device) else "float32"
-
-
-def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether a device has units for products of bfloat16 matrices."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    # Processors that only emulate the type are slower with it than with float32.
-    supported = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    return device.type == "cpu" and bool(supported())
-
-
 def _may_run_beside_itself(model: SentenceTransformer) -> bool:
     """Whether threads may share a model: on a CPU, if its code is known to keep nothing on it."""
     transformer: Any = getattr(model[0], "model", None)
@@ -358,67 +297,6 @@ def _may_run_beside_itself(model: SentenceTransformer) -> bool:
         )
         # These rotary embeddings adapt to the longest sentence so far.
         and not any("dynamic" in rope or "longrope" in rope for rope in ropes)
-    )
-
-
-def _cast(encoder: SentenceTransformer, kind: str) -> SentenceTransformer:
-    """The encoder with another transformer; all that is not cast is shared with it."""
-    model: SentenceTransformer
-    transformer: Any
-    model, transformer = _shallow(encoder), _shallow(encoder[0])
-    model._modules[next(iter(model._modules))] = transformer
-    if kind == "fast":
-        transformer.model = copied(transformer.model, {}).bfloat16()
-    else:
-        transformer.model = copied(
-            transformer.model, {id(weight): weight for weight in transformer.model.parameters()}
-        )
-        for module in transformer.model.modules():
-            if isinstance(module, nn.Linear):
-                for name, weight in list(module.named_parameters(recurse=False)):
-                    halved = nn.Parameter(weight.detach().bfloat16(), requires_grad=False)
-                    setattr(module, name, halved)
-    pack_attention(transformer.model)
-    pack_products(transformer.model)
-    return model
-
-
-def _shallow(module: Any) -> Any:
-    """A module whose submodules can be replaced without replacing them in the first."""
-    twin = copy.copy(module)
-    twin._modules = dict(module._modules)
-    return twin
-
-
-def own_part(model: SentenceTransformer) -> str | None:
-    """What a model does in a way of its own between text and vectors, such as "encode"; else None.
-
-    That is a method that its class or the model itself has replaced, or a hook on one of its
-    modules. A saved model and its settings tell nothing of it.
-    """
-    for name in METHODS:
-        if _is_own(model, name) or any(name in vars(module) for module in model):
-            return name
-    for module in model.modules():
-        for hook in [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]:
-            if not str(getattr(hook, "__module__", "")).startswith(LIBRARIES):
-                return "hooks"
-    return None
-
-
-def _is_own(model: SentenceTransformer, name: str) -> bool:
-    """Whether a method is not the library's; one that only wraps it is."""
-    usual = unwrap(getattr(SentenceTransformer, name, None) or len)
-    return name in vars(model) or unwrap(getattr(type(model), name, None) or len) is not usual
-
-
-def is_usual(model: SentenceTransformer) -> bool:
-    """Whether a model encodes as the library does, not by an `encode` or `forward` of its own."""
-    return (
-        not _is_own(model, "encode")
-        and not _is_own(model, "forward")
-        and isinstance(model[0], Transformer)
-        and hasattr(model, "preprocess")
     )
 
 
@@ -524,19 +402,10 @@ def _forward(model: SentenceTransformer, batch: dict[str, Any], kind: str) -> Te
         with torch.autocast(device.type, torch.bfloat16, enabled=kind == "mixed"):
             moved = transformer(moved)
         if kind != "float32":
-            moved = {name: _float32(value) for name, value in moved.items()}
+            moved = {name: raised(value) for name, value in moved.items()}
         for module in others:
             moved = module(moved)
     vectors: Tensor = moved["sentence_embedding"]
     if model.truncate_dim is not None:
         vectors = vectors[:, : model.truncate_dim]
     return vectors.float() if device.type == "cuda" else vectors.float().cpu()
-
-
-def _float32(value: Any) -> Any:
-    """States in half precision raised: what pools them sums over tokens and layers."""
-    if isinstance(value, tuple):
-        return tuple(_float32(part) for part in value)
-    if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
-        return value.float()
-    return value

@@ -25,7 +25,7 @@ from bertflow.arrays import Array
 from bertflow.encoders.checks import quietly, readable
 from bertflow.encoders.encoder import encoder_of
 from bertflow.encoders.evaluating import evaluating
-from bertflow.encoders.half import HALF
+from bertflow.encoders.precision import HALF
 from bertflow.errors import InputError, ModelError
 from bertflow.process_state import pinned
 

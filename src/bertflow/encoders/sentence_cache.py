@@ -11,8 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -23,10 +21,8 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.arrays import Array
 from bertflow.display import block, facts_table
-from bertflow.encoders.encoding import own_part
-from bertflow.encoders.fingerprint import describe_encoder
-from bertflow.encoders.module import CalibratorModule
-from bertflow.encoders.probe import fingerprint, probed
+from bertflow.encoders.encoder import own_part
+from bertflow.encoders.fingerprint import describe_vectors
 from bertflow.encoders.store import ABOUT, DIGEST, LOCK, SENTENCES, VECTORS, VectorCache
 from bertflow.errors import InputError, shown
 from bertflow.io.files import remove_stale
@@ -40,8 +36,6 @@ KEY = "[0-9a-f]" * 32
 GGUF = rf"{KEY}\.safetensors"
 # Earlier versions wrote the last two.
 FILES = (ABOUT, VECTORS, SENTENCES, LOCK, "count", ".in-use")
-# Settings of a model that its vectors do not depend on, or that are described elsewhere.
-APART = ("_name_or_path", "architectures", "dtype", "transformers_version")
 UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 log = logging.getLogger(__name__)
@@ -271,83 +265,6 @@ class EncoderVectors:
     def _close(self, error: Exception) -> None:
         self._vectors = None
         self._owner.warn(error)
-
-
-def describe_vectors(
-    encoder: SentenceTransformer,
-    precision: str = "float32",
-    description: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Describe all that an encoder's vectors depend on, so that nothing else has its description.
-
-    That is more than `describe_encoder` tells apart, which is for people: the tokenizer too, what
-    modules are set to, and the versions of the libraries that run them.
-
-    Args:
-        encoder: Any SentenceTransformer.
-        precision: What it computes in.
-        description: As in `SentenceCache.opened`.
-    """
-    modules = json.dumps([_module(module) for module in encoder], sort_keys=True, default=str)
-    encoder_facts = describe_encoder(encoder) if description is None else description
-    return {
-        # Whatever else changes the vectors: hooks, activations, constants of modules.
-        "probe": fingerprint(probed(encoder)),
-        "encoder": {name: value for name, value in encoder_facts.items() if name != "name"},
-        "precision": precision,
-        "modules": hashlib.sha256(modules.encode()).hexdigest(),
-        "versions": _versions(),
-    }
-
-
-@cache
-def _versions() -> dict[str, str]:
-    """Of what runs encoders; to look them up takes as long as a sentence."""
-    return {name: version(name) for name in ("transformers", "sentence-transformers")}
-
-
-def _module(module: Any) -> dict[str, Any]:
-    """What a module is set to, its weights apart."""
-    config: Any = getattr(getattr(module, "model", None), "config", None)
-    settings = config.to_dict() if hasattr(config, "to_dict") else {}
-    facts: dict[str, Any] = {
-        "kind": f"{type(module).__module__}.{type(module).__qualname__}",
-        "settings": module.get_config_dict() if hasattr(module, "get_config_dict") else None,
-        "model": {name: value for name, value in settings.items() if name not in APART},
-        "lower": getattr(module, "do_lower_case", None),
-    }
-    if isinstance(module, CalibratorModule):
-        learned = module.calibrator._learned().items()
-        facts["calibrator"] = {
-            "arguments": {k: repr(v) for k, v in module.calibrator.get_params(deep=False).items()},
-            "learned": {
-                name: hashlib.sha256(tensor.detach().cpu().numpy().tobytes()).hexdigest()
-                for name, tensor in learned
-            },
-        }
-    tokenizer = getattr(module, "tokenizer", None)
-    if tokenizer is not None:
-        facts["tokenizer"] = _tokenizer(tokenizer)
-    return facts
-
-
-def _tokenizer(tokenizer: Any) -> dict[str, Any]:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None and hasattr(tokenizer, "to_str"):
-        backend = tokenizer
-    if backend is not None:
-        text = backend.to_str()
-        # What comes before is truncation and padding, which each call sets.
-        _, mark, rest = text.partition('"added_tokens"')
-        content = {"sha256": hashlib.sha256((rest if mark else text).encode()).hexdigest()}
-    elif callable(getattr(tokenizer, "get_vocab", None)):
-        content = {"vocabulary": tokenizer.get_vocab()}
-        if hasattr(tokenizer, "get_config_dict"):
-            content["settings"] = tokenizer.get_config_dict()
-    else:
-        raise InputError(f"a {type(tokenizer).__name__} cannot be described")
-    sides = {name: getattr(tokenizer, name, None) for name in ("padding_side", "truncation_side")}
-    return {"kind": type(tokenizer).__name__, "content": content, **sides}
 
 
 def _key(about: Mapping[str, Any]) -> str:

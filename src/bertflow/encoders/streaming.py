@@ -31,10 +31,11 @@ from bertflow.encoders.embedding import (
     count_cut_of,
     halves,
 )
-from bertflow.encoders.encoder import as_sentences, check_text
-from bertflow.encoders.encoding import Group, Precision, own_part, resolved_precision
-from bertflow.encoders.fingerprint import describe_encoder
-from bertflow.encoders.sentence_cache import SentenceCache, describe_vectors
+from bertflow.encoders.encoder import as_sentences, check_text, own_part
+from bertflow.encoders.encoding import Group
+from bertflow.encoders.fingerprint import describe_encoder, describe_vectors
+from bertflow.encoders.precision import Precision, resolved_precision
+from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.encoders.store import SentenceIndex, digests_of
 from bertflow.errors import InputError, ModelError
 from bertflow.io.files import check_writable, followed, keep_permissions

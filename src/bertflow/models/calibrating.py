@@ -20,12 +20,12 @@ from bertflow.calibrators import Calibrator
 from bertflow.calibrators.storage import as_calibrator
 from bertflow.calibrators.writing import check_savable, plain_provenance
 from bertflow.display import of_stage, watched
-from bertflow.encoders.encoder import as_sentences
-from bertflow.encoders.encoding import Precision, own_part, resolved_precision
+from bertflow.encoders.encoder import as_sentences, own_part
 from bertflow.encoders.fingerprint import describe_encoder, library_versions
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.origin import origin_of
+from bertflow.encoders.precision import Precision, resolved_precision
 from bertflow.encoders.probe import (
     ROUGH,
     check_encoder,
