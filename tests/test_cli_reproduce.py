@@ -18,8 +18,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, word_emb
 from bertflow import evaluation
 from bertflow.calibrators import Standardization
 from bertflow.cli.main import run
-from bertflow.cli.paper_grids import notes_of
-from bertflow.cli.reproducing import table_markdown
+from bertflow.cli.reproducing import notes_of, table_markdown
 from bertflow.encoders import load_word_vectors
 from bertflow.errors import TrainingError
 from bertflow.evaluation import evaluate

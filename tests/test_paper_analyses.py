@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from bertflow.cli.paper_grids import doubts_of
+from bertflow.cli.reproducing import doubts_of
 from bertflow.io.result_store import Result, ResultStore
 from bertflow.paper import Subject, TableResult
 from bertflow.paper.analyses import Scatter, lexical_table, words_table

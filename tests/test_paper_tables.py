@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from bertflow.cli.paper_grids import claims_grid, doubts_of, notes_of, table_grid
-from bertflow.cli.reproducing import table_markdown
+from bertflow.cli.reproducing import claims_grid, doubts_of, notes_of, table_grid, table_markdown
 from bertflow.data import STS_TASKS
 from bertflow.evaluation import Difference
 from bertflow.io.result_store import Result, ResultStore

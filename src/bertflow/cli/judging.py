@@ -25,7 +25,7 @@ from bertflow.cli.options import (
     refuse_alone,
     refuse_beside,
 )
-from bertflow.cli.terminal import progress_bar, progress_bars, tell_cached
+from bertflow.cli.terminal import give, progress_bar, progress_bars, tell_cached
 from bertflow.data import STS_TASKS, TASKS
 from bertflow.errors import InputError, MissingDataError, unknown
 
@@ -71,7 +71,6 @@ def evaluate(
     reads = {"MODEL": model, "--against": against or None, "--pairs": own.pairs}
     check_results(results.files(), reads, data=data)
     pairs = own.read()
-    from bertflow.cli.pages import give
     from bertflow.cli.score_pages import difference_page, scores_page
     from bertflow.evaluation import Scores, differences, score_all
     from bertflow.evaluation.score_grids import encoder_name
@@ -184,7 +183,6 @@ def compare(
     sentences: str | Sequence[str] = fit
     if corpus:
         sentences = read_corpus(corpus, column=column, format=own.format)
-    from bertflow.cli.pages import give
     from bertflow.cli.score_pages import comparison_page
     from bertflow.evaluation import METHODS
     from bertflow.evaluation import compare as compare_calibrators
@@ -262,7 +260,6 @@ def diagnose(
         loaded = open_any(source, loading, speed)
         found = _diagnose_encoder(loaded, sentences, pairs, speed)
         tell_cached(speed.cache)
-    from bertflow.cli.pages import give
     from bertflow.cli.score_pages import diagnosis_page
 
     page = diagnosis_page(source, found, ALIKE)

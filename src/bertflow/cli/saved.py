@@ -7,8 +7,7 @@ from pathlib import Path
 from bertflow.cli.destinations import Given, check_files
 from bertflow.cli.opening import check_own
 from bertflow.cli.options import REQUIRED, TextOptions, argument, flag, option, trust_option
-from bertflow.cli.pages import written
-from bertflow.cli.terminal import busy, progress_bar, show
+from bertflow.cli.terminal import busy, progress_bar, show, written
 from bertflow.errors import InputError, ModelError, one_line
 
 
