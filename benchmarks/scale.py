@@ -200,8 +200,7 @@ def of_vectors(count: int, width: int) -> list[dict[str, Any]]:
 
     from bertflow import Whitening
     from bertflow.scale import BlockMoments, Transform, run
-    from bertflow.scale.columns import vector_column
-    from bertflow.scale.shards import BATCH_ROWS
+    from bertflow.scale.shards import BATCH_ROWS, vector_column
 
     random = np.random.default_rng(0)
     results = []

@@ -19,10 +19,9 @@ from bertflow.data.sources import (
 )
 from bertflow.data.tables import (
     KINDS,
-    Columns,
     StandardInput,
     kind_of,
-    listed,
+    only_text,
     open_bytes,
     read_rows,
     reading,
@@ -170,7 +169,7 @@ def _called(source: str | Path) -> str:
 def _read(source: Source, column: str | None, format: str | None) -> Iterator[str]:
     columns = None if column is None else [column]
     if isinstance(source, SavedTable | HubTable):
-        for _, cells in table_rows(source, columns, _only):
+        for _, cells in table_rows(source, columns, only_text):
             yield cells[0] or ""
         return
     if format is None and isinstance(source, StandardInput):
@@ -181,14 +180,5 @@ def _read(source: Source, column: str | None, format: str | None) -> Iterator[st
             with open_bytes(source) as file:
                 yield from (line for _, line in sentence_lines(file, source))
             return
-        for _, row in read_rows(source, kind, columns, _only, texts=1):
+        for _, row in read_rows(source, kind, columns, only_text, texts=1):
             yield "" if row is None else row[0] or ""
-
-
-def _only(table: Columns) -> Sequence[str]:
-    if len(table.texts) == 1:
-        return table.texts
-    raise InputError(
-        f"{table.path} has {len(table.texts)} text columns ({listed(table.texts)}); "
-        "name one by --column (in Python column=)"
-    )

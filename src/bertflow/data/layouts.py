@@ -9,8 +9,15 @@ from typing import Any, NamedTuple
 
 from bertflow.data.catalog import DataSet, Layout
 from bertflow.data.pairs import sentence
-from bertflow.data.tables import bounded_lines, listed, open_bytes, read_lines, read_rows, reading
-from bertflow.errors import InputError, shown
+from bertflow.data.tables import (
+    bounded_lines,
+    column_index,
+    open_bytes,
+    read_lines,
+    read_rows,
+    reading,
+)
+from bertflow.errors import InputError
 
 
 class Row(NamedTuple):
@@ -189,13 +196,13 @@ def _header(found: Found) -> Iterator[Row]:
     if not line:
         return
     header = line.split("\t")
-    first, second = (_column(name, header, path) for name in layout.columns[:2])
+    first, second = (column_index(str(name), header, path) for name in layout.columns[:2])
     label: int | None = None
     if layout.columns[2] in header or found.split not in layout.unlabelled:
-        label = _column(layout.columns[2], header, path)
+        label = column_index(str(layout.columns[2]), header, path)
     chosen: tuple[int, str] | None = None
     if layout.rows is not None:
-        chosen = _column(layout.rows[0], header, path), layout.rows[1][found.split]
+        chosen = column_index(layout.rows[0], header, path), layout.rows[1][found.split]
     ident = header.index(layout.ident) if layout.ident in header else None
     texts = max(first, second)
     needed = max(texts, label or 0, chosen[0] if chosen else 0, ident or 0) + 1
@@ -231,12 +238,6 @@ def _jsonl(found: Found) -> Iterator[Row]:
         if cells is not None:
             place = f"{path}, line {number}"
             yield Row(place, cells[0], cells[1], cells[2], place, row=str(number))
-
-
-def _column(name: str | int, header: Sequence[str], path: Path) -> int:
-    if name not in header:
-        raise InputError(f"{path} has no column {shown(name)}; it has {listed(header)}")
-    return header.index(str(name))
 
 
 def _short(path: Path, number: int, has: int, needs: int) -> InputError:

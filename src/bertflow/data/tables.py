@@ -89,7 +89,7 @@ class Columns:
         texts: Those that hold text, as far as the kind of file tells.
     """
 
-    path: File
+    path: File | str
     names: Sequence[str]
     texts: Sequence[str]
 
@@ -408,7 +408,7 @@ def _delimited(
             chosen = choose(Columns(path, header, header))
             if len(header) == 1:
                 _check_header(header[0], path)
-        positions = [_place(column, header, path) for column in chosen]
+        positions = [column_index(column, header, path) for column in chosen]
     else:
         assert columns is not None
         if all(cell.strip().isdecimal() for cell in header):
@@ -433,7 +433,12 @@ def _delimited(
         yield number, [row[position] for position in positions]
 
 
-def _place(column: str, names: Sequence[str], path: File) -> int:
+def column_index(column: str, names: Sequence[str], path: File | str) -> int:
+    """The place of a column among a table's.
+
+    Raises:
+        InputError: The table has none of that name, or several.
+    """
     count = names.count(column)
     if count != 1:
         said = f"{count} columns" if count else "no column"
@@ -601,11 +606,37 @@ def _chosen(
         strings = [field.name for field in schema if not _is_number(field.type)]
         columns = choose(Columns(path, schema.names, strings))
     for position, column in enumerate(columns):
-        kind = schema.field(_place(column, schema.names, path)).type
-        # A batch of a stream may have nothing in the column, and no type then.
-        if position < texts and not is_text(kind) and str(kind) != "null":
-            raise InputError(f"{path}: column {column!r} is not text but {kind}")
+        if position < texts:
+            check_text(schema, column, path)
+        else:
+            column_index(column, schema.names, path)
     return columns
+
+
+def check_text(schema: Any, column: str, path: File | str) -> None:
+    """Check that an Arrow schema has a column, and that it is text.
+
+    Raises:
+        InputError: The column is missing, there twice or something else.
+    """
+    kind = schema.field(column_index(column, schema.names, path)).type
+    # A batch of a stream may have nothing in the column, and no type then.
+    if not is_text(kind) and str(kind) != "null":
+        raise InputError(f"{path}: column {column!r} is not text but {kind}")
+
+
+def only_text(table: Columns) -> Sequence[str]:
+    """The one column of text.
+
+    Raises:
+        InputError: There are several, or none.
+    """
+    if len(table.texts) == 1:
+        return table.texts
+    raise InputError(
+        f"{table.path} has {len(table.texts)} text columns ({listed(table.texts)}); "
+        "name one by --column (in Python column=)"
+    )
 
 
 def _cells(

@@ -22,10 +22,9 @@ from bertflow.calibrators import Calibrator, LinearCalibrator, Moments
 from bertflow.calibrators.adaptive import SAMPLE
 from bertflow.errors import InputError
 from bertflow.io.files import sole_writer, writing
-from bertflow.scale.columns import VECTOR, vectors_of
 from bertflow.scale.engines import Engine, Job, Local
 from bertflow.scale.manifest import Manifest, files_of, run_key
-from bertflow.scale.shards import SHARD_ROWS, Bad, Place, Plan, plan, read
+from bertflow.scale.shards import SHARD_ROWS, VECTOR, Bad, Place, Plan, plan, read, vectors_of
 from bertflow.scale.workers import BlockMoments, Worker, merged_moments
 
 log = logging.getLogger(__name__)

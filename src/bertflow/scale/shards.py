@@ -1,8 +1,11 @@
-"""The input: parquet files and the parts of large ones, in a local folder or an object store."""
+"""The input: parquet files and the parts of large ones, in a local folder or an object store.
+
+Vectors are columns of lists there, and matrices elsewhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,16 +15,19 @@ from typing import Any
 import fsspec
 import numpy as np
 import pyarrow
-from pyarrow import fs, types
+from pyarrow import compute, fs, types
 from pyarrow.parquet import ParquetFile
 
 from bertflow.arrays import Array, let_go
 from bertflow.calibrators.vectors import read_vectors
-from bertflow.data.tables import listed
+from bertflow.data.tables import column_index, listed
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.io.files import reason_of
-from bertflow.scale.columns import VECTOR, vector_column
 
+# The default name of the column of vectors.
+VECTOR = "vector"
+# What messages call a batch that does not come from a file.
+BATCH = "the batch"
 # A larger file is split: a process that is killed loses the shard it works on.
 SHARD_ROWS = 2**18
 # Rows that are read, worked on and written at a time.
@@ -56,8 +62,8 @@ class Shard:
     Attributes:
         name: The output file that is made of it, relative to the output folder.
         file: The input file.
-        start: The first row group; of a .npy the first row.
-        stop: The row group or row after the last.
+        start: The first row group; of a .npy, which has none, the number of the part.
+        stop: The row group or part after the last.
         first: The number of the first row in the file.
         rows: The number of rows.
     """
@@ -299,10 +305,14 @@ def _looked_at(
     try:
         if file.path.lower().endswith(".npy"):
             vectors = read_vectors(place.local(file.path))
-            return _npy_shards(file, len(vectors), shard_rows), _npy_schema(vectors)
+            count = len(vectors)
+            groups = [min(shard_rows, count - start) for start in range(0, count, shard_rows)]
+            return _divided(file, groups, shard_rows), _npy_batch(vectors[:0]).schema
         with place.parquet(file.path) as table:
             schema = _chosen(table.schema_arrow, choose, place.named(file.path))
-            return _parquet_shards(file, table.metadata, shard_rows), schema
+            numbers = range(table.metadata.num_row_groups)
+            groups = [table.metadata.row_group(number).num_rows for number in numbers]
+            return _divided(file, groups, shard_rows), schema
     except InputError as error:
         return Bad(file.path, str(error))
 
@@ -329,37 +339,27 @@ def _unified(first: Any, other: Any) -> Any:
     return pyarrow.schema(fields)
 
 
-def _parquet_shards(file: FileVersion, metadata: Any, shard_rows: int) -> list[Shard]:
+def _divided(file: FileVersion, groups: Sequence[int], shard_rows: int) -> list[Shard]:
+    """The shards of a file, from the number of rows of each of its groups."""
     parts = []
     start, first, rows = 0, 0, 0
-    for group in range(metadata.num_row_groups):
-        rows += metadata.row_group(group).num_rows
+    for group, count in enumerate(groups):
+        rows += count
         if rows >= shard_rows:
             parts.append((start, group + 1, first, rows))
             start, first, rows = group + 1, first + rows, 0
-    if start < metadata.num_row_groups or not parts:
-        parts.append((start, metadata.num_row_groups, first, rows))
+    if start < len(groups) or not parts:
+        parts.append((start, len(groups), first, rows))
     return [
         Shard(_part_name(file.path, number, len(parts)), file, *part)
         for number, part in enumerate(parts)
     ]
 
 
-def _npy_shards(file: FileVersion, count: int, shard_rows: int) -> list[Shard]:
-    starts = range(0, count, shard_rows) or [0]
-    shards = []
-    for number, start in enumerate(starts):
-        stop = min(start + shard_rows, count)
-        name = f"{_part_name(file.path, number, len(starts))}.parquet"
-        shards.append(Shard(name, file, start, stop, start, stop - start))
-    return shards
-
-
 def _part_name(path: str, number: int, count: int) -> str:
-    if count == 1:
-        return path
     stem, _, ending = path.rpartition(".")
-    return f"{stem}.part-{number:05d}-of-{count:05d}.{ending}"
+    name = path if count == 1 else f"{stem}.part-{number:05d}-of-{count:05d}.{ending}"
+    return name if ending.lower() == "parquet" else f"{name}.parquet"
 
 
 def _check_names(place: Place, shards: Sequence[Shard]) -> None:
@@ -386,21 +386,132 @@ def _typed(batch: Any, schema: Any) -> Any:
     return pyarrow.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _npy_schema(vectors: Array) -> Any:
-    number = pyarrow.from_numpy_dtype(_arrow_floats(vectors[:0]).dtype)
-    return pyarrow.schema([(VECTOR, pyarrow.list_(number, vectors.shape[1]))])
-
-
 def _read_npy(place: Place, shard: Shard, batch_rows: int) -> Iterator[Any]:
     vectors = read_vectors(place.local(shard.path))
-    for start in range(shard.start, shard.stop, batch_rows):
-        rows = _arrow_floats(np.array(vectors[start : min(start + batch_rows, shard.stop)]))
+    stop = shard.first + shard.rows
+    for start in range(shard.first, stop, batch_rows):
+        rows = np.array(vectors[start : min(start + batch_rows, stop)])
         let_go(vectors)
-        yield pyarrow.RecordBatch.from_arrays([vector_column(rows)], [VECTOR])
+        yield _npy_batch(rows)
 
 
-def _arrow_floats(rows: Array) -> Array:
-    """Rows in a floating type that Arrow has."""
+def _npy_batch(rows: Array) -> Any:
+    # Arrow has no other floating types.
     if rows.dtype.kind != "f" or rows.dtype.itemsize > 8 or not rows.dtype.isnative:
-        return rows.astype(np.float64)
+        rows = rows.astype(np.float64)
+    return pyarrow.RecordBatch.from_arrays([vector_column(rows)], [VECTOR])
+
+
+def vector_column(vectors: Array) -> Any:
+    """Vectors (N, D) as a column of lists of one length, without copying them."""
+    flat = pyarrow.array(np.ascontiguousarray(vectors).reshape(-1))
+    return pyarrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+
+
+def vectors_of(column: Any, place: str, first: int = 0) -> Array:
+    """The vectors (N, D) of a column of lists.
+
+    Args:
+        column: An Arrow array of lists of numbers, all of one length.
+        place: The file or batch, for messages.
+        first: The number of the column's first row in that place.
+
+    Raises:
+        InputError: A vector is missing or of another length than the others, or one of its numbers
+            is missing; the message names the row.
+    """
+    if isinstance(column, pyarrow.ExtensionArray):
+        column = column.storage
+    if types.is_null(column.type):
+        column = column.cast(pyarrow.list_(pyarrow.float32()))
+    if column.null_count:
+        row = first + compute.index(column.is_null(), True).as_py()
+        raise InputError(f"{place}, row {row}: there is no vector; leave that row out")
+    flat = column.flatten()
+    if types.is_fixed_size_list(column.type):
+        width = column.type.list_size
+    else:
+        lengths = compute.list_value_length(column).to_numpy(zero_copy_only=False)
+        width = int(lengths[0]) if len(lengths) else 0
+        if (lengths != width).any():
+            row = int(np.flatnonzero(lengths != width)[0])
+            raise InputError(
+                f"{place}, row {first + row}: its vector has {lengths[row]} numbers, that of row "
+                f"{first} has {width}"
+            )
+    if flat.null_count:
+        row = first + compute.index(flat.is_null(), True).as_py() // width
+        raise InputError(f"{place}, row {row}: its vector lacks a number")
+    rows: Array = flat.to_numpy(zero_copy_only=False).reshape(len(column), width)
     return rows
+
+
+def storage_type(kind: Any) -> Any:
+    """The Arrow type that a column is stored as, also where it is an extension type."""
+    return kind.storage_type if isinstance(kind, pyarrow.BaseExtensionType) else kind
+
+
+def is_vectors(kind: Any) -> bool:
+    """Whether a column's type is lists of floating numbers."""
+    kind = storage_type(kind)
+    lists = (types.is_fixed_size_list, types.is_list, types.is_large_list)
+    return any(is_list(kind) for is_list in lists) and bool(types.is_floating(kind.value_type))
+
+
+def check_vectors(schema: Any, name: str, place: str) -> None:
+    """Check that a schema has a column of vectors. A column without any value has no type.
+
+    Raises:
+        InputError: It has none of that name, or the column holds something else.
+    """
+    vectors = [field.name for field in schema if is_vectors(field.type)]
+    if name not in schema.names and vectors:
+        raise InputError(
+            f"{place} has no column {name!r}; vectors are in {listed(vectors)}: name one by "
+            "--vector (in Python vector=)"
+        )
+    kind = schema.field(column_index(name, schema.names, place)).type
+    if not is_vectors(kind) and str(kind) != "null":
+        raise InputError(
+            f"{place}: column {name!r} is {kind}, expected vectors: lists of floating numbers"
+        )
+
+
+def as_table(batch: Mapping[str, Any]) -> Any:
+    """Arrays by name as a table; matrices become columns of vectors.
+
+    Raises:
+        InputError: An array has more than two dimensions, or holds values of different types.
+    """
+    return pyarrow.table({name: _as_column(name, values) for name, values in batch.items()})
+
+
+def as_arrays(table: Any) -> dict[str, Any]:
+    """The columns of a table as arrays by name; columns of vectors become matrices."""
+    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+    return {
+        name: vectors_of(column, BATCH)
+        if is_vectors(column.type)
+        else column.to_numpy(zero_copy_only=False)
+        for name, column in columns.items()
+    }
+
+
+def _as_column(name: str, values: Any) -> Any:
+    array = np.asarray(values)
+    if array.ndim == 2:
+        return vector_column(array)
+    if array.ndim > 2:
+        raise InputError(f"column {name!r} has shape {array.shape}; expected rows or vectors")
+    if array.dtype.kind not in "OUT":
+        return pyarrow.array(array)
+    cells = array.tolist()
+    try:
+        return pyarrow.array(cells, from_pandas=True)  # NaN stands for missing text.
+    except pyarrow.ArrowException:
+        kinds = [type(cell).__name__ for cell in cells]
+        row = next((n for n, kind in enumerate(kinds) if kind != kinds[0]), 0)
+        raise InputError(
+            f"{BATCH}: column {name!r} holds {kinds[0]} and, in row {row}, {kinds[row]}; expected "
+            "values of one type"
+        ) from None

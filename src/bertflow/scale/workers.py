@@ -23,14 +23,21 @@ from safetensors.torch import save
 from bertflow.arrays import Array, as_tensor, finite, unit_length
 from bertflow.calibrators import Calibrator, Moments, load_calibrator
 from bertflow.calibrators.presets import calibrator_name
-from bertflow.data.tables import LONGEST_LINE, is_text, listed, too_long
+from bertflow.data.tables import (
+    LONGEST_LINE,
+    Columns,
+    check_text,
+    column_index,
+    is_text,
+    only_text,
+    too_long,
+)
 from bertflow.errors import BertflowError, InputError
-from bertflow.scale.columns import (
+from bertflow.scale.shards import (
     BATCH,
     VECTOR,
     as_arrays,
     as_table,
-    check_column,
     check_vectors,
     is_vectors,
     storage_type,
@@ -55,6 +62,11 @@ class Worker(ABC):
     row_by_row = True
     # The column of text or vectors; None for the one column of text.
     source: str | None
+    # The model, once a batch has come.
+    _loaded: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loaded": None}
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -186,11 +198,7 @@ class Encode(Worker):
         self.pooling, self.max_length, self.device = pooling, max_length, device
         self.batch_size, self.precision = batch_size, precision
         self.trust_remote_code = trust_remote_code
-        self._encoding: Encoding | None = None
         self._width = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_encoding": None}
 
     def describe(self) -> dict[str, Any]:
         """All that the vectors depend on: encoder, its settings and versions, columns, types."""
@@ -216,7 +224,7 @@ class Encode(Worker):
         if kept is None:
             kept = [name for name in schema.names if name != text]
         for name in kept:
-            check_column(schema, name, place)
+            column_index(name, schema.names, place)
         if self.vector in kept:
             raise InputError(
                 f"{place} has a column {self.vector!r} already; name another for the vectors, or "
@@ -257,7 +265,7 @@ class Encode(Worker):
             yield self._written(rows.batch, vectors)
 
     def _opened(self) -> Encoding:
-        if self._encoding is None:
+        if self._loaded is None:
             from sentence_transformers import SentenceTransformer
 
             from bertflow.encoders import resolved_precision
@@ -279,25 +287,18 @@ class Encode(Worker):
             width: int = encoder.get_embedding_dimension() or 0
             self._width = min(width, encoder.truncate_dim or width)
             kind = resolved_precision(self.precision, encoder)
-            self._encoding = Encoding(encoder, batch_size=self.batch_size, precision=kind)
-        return self._encoding
+            self._loaded = Encoding(encoder, batch_size=self.batch_size, precision=kind)
+        encoding: Encoding = self._loaded
+        return encoding
 
     def _text(self, schema: Any, place: str) -> str:
+        if self.column is not None:
+            check_text(schema, self.column, place)
+            return self.column
         texts = [field.name for field in schema if is_text(field.type)]
-        if self.column is None:
-            # A column without a value has no type.
-            texts = texts or [field.name for field in schema if str(field.type) == "null"]
-            if len(texts) != 1:
-                raise InputError(
-                    f"{place} has {len(texts)} text columns ({listed(texts)}); name one "
-                    "by --column (in Python column=)"
-                )
-            return str(texts[0])
-        check_column(schema, self.column, place)
-        kind = schema.field(self.column).type
-        if self.column not in texts and str(kind) != "null":
-            raise InputError(f"{place}: column {self.column!r} is {kind}, expected text")
-        return self.column
+        # A column without a value has no type.
+        texts = texts or [field.name for field in schema if str(field.type) == "null"]
+        return only_text(Columns(place, schema.names, texts))[0]
 
     def _kept(self, read: Any) -> list[str]:
         # The text comes first of what is read, and stays if that is asked for.
@@ -371,10 +372,6 @@ class Transform(Worker):
     ) -> None:
         self.calibrator, self.vector, self.inverse = calibrator, vector, inverse
         self.source = vector
-        self._loaded: Calibrator | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loaded": None}
 
     def describe(self) -> dict[str, Any]:
         """All that the output depends on: what the calibrator has learned, and the direction."""
@@ -426,7 +423,8 @@ class Transform(Worker):
             return self.calibrator
         if self._loaded is None:
             self._loaded = load_calibrator(self.calibrator)
-        return self._loaded
+        calibrator: Calibrator = self._loaded
+        return calibrator
 
 
 class BlockMoments(Worker):
