@@ -1,4 +1,4 @@
-"""What is trained on and what is held out: labelled pairs of NLI data sets, divided."""
+"""Labelled pairs of NLI data sets, divided into those to train on and those held out."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _by_premise(pairs: NliPairs, share: float, random_state: int) -> tuple[NliPa
 
 
 def _key(premise: str) -> str:
-    """What is the same premise: case and space do not make another."""
+    """Two premises that differ in case and space alone are the same."""
     return " ".join(premise.split()).casefold()
 
 

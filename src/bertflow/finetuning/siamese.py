@@ -171,7 +171,7 @@ def _finetune(
         _as_if_alone(recipe.random_state),
         # The trainer makes its folder even if it saves nothing.
         nullcontext(checkpoints) if checkpoints else tempfile.TemporaryDirectory() as folder,
-        # Whoever truncates the vectors does so after them, which the loss does not see.
+        # The loss trains whole vectors; users truncate afterwards.
         model.truncate_embeddings(None),
     ):
         loss = SoftmaxLoss(model, model.get_embedding_dimension() or 0, len(NLI_LABELS))
@@ -185,6 +185,7 @@ def _finetune(
         classifier = loss.classifier.cpu().requires_grad_(False)
         model.eval()
         predicted = _predicted(model, classifier, corpus.held_out, progress)
+    resumed_at = 0 if resume is None else step(resume)
     return FineTuned(
         model=model,
         classifier=classifier,
@@ -192,13 +193,13 @@ def _finetune(
         accuracy=accuracy_of(predicted, corpus.held_out.labels),
         counts=corpus.counts,
         loss_curve=curve,
-        resumed_at=0 if resume is None else step(resume),
+        resumed_at=resumed_at,
         discarded=discarded,
         provenance={
             **facts,
             "origin": origin_of(encoder),
             "steps": total,
-            "resumed_at": 0 if resume is None else step(resume),
+            "resumed_at": resumed_at,
             "cut_to_max_length": count_cut_of(encoder, corpus.texts()),
             "division": dict(corpus.division),
             "sets": [asdict(part) for part in corpus.sets],
@@ -235,7 +236,7 @@ def _check_encoder(encoder: SentenceTransformer) -> None:
 
 
 def _identity(facts: dict[str, Any], corpus: NliCorpus) -> dict[str, Any]:
-    """All that the result's bits depend on: not where the encoder lies, nor how often it saves."""
+    """All that the bits of the result depend on: no path, and not how often it saves."""
     return {
         "recipe": {k: v for k, v in facts["recipe"].items() if k != "checkpoint_steps"},
         "corpus": corpus.digest(),
@@ -248,8 +249,8 @@ def _identity(facts: dict[str, Any], corpus: NliCorpus) -> dict[str, Any]:
 def _as_if_alone(seed: int) -> Iterator[None]:
     """Seed all global generators, which the trainer uses, and leave them as they were before.
 
-    So also the environment, into which the trainer's libraries write, and their loudness: they
-    warn of what they themselves set right, such as a padding token that the model did not know.
+    The trainer's libraries also write into the environment, which is restored. Their warnings are
+    off: they warn of what they set right, such as a padding token that the model did not know.
     """
     environment, verbosity = dict(os.environ), logging.get_verbosity()
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -312,7 +313,7 @@ class _Trainer(SentenceTransformerTrainer):
         if resume is not None:
             _LOG.info("going on after step %d of %d", step(resume), total)
         if resume is not None and step(resume) == total:
-            # Nothing is left to do, and `train` would do one step more if the last epoch is a part.
+            # Nothing is left to do, but `train` would do one step more after a part of an epoch.
             self._load_from_checkpoint(str(resume))
             self.state = self.state.load_from_json(str(resume / "trainer_state.json"))
         else:
@@ -386,7 +387,7 @@ class _Watch(TrainerCallback):
 def _arguments(
     model: SentenceTransformer, recipe: Recipe, precision: str, total: int, folder: str
 ) -> SentenceTransformerTrainingArguments:
-    """What the recipe is in the trainer's words, and silence."""
+    """The recipe as arguments of the trainer, which is told to print and report nothing."""
     arguments = SentenceTransformerTrainingArguments(
         output_dir=folder,
         num_train_epochs=recipe.epochs,
