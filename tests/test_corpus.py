@@ -37,7 +37,12 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 every_text_kind = pytest.mark.parametrize("kind", TEXT_KINDS)
 every_table = pytest.mark.parametrize("kind", TABLES)
 every_delimited = pytest.mark.parametrize("kind", DELIMITED)
-packed_or_not = pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
+
+
+def once(kinds: Sequence[str], name: str, values: Sequence):
+    """The first kind with every value, and the other kinds with the first value."""
+    cases = [(kinds[0], value) for value in values] + [(kind, values[0]) for kind in kinds[1:]]
+    return pytest.mark.parametrize(("kind", name), cases, ids=str)
 
 
 def content(kind: str, columns: dict[str, Sequence], newline: str = "\n") -> bytes:
@@ -70,8 +75,7 @@ def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
 
 
-@packed_or_not
-@every_kind
+@once(KINDS, "packed", [False, True])
 def test_every_kind_gives_the_same_sentences(tmp_path, kind, packed):
     path = written(tmp_path, kind, content(kind, {"text": SENTENCES}), packed=packed)
     assert read_corpus([path]) == SENTENCES
@@ -168,8 +172,7 @@ def test_a_number_says_that_there_is_no_header(tmp_path, kind):
     assert read_corpus([path], column="2") == ["A cat", "A dog"]
 
 
-@every_delimited
-@pytest.mark.parametrize("column", ["0", "3"])
+@once(DELIMITED, "column", ["0", "3"])
 def test_a_column_number_out_of_range_is_refused(tmp_path, kind, column):
     path = written(tmp_path, kind, content(kind, {"a": ["A cat"], "b": ["A dog"]}))
     with pytest.raises(InputError, match=column):
@@ -326,8 +329,7 @@ def test_a_row_too_short_is_named_by_file_and_line(tmp_path, kind):
         read_corpus([path], column="text")
 
 
-@every_delimited
-@pytest.mark.parametrize("row", [["1", "A", "x"], ["1", "A", "", "x"], ["1"]])
+@once(DELIMITED, "row", [["1", "A", "x"], ["1", "A", "", "x"], ["1"]])
 def test_a_row_of_other_cells_than_the_header_is_named(tmp_path, kind, row):
     separator = "," if kind == ".csv" else "\t"
     rows = [["id", "text"], ["1", "B"], row, ["3", "C"]]
@@ -421,8 +423,7 @@ def test_a_cell_beyond_all_bounds_is_named_by_line(tmp_path, monkeypatch):
         read_corpus([tmp_path / "c.csv"])
 
 
-@pytest.mark.parametrize("kind", [".txt", ".csv", ".tsv"])
-@pytest.mark.parametrize("text", ["text\rA cat\rA dog\r", "text\nA cat\nA dog\rA cow\n"])
+@once([".csv", ".tsv", ".txt"], "text", ["text\nA cat\nA dog\rA cow\n", "text\rA cat\rA dog\r"])
 def test_a_carriage_return_within_a_line_is_refused(tmp_path, kind, text):
     (tmp_path / f"c{kind}").write_bytes(text.encode())
     with pytest.raises(InputError, match=rf"c\{kind}, line [13]: .*carriage return"):
@@ -529,8 +530,7 @@ def test_no_blank_sentence_is_nothing_to_refuse(tmp_path, kind):
 # What cannot be read.
 
 
-@every_text_kind
-@pytest.mark.parametrize("data", [b"", b"\n\n  \n"], ids=["empty", "blank-lines"])
+@once(TEXT_KINDS, "data", [b"\n\n  \n", b""])
 def test_a_file_without_a_sentence_is_refused(tmp_path, kind, data):
     path = written(tmp_path, kind, data)
     with pytest.raises(InputError, match=rf"{path.name}.*") as caught:
@@ -538,8 +538,7 @@ def test_a_file_without_a_sentence_is_refused(tmp_path, kind, data):
     assert "\n" not in str(caught.value)
 
 
-@every_table
-@pytest.mark.parametrize("texts", [[], ["", "  "]], ids=["no-row", "blank-rows"])
+@once(TABLES, "texts", [["", "  "], []])
 def test_a_table_without_a_sentence_is_refused(tmp_path, kind, texts):
     column = pyarrow.array(texts, pyarrow.string()) if kind == ".parquet" else texts
     path = written(tmp_path, kind, content(kind, {"text": column}))
@@ -560,14 +559,21 @@ def test_no_source_is_refused():
 
 
 @pytest.mark.parametrize("read", [read_corpus, check_corpus], ids=["read", "check"])
-@pytest.mark.parametrize("ending", [".txt", ".csv.gz", ".parquet"])
-def test_a_missing_file_is_named(tmp_path, read, ending):
-    with pytest.raises(InputError, match=rf"missing{ending} does not exist"):
-        read([tmp_path / f"missing{ending}"])
+def test_a_missing_file_is_named(tmp_path, read):
+    with pytest.raises(InputError, match=r"missing\.csv\.gz does not exist"):
+        read([tmp_path / "missing.csv.gz"])
 
 
-@pytest.mark.parametrize("read", [read_corpus, check_corpus], ids=["read", "check"])
-@pytest.mark.parametrize("name", ["corpus.doc", "corpus", "corpus.gz", "corpus.txt.zip"])
+@pytest.mark.parametrize(
+    ("read", "name"),
+    [
+        (check_corpus, "corpus.doc"),
+        (read_corpus, "corpus.doc"),
+        (read_corpus, "corpus"),
+        (read_corpus, "corpus.gz"),
+        (read_corpus, "corpus.txt.zip"),
+    ],
+)
 def test_an_unknown_ending_is_refused_and_the_known_are_listed(tmp_path, read, name):
     (tmp_path / name).write_text("A cat\n")
     hint = r'name its format by --format txt \(in Python format="txt"\)$'
@@ -704,15 +710,10 @@ def test_a_gzip_file_that_breaks_off_is_refused(tmp_path, kind):
         read_corpus([path])
 
 
-@every_kind
-@pytest.mark.parametrize(
-    "damage",
-    [lambda packed: b"A cat\n", lambda packed: packed[:10] + b"\xff" * 40],
-    ids=["not-gzip", "bad-block"],
-)
-def test_a_gzip_file_that_is_none_is_refused(tmp_path, kind, damage):
+@once(KINDS, "kept", [10, 0])
+def test_a_gzip_file_that_is_none_is_refused(tmp_path, kind, kept):
     path = written(tmp_path, kind, content(kind, {"text": SENTENCES}), packed=True)
-    path.write_bytes(damage(path.read_bytes()))
+    path.write_bytes(path.read_bytes()[:kept] + b"\xff" * 40)
     with pytest.raises(InputError, match=rf"{path.name} is not a whole gzip file"):
         read_corpus([path])
 
