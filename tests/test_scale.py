@@ -665,7 +665,7 @@ def test_a_folder_of_others_is_refused(tmp_path, corpus):
 def test_a_file_of_others_in_our_folder_is_refused(tmp_path, corpus):
     run(Encode(Lengths()), corpus, tmp_path / "out")
     write_texts(tmp_path / "out" / "mine.parquet", ["mine 1"])
-    with pytest.raises(ModelError, match=r"mine\.parquet, which its _manifest"):
+    with pytest.raises(ModelError, match=r"mine\.parquet is not in _manifest"):
         run(Encode(Lengths()), corpus, tmp_path / "out")
 
 

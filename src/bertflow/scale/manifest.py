@@ -132,16 +132,12 @@ class Manifest:
                     f"{self.folder} holds {name} but no {MANIFEST}: it is another's, or of an "
                     "earlier bertflow; give a folder that is empty or not there yet"
                 )
-            if name in self.files and name not in ours:
-                raise ModelError(
-                    f"{path} was made of {self.files[name]}, which is gone; remove it or give "
-                    "another output"
-                )
             if name not in ours:
-                raise ModelError(
-                    f"{self.folder} holds {name}, which its {MANIFEST} does not; remove it or give "
-                    "another output"
+                former = self.files.get(name)
+                reason = (
+                    f"was made of {former}, which is gone" if former else f"is not in {MANIFEST}"
                 )
+                raise ModelError(f"{path} {reason}; remove it or give another output")
 
     def begin(self, recipe: Mapping[str, Any], shards: Sequence[Shard]) -> None:
         """Write how the files are made and which there will be, beside those that are there.

@@ -195,9 +195,13 @@ class Encode(Worker):
         self.source = column
         self.keep = None if keep is None else list(keep)
         self.numbers, self.blank = numbers, blank
-        self.pooling, self.max_length, self.device = pooling, max_length, device
         self.batch_size, self.precision = batch_size, precision
-        self.trust_remote_code = trust_remote_code
+        self.loading: dict[str, Any] = {
+            "pooling": pooling,
+            "max_length": max_length,
+            "device": device,
+            "trust_remote_code": trust_remote_code,
+        }
         self._width = 0
 
     def describe(self) -> dict[str, Any]:
@@ -277,13 +281,7 @@ class Encode(Worker):
             elif callable(self.model):
                 encoder = self.model()
             else:
-                encoder = open_model(
-                    str(self.model),
-                    pooling=self.pooling,
-                    max_length=self.max_length,
-                    device=self.device,
-                    trust_remote_code=self.trust_remote_code,
-                )
+                encoder = open_model(str(self.model), **self.loading)
             width: int = encoder.get_embedding_dimension() or 0
             self._width = min(width, encoder.truncate_dim or width)
             kind = resolved_precision(self.precision, encoder)
