@@ -54,34 +54,34 @@ def scores(measure: str, kind: str, models: int = 3) -> tuple[np.ndarray, np.nda
     return similarity, gold
 
 
-@pytest.mark.parametrize("kind", ["ties", "no ties"])
-@pytest.mark.parametrize("measure", ["spearman", "pearson", "auc"])
-@every_strata
-def test_every_resample_scores_as_it_does_written_out(strata, measure, kind):
-    similarity, gold = scores(measure, kind)
-    draws = Resamples(strata, resamples=25, random_state=1)
-    got = getattr(draws, measure)(similarity, gold)
-    expected = [
-        [reference(measure, row[drawn], gold[drawn]) for drawn in written_out(draws)]
-        for row in similarity
-    ]
-    assert got.shape == (3, 25)
-    assert np.isfinite(got).mean() > 0.9
-    assert_allclose(got, expected, rtol=0, atol=1e-12)
+def test_every_resample_scores_as_it_does_written_out():
+    for strata in STRATA.values():
+        for measure in ["spearman", "pearson", "auc"]:
+            for kind in ["ties", "no ties"]:
+                similarity, gold = scores(measure, kind)
+                draws = Resamples(strata, resamples=25, random_state=1)
+                got = getattr(draws, measure)(similarity, gold)
+                expected = [
+                    [reference(measure, row[drawn], gold[drawn]) for drawn in written_out(draws)]
+                    for row in similarity
+                ]
+                assert got.shape == (3, 25)
+                assert np.isfinite(got).mean() > 0.9
+                assert_allclose(got, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("scale", "shift"), [(1e-6, 0.9), (1.0, -1.0), (1e6, 0.0)])
-def test_neither_scale_nor_shift_matters(scale, shift):
-    # Raw encoders' cosines lie close together, far from 0.
-    similarity, gold = scores("pearson", "no ties")
-    draws = Resamples(STRATA["in order"], resamples=20)
-    moved = shift + scale * similarity
-    assert_array_equal(draws.spearman(moved, gold), draws.spearman(similarity, gold))
-    expected = [
-        [reference("pearson", row[drawn], gold[drawn]) for drawn in written_out(draws)]
-        for row in similarity
-    ]
-    assert_allclose(draws.pearson(moved, gold), expected, rtol=0, atol=1e-8)
+def test_neither_scale_nor_shift_matters():
+    for scale, shift in [(1e-06, 0.9), (1.0, -1.0), (1000000.0, 0.0)]:
+        # Raw encoders' cosines lie close together, far from 0.
+        similarity, gold = scores("pearson", "no ties")
+        draws = Resamples(STRATA["in order"], resamples=20)
+        moved = shift + scale * similarity
+        assert_array_equal(draws.spearman(moved, gold), draws.spearman(similarity, gold))
+        expected = [
+            [reference("pearson", row[drawn], gold[drawn]) for drawn in written_out(draws)]
+            for row in similarity
+        ]
+        assert_allclose(draws.pearson(moved, gold), expected, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("measure", ["spearman", "pearson", "auc"])
@@ -97,31 +97,31 @@ def test_the_size_of_a_block_changes_nothing(monkeypatch, measure, block):
     assert_allclose(getattr(draws, measure)(similarity, gold), expected, rtol=0, atol=1e-14)
 
 
-@every_strata
-def test_a_mean_is_that_of_the_resample_written_out(strata):
-    values, _ = scores("spearman", "ties")
-    draws = Resamples(strata, resamples=20)
-    expected = [[row[drawn].mean() for drawn in written_out(draws)] for row in values]
-    assert_allclose(draws.mean(values), expected, rtol=0, atol=1e-12)
-    assert_allclose(draws.mean(values[0]), expected[0], rtol=0, atol=1e-12)
+def test_a_mean_is_that_of_the_resample_written_out():
+    for strata in STRATA.values():
+        values, _ = scores("spearman", "ties")
+        draws = Resamples(strata, resamples=20)
+        expected = [[row[drawn].mean() for drawn in written_out(draws)] for row in values]
+        assert_allclose(draws.mean(values), expected, rtol=0, atol=1e-12)
+        assert_allclose(draws.mean(values[0]), expected[0], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("measure", ["spearman", "pearson", "auc"])
-def test_a_model_alone_has_the_numbers_that_it_has_among_others(measure):
-    similarity, gold = scores(measure, "ties")
-    draws = Resamples(STRATA["in order"], resamples=20)
-    together = getattr(draws, measure)(similarity, gold)
-    for row, expected in zip(similarity, together, strict=True):
-        alone = getattr(draws, measure)(row, gold)
-        assert alone.shape == (20,)
-        assert_array_equal(alone, expected)
+def test_a_model_alone_has_the_numbers_that_it_has_among_others():
+    for measure in ["spearman", "pearson", "auc"]:
+        similarity, gold = scores(measure, "ties")
+        draws = Resamples(STRATA["in order"], resamples=20)
+        together = getattr(draws, measure)(similarity, gold)
+        for row, expected in zip(similarity, together, strict=True):
+            alone = getattr(draws, measure)(row, gold)
+            assert alone.shape == (20,)
+            assert_array_equal(alone, expected)
 
 
-@every_strata
-def test_strata_keep_their_sizes(strata):
-    for drawn in written_out(Resamples(strata, resamples=50)):
-        for stratum in strata:
-            assert np.isin(drawn, stratum).sum() == len(stratum)
+def test_strata_keep_their_sizes():
+    for strata in STRATA.values():
+        for drawn in written_out(Resamples(strata, resamples=50)):
+            for stratum in strata:
+                assert np.isin(drawn, stratum).sum() == len(stratum)
 
 
 def test_pairs_are_drawn_with_replacement_and_equally_often():
@@ -138,15 +138,17 @@ def test_pairs_are_drawn_with_replacement_and_equally_often():
     assert abs(np.corrcoef(counts[1:, 0], counts[:-1, 0])[0, 1]) < 0.1
 
 
-@pytest.mark.parametrize("state", [0, 7, [0, 7], (3, 4, 5)])
-def test_one_seed_gives_one_draw(state):
-    similarity, gold = scores("spearman", "no ties", models=1)
-    once, again, other = (
-        Resamples(STRATA["in order"], resamples=20, random_state=seed).spearman(similarity, gold)
-        for seed in (state, state, [99, 7])
-    )
-    assert_array_equal(once, again)
-    assert not np.isin(once, other).any()
+def test_one_seed_gives_one_draw():
+    for state in [0, 7, [0, 7], (3, 4, 5)]:
+        similarity, gold = scores("spearman", "no ties", models=1)
+        once, again, other = (
+            Resamples(STRATA["in order"], resamples=20, random_state=seed).spearman(
+                similarity, gold
+            )
+            for seed in (state, state, [99, 7])
+        )
+        assert_array_equal(once, again)
+        assert not np.isin(once, other).any()
 
 
 def test_strata_of_one_size_are_not_drawn_alike():
@@ -175,55 +177,56 @@ def test_numbers_outside_the_strata_are_not_looked_at():
     assert_array_equal(draws.spearman(similarity, gold), expected)
 
 
-@pytest.mark.parametrize("measure", ["spearman", "pearson"])
-@pytest.mark.parametrize("side", ["similarity", "gold"])
-@pytest.mark.parametrize("value", [0.1, 4.9e8])
-def test_a_constant_side_has_no_correlation(rng, measure, side, value):
-    # Without a bound, rounding would pass for variance: the mean of equal numbers is seldom exact.
-    given = {"similarity": rng.normal(size=PAIRS), "gold": rng.normal(size=PAIRS)}
-    given[side] = np.full(PAIRS, value)
-    got = getattr(Resamples(STRATA["in order"], resamples=200), measure)(**given)
-    assert np.isnan(got).all()
+def test_a_constant_side_has_no_correlation(rng):
+    for value in [0.1, 490000000.0]:
+        for side in ["similarity", "gold"]:
+            for measure in ["spearman", "pearson"]:
+                # Without a bound, rounding would pass for variance: the mean of equal numbers is
+                # seldom exact.
+                given = {"similarity": rng.normal(size=PAIRS), "gold": rng.normal(size=PAIRS)}
+                given[side] = np.full(PAIRS, value)
+                got = getattr(Resamples(STRATA["in order"], resamples=200), measure)(**given)
+                assert np.isnan(got).all()
 
 
-@pytest.mark.parametrize("measure", ["spearman", "pearson"])
-def test_only_resamples_that_are_constant_are_undefined(measure):
-    gold, similarity = np.array([1.0, 1.0, 2.0]), np.array([0.1, 0.1, 0.3])
-    draws = Resamples([np.arange(3)], resamples=200)
-    got = getattr(draws, measure)(similarity, gold)
-    constant = [np.ptp(gold[drawn]) == 0 for drawn in written_out(draws)]
-    assert 20 < sum(constant) < 120
-    assert_array_equal(np.isnan(got), constant)
-    assert_allclose(got[np.isfinite(got)], 1, rtol=0, atol=1e-15)
+def test_only_resamples_that_are_constant_are_undefined():
+    for measure in ["spearman", "pearson"]:
+        gold, similarity = np.array([1.0, 1.0, 2.0]), np.array([0.1, 0.1, 0.3])
+        draws = Resamples([np.arange(3)], resamples=200)
+        got = getattr(draws, measure)(similarity, gold)
+        constant = [np.ptp(gold[drawn]) == 0 for drawn in written_out(draws)]
+        assert 20 < sum(constant) < 120
+        assert_array_equal(np.isnan(got), constant)
+        assert_allclose(got[np.isfinite(got)], 1, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0])
-def test_one_class_has_no_area(rng, value):
-    draws = Resamples([np.arange(PAIRS)], resamples=20)
-    assert np.isnan(draws.auc(rng.normal(size=PAIRS), np.full(PAIRS, value))).all()
+def test_one_class_has_no_area(rng):
+    for value in [0.0, 1.0]:
+        draws = Resamples([np.arange(PAIRS)], resamples=20)
+        assert np.isnan(draws.auc(rng.normal(size=PAIRS), np.full(PAIRS, value))).all()
 
 
-@pytest.mark.parametrize("measure", ["spearman", "pearson", "auc"])
-def test_correlations_and_areas_stay_within_their_bounds(measure):
-    gold = (np.arange(PAIRS) >= PAIRS / 2).astype(float)
-    draws = Resamples([np.arange(PAIRS)], resamples=50)
-    for sign in (1, -1):
-        got = getattr(draws, measure)(sign * gold, gold)
-        assert_allclose(got, max(sign, 0) if measure == "auc" else sign, rtol=0, atol=1e-14)
-        assert (np.abs(got) <= 1).all()
+def test_correlations_and_areas_stay_within_their_bounds():
+    for measure in ["spearman", "pearson", "auc"]:
+        gold = (np.arange(PAIRS) >= PAIRS / 2).astype(float)
+        draws = Resamples([np.arange(PAIRS)], resamples=50)
+        for sign in (1, -1):
+            got = getattr(draws, measure)(sign * gold, gold)
+            assert_allclose(got, max(sign, 0) if measure == "auc" else sign, rtol=0, atol=1e-14)
+            assert (np.abs(got) <= 1).all()
 
 
-@pytest.mark.parametrize("strata", [[], [np.empty(0, dtype=int)]])
-def test_no_pair_has_no_statistic(strata):
-    got = Resamples(strata, resamples=5).spearman(np.empty(0), np.empty(0))
-    assert got.shape == (5,)
-    assert np.isnan(got).all()
+def test_no_pair_has_no_statistic():
+    for strata in [[], [np.empty(0, dtype=int)]]:
+        got = Resamples(strata, resamples=5).spearman(np.empty(0), np.empty(0))
+        assert got.shape == (5,)
+        assert np.isnan(got).all()
 
 
-@pytest.mark.parametrize("resamples", [1, -3])
-def test_fewer_than_two_resamples_are_refused(resamples):
-    with pytest.raises(InputError, match=f"resamples must be at least 2, got {resamples}"):
-        Resamples([np.arange(5)], resamples=resamples)
+def test_fewer_than_two_resamples_are_refused():
+    for resamples in [1, -3]:
+        with pytest.raises(InputError, match=f"resamples must be at least 2, got {resamples}"):
+            Resamples([np.arange(5)], resamples=resamples)
 
 
 def test_the_callers_arrays_are_untouched(rng):
@@ -242,16 +245,16 @@ def test_an_interval_is_the_middle_95_percent(rng):
     assert interval(rng.permutation(1001) / 1000) == pytest.approx((0.025, 0.975), abs=1e-12)
 
 
-@pytest.mark.parametrize(("undefined", "there"), [(0, True), (10, True), (11, False), (100, False)])
-def test_where_too_many_resamples_are_undefined_there_is_no_interval(undefined, there):
-    replicates = np.arange(100.0)
-    replicates[:undefined] = np.nan
-    span = interval(replicates)
-    assert (span is not None) == there
-    if span is not None:
-        defined = 100 - undefined
-        low = undefined + 0.025 * (defined - 1)
-        assert span == pytest.approx((low, 99 - 0.025 * (defined - 1)), abs=1e-9)
+def test_where_too_many_resamples_are_undefined_there_is_no_interval():
+    for undefined, there in [(0, True), (10, True), (11, False), (100, False)]:
+        replicates = np.arange(100.0)
+        replicates[:undefined] = np.nan
+        span = interval(replicates)
+        assert (span is not None) == there
+        if span is not None:
+            defined = 100 - undefined
+            low = undefined + 0.025 * (defined - 1)
+            assert span == pytest.approx((low, 99 - 0.025 * (defined - 1)), abs=1e-9)
 
 
 def correlated(random, count: int, noise: float) -> tuple[np.ndarray, np.ndarray]:
@@ -341,15 +344,15 @@ def test_a_difference_that_never_varies_is_certain(rng):
     assert paired_difference(0.5, before, before + 0.5).p == pytest.approx(0.0, abs=1e-300)
 
 
-@pytest.mark.parametrize("case", ["no value", "undefined resamples"])
-def test_a_difference_without_value_or_resamples_is_not_tested(rng, case):
-    before, after = rng.normal(size=(2, 100))
-    if case == "undefined resamples":
-        after[:20] = np.nan
-    value = None if case == "no value" else 0.3
-    found = paired_difference(value, before, after)
-    assert found == Difference(value)
-    assert (found.p, found.adjusted, found.real) == (None, None, False)
+def test_a_difference_without_value_or_resamples_is_not_tested(rng):
+    for case in ["no value", "undefined resamples"]:
+        before, after = rng.normal(size=(2, 100))
+        if case == "undefined resamples":
+            after[:20] = np.nan
+        value = None if case == "no value" else 0.3
+        found = paired_difference(value, before, after)
+        assert found == Difference(value)
+        assert (found.p, found.adjusted, found.real) == (None, None, False)
 
 
 def test_resamples_that_one_score_lacks_do_not_spoil_the_rest(rng):
@@ -397,6 +400,6 @@ def test_holm_does_not_count_what_is_undefined():
     assert holm({"alone": Difference(1.0, p=0.03)})["alone"].adjusted == 0.03
 
 
-@pytest.mark.parametrize(("adjusted", "real"), [(0.0, True), (0.0499, True), (0.051, False)])
-def test_a_difference_is_real_by_its_corrected_p(adjusted, real):
-    assert Difference(0.1, 0.0, 0.2, p=0.001, adjusted=adjusted).real == real
+def test_a_difference_is_real_by_its_corrected_p():
+    for adjusted, real in [(0.0, True), (0.0499, True), (0.051, False)]:
+        assert Difference(0.1, 0.0, 0.2, p=0.001, adjusted=adjusted).real == real

@@ -60,7 +60,7 @@ def is_slow(page: Path) -> bool:
 
 
 WITH_CODE = [
-    pytest.param(page, id=name(page), marks=[pytest.mark.slow] if is_slow(page) else [])
+    pytest.param(page, id=name(page), marks=[pytest.mark.nightly] if is_slow(page) else [])
     for page in PAGES
     if any(block.not_run is None for block in found(page))
 ]
@@ -310,7 +310,7 @@ def site(tmp_path_factory) -> Path:
     return folder / "html"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_site_opens_from_disk_without_a_network(site):
     """Scripts, styles, images and fonts are files beside the pages; links may go elsewhere."""
     pages = sorted(site.rglob("*.html"))
@@ -325,14 +325,14 @@ def test_the_site_opens_from_disk_without_a_network(site):
         assert not re.search(r"url\(['\"]?(https?:)?//|@import", style.read_text("utf-8")), style
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_link_within_the_site_leads_somewhere(site):
     for page in sorted(site.rglob("*.html")):
         for target in re.findall(r"<a\b[^>]*\bhref=\"([^\"#:]+)(?:#[^\"]*)?\"", page.read_text()):
             assert (page.parent / target.split("?")[0]).exists(), f"{page.name}: {target}"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_search_finds_from_disk(site):
     """The index is a script, which a browser loads from a disk as well."""
     index = (site / "searchindex.js").read_text("utf-8")
@@ -340,7 +340,7 @@ def test_search_finds_from_disk(site):
     assert "whiten" in index
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_formulas_are_mathml_and_figures_part_of_the_page(site):
     text = (site / "mathematics.html").read_text("utf-8")
     assert text.count("<math") > 60
@@ -350,7 +350,7 @@ def test_formulas_are_mathml_and_figures_part_of_the_page(site):
     assert "currentColor" in text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_public_name_and_command_is_described(site):
     import typer
 

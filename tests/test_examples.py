@@ -89,7 +89,7 @@ def test_search(shown, place):
     assert bertflow.load("my-model").calibrator.provenance_["sentences"] == 400
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_vector_store(shown):
     pytest.importorskip("faiss")
     line = r"{}: recall@1 (\S+), recall@10 (\S+), 55 queries, 1505 documents\n"
@@ -101,7 +101,7 @@ def test_vector_store(shown):
     assert shown("vector_store.py") == out  # Again, where everything is there.
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_compare_pairs(shown):
     out = shown("compare_pairs.py")
     lines = out.splitlines()
@@ -112,7 +112,7 @@ def test_compare_pairs(shown):
     assert all("chance" in line for line in lines[2:])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_finetune(shown, place):
     write_tasks(place / "data", "snli")
     out = shown("finetune.py", "bert-base-uncased", "data")
@@ -121,7 +121,7 @@ def test_finetune(shown, place):
     assert (place / "tuned-and-calibrated" / "modules.json").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 # Of the kernel's own machinery, which starts in a process of its own.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:zmq")

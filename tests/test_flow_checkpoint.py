@@ -379,7 +379,7 @@ Flow(epochs=3, batch_size=10, width=8).fit(x, progress=progress, checkpoint=sys.
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_that_is_killed_goes_on_to_the_same_bits(x, place, tmp_path):
     np.save(tmp_path / "x.npy", x.astype(np.float16))
     for how, at in [("outside", 0), ("step", 70), ("writing", 0), ("step", 140), ("outside", 0)]:

@@ -94,8 +94,12 @@ def commands(tmp_path: Path, tiny_bert: Path) -> dict[str, list[object]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cache", ["cache elsewhere", "cache there"])
-@pytest.mark.parametrize("name", ["fit", "encode", "finetune"])
+@pytest.mark.parametrize(
+    "cache", ["cache elsewhere", pytest.param("cache there", marks=pytest.mark.nightly)]
+)
+@pytest.mark.parametrize(
+    "name", ["fit", "encode", pytest.param("finetune", marks=pytest.mark.nightly)]
+)
 def test_without_room_it_is_one_line_the_old_one_stays_and_with_room_it_goes_on(
     disk: Path,
     tmp_path: Path,

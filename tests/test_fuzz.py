@@ -39,7 +39,7 @@ def test_no_reader_stumbles_over_some_damaged_files(everyone, tmp_path):
 
 
 @pytest.mark.torture
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_reader_stumbles_over_many_damaged_files(everyone, tmp_path):
     found = short(everyone, 300, 2, tmp_path)
     assert faults(found) == {}

@@ -482,7 +482,7 @@ def from_folder(folder: str, sentences: list[str], cache: str) -> np.ndarray:
     return embed(load(folder, device="cpu"), sentences, cache=SentenceCache(cache)).rows()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_that_are_sent_a_model_give_the_vectors_of_one(saved, tiny_sentences):
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(PROCESSES, mp_context=spawn) as pool:

@@ -54,32 +54,34 @@ def test_agrees_with_numpy(x):
     np.testing.assert_allclose(moments.deviation(), x.std(axis=0), rtol=1e-12)
 
 
-@every_kind
-@pytest.mark.parametrize("size", [1, 7, 333, 999])
-def test_chunked_is_one_shot(x, covariance, size):
-    parts = [x[start : start + size] for start in range(0, len(x), size)]
-    assert_same(of(*parts, covariance=covariance), of(x, covariance=covariance), full=covariance)
+def test_chunked_is_one_shot(x):
+    for size in [1, 7, 333, 999]:
+        for covariance in [True, False]:
+            parts = [x[start : start + size] for start in range(0, len(x), size)]
+            assert_same(
+                of(*parts, covariance=covariance), of(x, covariance=covariance), full=covariance
+            )
 
 
-@every_kind
-def test_merged_in_any_order_is_one_shot(x, covariance):
-    expected = of(x, covariance=covariance)
-    parts = [x[:10], x[10:11], x[11:600], x[600:]]
-    for order in itertools.permutations(range(4)):
-        merged = Moments(5, covariance=covariance)
-        for index in order:
-            merged.merge(of(parts[index], covariance=covariance))
-        assert_same(merged, expected, full=covariance)
+def test_merged_in_any_order_is_one_shot(x):
+    for covariance in [True, False]:
+        expected = of(x, covariance=covariance)
+        parts = [x[:10], x[10:11], x[11:600], x[600:]]
+        for order in itertools.permutations(range(4)):
+            merged = Moments(5, covariance=covariance)
+            for index in order:
+                merged.merge(of(parts[index], covariance=covariance))
+            assert_same(merged, expected, full=covariance)
 
 
-@every_kind
-def test_merged_as_a_tree_is_one_shot(x, covariance):
-    left = of(x[:100], covariance=covariance)
-    left.merge(of(x[100:300], covariance=covariance))
-    right = of(x[300:301], covariance=covariance)
-    right.merge(of(x[301:], covariance=covariance))
-    left.merge(right)
-    assert_same(left, of(x, covariance=covariance), full=covariance)
+def test_merged_as_a_tree_is_one_shot(x):
+    for covariance in [True, False]:
+        left = of(x[:100], covariance=covariance)
+        left.merge(of(x[100:300], covariance=covariance))
+        right = of(x[300:301], covariance=covariance)
+        right.merge(of(x[301:], covariance=covariance))
+        left.merge(right)
+        assert_same(left, of(x, covariance=covariance), full=covariance)
 
 
 def test_merging_leaves_the_other_alone(x):
@@ -98,40 +100,40 @@ def test_updating_leaves_the_rows_alone(x):
     np.testing.assert_array_equal(x, before)
 
 
-@every_kind
-def test_nothing_adds_nothing(x, covariance):
-    moments = of(x, covariance=covariance)
-    moments.update(torch.empty(0, 5))
-    moments.merge(Moments(5, covariance=covariance))
-    assert_same(moments, of(x, covariance=covariance), full=covariance)
-    nothing = Moments(5, covariance=covariance)
-    nothing.merge(Moments(5, covariance=covariance))
-    assert nothing.count == 0
-    nothing.merge(moments)
-    assert_same(nothing, moments, full=covariance)
+def test_nothing_adds_nothing(x):
+    for covariance in [True, False]:
+        moments = of(x, covariance=covariance)
+        moments.update(torch.empty(0, 5))
+        moments.merge(Moments(5, covariance=covariance))
+        assert_same(moments, of(x, covariance=covariance), full=covariance)
+        nothing = Moments(5, covariance=covariance)
+        nothing.merge(Moments(5, covariance=covariance))
+        assert nothing.count == 0
+        nothing.merge(moments)
+        assert_same(nothing, moments, full=covariance)
 
 
-@every_kind
-@pytest.mark.parametrize("size", [50, 5000])
-def test_a_large_mean_costs_no_digits_in_float32(rng, covariance, size):
-    x = rng.normal(10_000, 1, size=(5000, 3)).astype(np.float32)
-    parts = [x[start : start + size] for start in range(0, 5000, size)]
-    variance = of(*parts, covariance=covariance).variance()
-    np.testing.assert_allclose(variance, 1, atol=0.06)
-    np.testing.assert_allclose(variance, x.astype(np.float64).var(axis=0), rtol=1e-9)
+def test_a_large_mean_costs_no_digits_in_float32(rng):
+    for size in [50, 5000]:
+        for covariance in [True, False]:
+            x = rng.normal(10_000, 1, size=(5000, 3)).astype(np.float32)
+            parts = [x[start : start + size] for start in range(0, 5000, size)]
+            variance = of(*parts, covariance=covariance).variance()
+            np.testing.assert_allclose(variance, 1, atol=0.06)
+            np.testing.assert_allclose(variance, x.astype(np.float64).var(axis=0), rtol=1e-9)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_rows_of_any_type_are_summed_in_float64(x, dtype):
-    rows = torch.from_numpy(x).to(dtype)
-    moments = Moments(5)
-    moments.update(rows)
-    assert moments.mean.dtype == moments.covariance().dtype == torch.float64
-    expected = rows.double().numpy()
-    np.testing.assert_allclose(moments.mean, expected.mean(axis=0), rtol=1e-12)
-    np.testing.assert_allclose(
-        moments.covariance(), np.cov(expected.T, ddof=0), rtol=1e-10, atol=1e-12
-    )
+def test_rows_of_any_type_are_summed_in_float64(x):
+    for dtype in [torch.float16, torch.bfloat16, torch.float32, torch.float64]:
+        rows = torch.from_numpy(x).to(dtype)
+        moments = Moments(5)
+        moments.update(rows)
+        assert moments.mean.dtype == moments.covariance().dtype == torch.float64
+        expected = rows.double().numpy()
+        np.testing.assert_allclose(moments.mean, expected.mean(axis=0), rtol=1e-12)
+        np.testing.assert_allclose(
+            moments.covariance(), np.cov(expected.T, ddof=0), rtol=1e-10, atol=1e-12
+        )
 
 
 def test_diagonal_is_that_of_the_full_matrix_and_refuses_to_be_more(x):
@@ -141,59 +143,57 @@ def test_diagonal_is_that_of_the_full_matrix_and_refuses_to_be_more(x):
         diagonal.covariance()
 
 
-@every_kind
-@pytest.mark.parametrize("value", [0.0, 0.1, 1 / 3, -12345.678, 1e-30, 1e30])
-@pytest.mark.parametrize("count", [2, 1000, 9001])
-def test_equal_rows_are_refused_whatever_rounding_leaves(value, count, covariance):
-    rows = np.full((count, 3), value) * np.array([1.0, 1.7, -0.3])
-    with pytest.raises(InputError, match=f"all {count} rows are equal"):
-        moments_of(rows, covariance=covariance)
+def test_equal_rows_are_refused_whatever_rounding_leaves():
+    for count in [2, 1000, 9001]:
+        for value in [0.0, 0.1, 1 / 3, -12345.678, 1e-30, 1e30]:
+            for covariance in [True, False]:
+                rows = np.full((count, 3), value) * np.array([1.0, 1.7, -0.3])
+                with pytest.raises(InputError, match=f"all {count} rows are equal"):
+                    moments_of(rows, covariance=covariance)
 
 
-@every_kind
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_equal_rows_of_low_precision_are_refused(dtype, covariance):
-    rows = np.tile(np.array([0.1, 1 / 3, 7.7], dtype=dtype), (5000, 1))
-    with pytest.raises(InputError, match="equal"):
-        moments_of(rows, covariance=covariance)
+def test_equal_rows_of_low_precision_are_refused():
+    for dtype in [np.float16, np.float32]:
+        for covariance in [True, False]:
+            rows = np.tile(np.array([0.1, 1 / 3, 7.7], dtype=dtype), (5000, 1))
+            with pytest.raises(InputError, match="equal"):
+                moments_of(rows, covariance=covariance)
 
 
-@every_kind
-def test_rows_that_differ_in_one_place_only_are_not_refused(covariance):
-    rows = np.full((5000, 3), 1 / 3, dtype=np.float32)
-    rows[4500, 1] = np.nextafter(np.float32(1 / 3), np.float32(1))
-    assert moments_of(rows, covariance=covariance).count == 5000
+def test_rows_that_differ_in_one_place_only_are_not_refused():
+    for covariance in [True, False]:
+        rows = np.full((5000, 3), 1 / 3, dtype=np.float32)
+        rows[4500, 1] = np.nextafter(np.float32(1 / 3), np.float32(1))
+        assert moments_of(rows, covariance=covariance).count == 5000
 
 
-@every_kind
-def test_values_too_large_to_square_are_refused(covariance):
-    rows = np.array([[1e200, 1.0], [-1e200, 2.0], [3e200, 1.0]])
-    with pytest.raises(InputError, match="too large"):
-        moments_of(rows, covariance=covariance)
+def test_values_too_large_to_square_are_refused():
+    for covariance in [True, False]:
+        rows = np.array([[1e200, 1.0], [-1e200, 2.0], [3e200, 1.0]])
+        with pytest.raises(InputError, match="too large"):
+            moments_of(rows, covariance=covariance)
 
 
-@every_kind
-@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
-def test_chunks_of_checked_rows_are_one_shot(rng, covariance, kind):
-    x = rng.normal(size=(10_000, 3)) + 5
-    found = moments_of(kind(x), covariance=covariance)
-    assert_same(found, of(x, covariance=covariance), full=covariance)
+def test_chunks_of_checked_rows_are_one_shot(rng):
+    for kind in [np.asarray, torch.from_numpy]:
+        for covariance in [True, False]:
+            x = rng.normal(size=(10_000, 3)) + 5
+            found = moments_of(kind(x), covariance=covariance)
+            assert_same(found, of(x, covariance=covariance), full=covariance)
 
 
-@every_kind
-def test_moments_that_were_kept_are_those_that_were_taken(rng, covariance):
-    taken = of(rng.normal(size=(100, 3)) + 5, covariance=covariance)
-    again = Moments.restored(taken.count, taken.mean, taken.second)
-    assert_same(again, taken, full=covariance)
-    other = of(rng.normal(size=(50, 3)), covariance=covariance)
-    again.merge(other)
-    taken.merge(other)
-    assert_same(again, taken, full=covariance)
+def test_moments_that_were_kept_are_those_that_were_taken(rng):
+    for covariance in [True, False]:
+        taken = of(rng.normal(size=(100, 3)) + 5, covariance=covariance)
+        again = Moments.restored(taken.count, taken.mean, taken.second)
+        assert_same(again, taken, full=covariance)
+        other = of(rng.normal(size=(50, 3)), covariance=covariance)
+        again.merge(other)
+        taken.merge(other)
+        assert_same(again, taken, full=covariance)
 
 
-@pytest.mark.parametrize(
-    ("count", "mean", "second"), [(-1, (2,), (2,)), (3, (2,), (3,)), (3, (2,), (2, 3))]
-)
-def test_what_is_no_moments_is_refused(count, mean, second):
-    with pytest.raises(InputError, match="are no moments; expected"):
-        Moments.restored(count, torch.zeros(mean), torch.zeros(second))
+def test_what_is_no_moments_is_refused():
+    for count, mean, second in [(-1, (2,), (2,)), (3, (2,), (3,)), (3, (2,), (2, 3))]:
+        with pytest.raises(InputError, match="are no moments; expected"):
+            Moments.restored(count, torch.zeros(mean), torch.zeros(second))

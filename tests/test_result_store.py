@@ -66,18 +66,19 @@ def test_a_recipe_has_the_same_key_in_any_order():
     assert len({key_of({"a": 1}), key_of({"a": 2}), key_of({"a": 1, "b": 1})}) == 3
 
 
-@pytest.mark.parametrize("part", range(0, 100, 18))
-@pytest.mark.parametrize("suffix", ["json", "npz"])
-def test_a_result_that_was_cut_off_counts_as_not_there(folder, part, suffix):
-    path = folder / f"{key(1)}.{suffix}"
-    content = path.read_bytes().rstrip(b"\n")
-    path.write_bytes(content[: len(content) * part // 100])
-    assert ResultStore(folder).get(key(1)) is None
+def test_a_result_that_was_cut_off_counts_as_not_there(folder):
+    for suffix in ["json", "npz"]:
+        for part in range(0, 100, 18):
+            ResultStore(folder).put(result(arrays=ARRAYS))
+            assert ResultStore(folder).get(key(1)) is not None
+            path = folder / f"{key(1)}.{suffix}"
+            content = path.read_bytes().rstrip(b"\n")
+            path.write_bytes(content[: len(content) * part // 100])
+            assert ResultStore(folder).get(key(1)) is None
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_a_file_of_another_kind_counts_as_not_there(folder):
+    for change in [
         lambda content: [],
         lambda content: {},
         lambda content: {**content, "format": 2},
@@ -85,19 +86,16 @@ def test_a_result_that_was_cut_off_counts_as_not_there(folder, part, suffix):
         lambda content: {**content, "more": 1},
         lambda content: {k: v for k, v in content.items() if k != "result"},
         lambda content: {**content, "about": [1]},
-    ],
-    ids=["a list", "empty", "a later format", "another's", "a field more", "a field less", "type"],
-)
-def test_a_file_of_another_kind_counts_as_not_there(folder, change):
-    path = folder / f"{key(1)}.json"
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
-    store = ResultStore(folder)
-    assert store.get(key(1)) is None
-    assert list(store) == []
-    with pytest.raises(ModelError, match=f"holds no record {key(1)}; run the job first"):
-        store.need(key(1))
-    store.put(result())
-    assert store.get(key(1)) is not None
+    ]:
+        path = folder / f"{key(1)}.json"
+        path.write_text(json.dumps(change(json.loads(path.read_text()))))
+        store = ResultStore(folder)
+        assert store.get(key(1)) is None
+        assert list(store) == []
+        with pytest.raises(ModelError, match=f"holds no record {key(1)}; run the job first"):
+            store.need(key(1))
+        store.put(result())
+        assert store.get(key(1)) is not None
 
 
 @pytest.mark.parametrize("kind", ["score", "trial", "figures", "words"])

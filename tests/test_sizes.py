@@ -41,26 +41,24 @@ def refused(folder: Path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_a_size_that_the_weights_have_not_is_refused_before_it_is_allocated(folder):
+    whole = (folder / "config.json").read_text()
+    for changes in [
         {"vocab_size": 10**9},
         {"hidden_size": 10**7},
         {"hidden_size": 4000},
         {"intermediate_size": 10**9},
         {"max_position_embeddings": 10**9},
         {"type_vocab_size": 10**10},
-        {"num_hidden_layers": 100_000},
+        {"num_hidden_layers": 100000},
         {"num_hidden_layers": 10**18},
         {"hidden_size": 10**30},
-    ],
-    ids=str,
-)
-def test_a_size_that_the_weights_have_not_is_refused_before_it_is_allocated(folder, changes):
-    edit(folder / "config.json", **changes)
-    line = refused(folder)
-    if changes.get("hidden_size") != 10**30:
-        assert "config.json asks for" in line
+    ]:
+        (folder / "config.json").write_text(whole)
+        edit(folder / "config.json", **changes)
+        line = refused(folder)
+        if changes.get("hidden_size") != 10**30:
+            assert "config.json asks for" in line
 
 
 def test_blocks_are_counted_against_the_tensors(folder):
@@ -139,9 +137,8 @@ def test_a_gguf_that_promises_more_than_it_holds_is_refused(tmp_path, facts):
     assert f"asks for {next(iter(facts.values())):,}" in refused(path)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
+def test_a_gguf_that_is_none_is_refused(tmp_path):
+    for content in [
         b"",
         b"GGUF",
         b"GGUF" + struct.pack("<IQQ", 3, 1, 2**60),
@@ -151,12 +148,10 @@ def test_a_gguf_that_promises_more_than_it_holds_is_refused(tmp_path, facts):
         b"GGUF" + struct.pack("<IQQQ", 3, 1, 1, 1) + b"a" + struct.pack("<I", 99),
         b"GGUF" + struct.pack("<IQQQ", 3, 1, 1, 1) + b"a" + struct.pack("<IIQ", 9, 8, 2**40),
         b"PK\x03\x04" + bytes(100),
-    ],
-)
-def test_a_gguf_that_is_none_is_refused(tmp_path, content):
-    (tmp_path / "x.gguf").write_bytes(content)
-    with pytest.raises(ModelError, match=r"x\.gguf cannot be loaded: it is not a whole \.gguf"):
-        check_gguf(tmp_path / "x.gguf")
+    ]:
+        (tmp_path / "x.gguf").write_bytes(content)
+        with pytest.raises(ModelError, match=r"x\.gguf cannot be loaded: it is not a whole \.gguf"):
+            check_gguf(tmp_path / "x.gguf")
 
 
 def test_shapes_that_overflow_in_a_header_are_refused(folder):

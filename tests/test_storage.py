@@ -132,15 +132,16 @@ def test_saved_again_gives_the_same_files(name, tmp_path):
 
 
 @every_calibrator
-@pytest.mark.parametrize("dtype", [np.float16, np.float64])
-def test_what_was_transformed_before_saving_does_not_matter(name, dtype, tmp_path):
-    save_calibrator(fitted(name), tmp_path / "before")
-    fitted(name).transform(data().astype(dtype))
-    save_calibrator(fitted(name), tmp_path / "after")
-    assert contents(tmp_path / "after") == contents(tmp_path / "before")
-    assert_same(load_calibrator(tmp_path / "after"), fitted(name))
+def test_what_was_transformed_before_saving_does_not_matter(name, tmp_path):
+    for dtype in [np.float16, np.float64]:
+        save_calibrator(fitted(name), tmp_path / "before")
+        fitted(name).transform(data().astype(dtype))
+        save_calibrator(fitted(name), tmp_path / "after")
+        assert contents(tmp_path / "after") == contents(tmp_path / "before")
+        assert_same(load_calibrator(tmp_path / "after"), fitted(name))
 
 
+@pytest.mark.nightly
 def test_new_process_under_another_seed_gives_the_same_bits_for_rows_far_off(tmp_path):
     far = data() + 100
     np.save(tmp_path / "far.npy", far)
@@ -235,19 +236,17 @@ def test_argument_that_is_no_number_or_word_is_refused_by_name(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "calibrator",
-    [
+def test_what_could_not_be_saved_is_known_before_it_is_fitted():
+    for calibrator in [
         Flow(random_state=np.random.RandomState(0)),
         Flow(epochs=np.array(2)),
         Flow(max_grad_norm=float("inf")),
         Whitening(dim=Path("3")),
-    ],
-    ids=["seed", "array", "infinite", "path"],
-)
-def test_what_could_not_be_saved_is_known_before_it_is_fitted(calibrator):
-    with pytest.raises(InputError, match=r"^\w+=.* cannot be stored; give a number or a string$"):
-        check_savable(calibrator)
+    ]:
+        with pytest.raises(
+            InputError, match=r"^\w+=.* cannot be stored; give a number or a string$"
+        ):
+            check_savable(calibrator)
 
 
 @every_calibrator
@@ -284,22 +283,15 @@ def test_what_stands_for_a_calibrator_is_one():
     assert type(as_calibrator("all-but-the-top")) is AllButTheTop
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (Whitening, r"^Whitening is a class; give an instance, Whitening\(\)$"),
-        (
-            3,
-            r"^expected a calibrator, such as Whitening\(\), or its name, got int; the names are",
-        ),
+def test_what_is_no_calibrator_is_refused_in_one_line():
+    for given, said in [
+        (Whitening, "^Whitening is a class; give an instance, Whitening\\(\\)$"),
+        (3, "^expected a calibrator, such as Whitening\\(\\), or its name, got int; the names are"),
         (np.ones((3, 3)), "got ndarray;"),
-        ("Flow", r"^unknown calibrator 'Flow'; .* did you mean flow\?$"),
-    ],
-    ids=["class", "number", "array", "name"],
-)
-def test_what_is_no_calibrator_is_refused_in_one_line(given, said):
-    with pytest.raises(InputError, match=said):
-        as_calibrator(given)
+        ("Flow", "^unknown calibrator 'Flow'; .* did you mean flow\\?$"),
+    ]:
+        with pytest.raises(InputError, match=said):
+            as_calibrator(given)
 
 
 # What the version before frames wrote for a Flow of width 8.
@@ -512,12 +504,13 @@ DAMAGED_WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGED_WEIGHTS, ids=lambda damage: damage.__name__)
-def test_damaged_weights_are_refused_naming_the_file(damage, folder):
-    damage(folder)
-    with pytest.raises(ModelError, match=DAMAGED_WEIGHTS[damage]) as error:
-        load_calibrator(folder)
-    assert str(folder / WEIGHTS) in str(error.value)
+def test_damaged_weights_are_refused_naming_the_file(folder):
+    for damage in DAMAGED_WEIGHTS:
+        save_calibrator(fitted("flow"), folder)
+        damage(folder)
+        with pytest.raises(ModelError, match=DAMAGED_WEIGHTS[damage]) as error:
+            load_calibrator(folder)
+        assert str(folder / WEIGHTS) in str(error.value)
 
 
 @every_calibrator
@@ -550,13 +543,14 @@ DAMAGED_CONFIG = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGED_CONFIG)
-def test_damaged_config_is_refused_naming_the_file(damage, folder):
-    change, named = DAMAGED_CONFIG[damage]
-    edit(folder, change)
-    with pytest.raises(ModelError, match=named) as error:
-        load_calibrator(folder)
-    assert str(folder / CONFIG) in str(error.value)
+def test_damaged_config_is_refused_naming_the_file(folder):
+    for damage in DAMAGED_CONFIG:
+        save_calibrator(fitted("flow"), folder)
+        change, named = DAMAGED_CONFIG[damage]
+        edit(folder, change)
+        with pytest.raises(ModelError, match=named) as error:
+            load_calibrator(folder)
+        assert str(folder / CONFIG) in str(error.value)
 
 
 @pytest.mark.parametrize("width", [7, 9])
@@ -567,12 +561,13 @@ def test_width_that_disagrees_with_the_weights_is_refused(width, folder):
     assert str(folder / WEIGHTS) in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", "\x00\xff"])
-def test_config_that_is_not_one_is_refused_naming_the_file(text, folder):
-    (folder / CONFIG).write_text(text, encoding="latin-1")
-    with pytest.raises(ModelError, match=CONFIG) as error:
-        load_calibrator(folder)
-    assert str(folder) in str(error.value)
+def test_config_that_is_not_one_is_refused_naming_the_file(folder):
+    for text in ["", "{", "[]", "null", "{}", "\x00ÿ"]:
+        save_calibrator(fitted("flow"), folder)
+        (folder / CONFIG).write_text(text, encoding="latin-1")
+        with pytest.raises(ModelError, match=CONFIG) as error:
+            load_calibrator(folder)
+        assert str(folder) in str(error.value)
 
 
 def test_folder_that_is_not_there_is_named(tmp_path):

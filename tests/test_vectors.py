@@ -56,23 +56,25 @@ def names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64, np.uint8, ">f4"])
-def test_what_is_written_is_read_back(tmp_path, dtype):
-    rows = np.arange(12).reshape(4, 3).astype(dtype)
-    write_vectors(tmp_path / "x.npy", rows)
-    read = read_vectors(tmp_path / "x.npy")
-    assert read.dtype == rows.dtype
-    assert_array_equal(read, rows)
-    assert_array_equal(np.load(tmp_path / "x.npy"), rows)
+def test_what_is_written_is_read_back(tmp_path):
+    for dtype in [np.float64, np.float32, np.float16, np.int64, np.uint8, ">f4"]:
+        rows = np.arange(12).reshape(4, 3).astype(dtype)
+        (tmp_path / "x.npy").unlink(missing_ok=True)
+        write_vectors(tmp_path / "x.npy", rows)
+        read = read_vectors(tmp_path / "x.npy")
+        assert read.dtype == rows.dtype
+        assert_array_equal(read, rows)
+        assert_array_equal(np.load(tmp_path / "x.npy"), rows)
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("shape", [(ROWS, WIDTH), (0, WIDTH), (1, 2)])
-def test_the_bytes_are_those_of_numpy(tmp_path, rng, small_chunks, order, shape):
-    rows = rng.normal(size=shape)
-    write_vectors(tmp_path / "x.npy", np.asarray(rows, order=order))
-    np.save(tmp_path / "expected.npy", rows)
-    assert (tmp_path / "x.npy").read_bytes() == (tmp_path / "expected.npy").read_bytes()
+def test_the_bytes_are_those_of_numpy(tmp_path, rng, small_chunks):
+    for shape in [(ROWS, WIDTH), (0, WIDTH), (1, 2)]:
+        for order in ["C", "F"]:
+            rows = rng.normal(size=shape)
+            (tmp_path / "x.npy").unlink(missing_ok=True)
+            write_vectors(tmp_path / "x.npy", np.asarray(rows, order=order))
+            np.save(tmp_path / "expected.npy", rows)
+            assert (tmp_path / "x.npy").read_bytes() == (tmp_path / "expected.npy").read_bytes()
 
 
 def test_files_of_numpy_in_either_order_are_read(tmp_path, rows):
@@ -191,28 +193,30 @@ def test_inverse_undoes_as_the_calibrator_does(tmp_path, source, rows, name, sma
 
 
 @every_calibrator
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_the_type_stays_that_of_the_source(tmp_path, rows, name, dtype, small_chunks):
-    calibrator = fitted(name, rows)
-    np.save(tmp_path / "in.npy", rows.astype(dtype))
-    transform_file(calibrator, tmp_path / "in.npy", tmp_path / "out.npy")
-    written = np.load(tmp_path / "out.npy")
-    assert written.dtype == dtype
-    tolerance = 1e-4 if dtype == np.float32 else 1e-2
-    assert_allclose(written, calibrator.transform(rows.astype(dtype)), rtol=0, atol=tolerance)
+def test_the_type_stays_that_of_the_source(tmp_path, rows, name, small_chunks):
+    for dtype in [np.float32, np.float16]:
+        out = tmp_path / f"{np.dtype(dtype)}.npy"
+        calibrator = fitted(name, rows)
+        np.save(tmp_path / "in.npy", rows.astype(dtype))
+        transform_file(calibrator, tmp_path / "in.npy", out)
+        written = np.load(out)
+        assert written.dtype == dtype
+        tolerance = 1e-4 if dtype == np.float32 else 1e-2
+        assert_allclose(written, calibrator.transform(rows.astype(dtype)), rtol=0, atol=tolerance)
 
 
 @every_calibrator
-@pytest.mark.parametrize("dtype", [np.int64, np.int8, np.uint16])
-def test_integers_are_vectors_too(tmp_path, name, dtype, small_chunks):
-    integers = np.random.default_rng(0).integers(0, 100, size=(ROWS, WIDTH)).astype(dtype)
-    calibrator = fitted(name, integers)
-    np.save(tmp_path / "in.npy", integers)
-    transform_file(calibrator, tmp_path / "in.npy", tmp_path / "out.npy")
-    written = np.load(tmp_path / "out.npy")
-    assert written.dtype.kind == "f"
-    expected = calibrator.transform(integers.astype(np.float64))
-    assert_allclose(written, expected, rtol=0, atol=1e-3)
+def test_integers_are_vectors_too(tmp_path, name, small_chunks):
+    for dtype in [np.int64, np.int8, np.uint16]:
+        out = tmp_path / f"{np.dtype(dtype)}.npy"
+        integers = np.random.default_rng(0).integers(0, 100, size=(ROWS, WIDTH)).astype(dtype)
+        calibrator = fitted(name, integers)
+        np.save(tmp_path / "in.npy", integers)
+        transform_file(calibrator, tmp_path / "in.npy", out)
+        written = np.load(out)
+        assert written.dtype.kind == "f"
+        expected = calibrator.transform(integers.astype(np.float64))
+        assert_allclose(written, expected, rtol=0, atol=1e-3)
 
 
 def test_a_folder_that_is_not_there_is_made(tmp_path, source, rows):
@@ -220,43 +224,47 @@ def test_a_folder_that_is_not_there_is_made(tmp_path, source, rows):
     assert np.load(tmp_path / "new" / "er" / "out.npy").shape == rows.shape
 
 
-@pytest.mark.parametrize("how", ["name", "link", "hard link"])
-def test_a_file_is_not_replaced_by_its_own_transform(source, rows, how):
-    target = source if how == "name" else source.with_name("other.npy")
-    if how == "link":
-        target.symlink_to(source)
-    elif how == "hard link":
-        target.hardlink_to(source)
-    before = source.read_bytes()
-    with pytest.raises(InputError, match=r"\.npy is what the transform reads; give another, or"):
-        transform_file(Standardization().fit(rows), source, target)
-    assert source.read_bytes() == before
+def test_a_file_is_not_replaced_by_its_own_transform(source, rows):
+    for how in ["name", "link", "hard link"]:
+        target = source if how == "name" else source.with_name(f"{how}.npy")
+        if how == "link":
+            target.symlink_to(source)
+        elif how == "hard link":
+            target.hardlink_to(source)
+        before = source.read_bytes()
+        with pytest.raises(
+            InputError, match=r"\.npy is what the transform reads; give another, or"
+        ):
+            transform_file(Standardization().fit(rows), source, target)
+        assert source.read_bytes() == before
 
 
 @every_calibrator
-@pytest.mark.parametrize("inverse", [False, True])
-def test_another_width_is_refused_and_nothing_written(tmp_path, rows, name, inverse):
-    calibrator = fitted(name, rows)
-    np.save(tmp_path / "in.npy", np.ones((5, WIDTH + 1)))
-    with pytest.raises(InputError, match=f"{WIDTH + 1} "):
-        transform_file(calibrator, tmp_path / "in.npy", tmp_path / "out.npy", inverse=inverse)
-    assert names(tmp_path) == ["in.npy"]
+def test_another_width_is_refused_and_nothing_written(tmp_path, rows, name):
+    for inverse in [False, True]:
+        calibrator = fitted(name, rows)
+        np.save(tmp_path / "in.npy", np.ones((5, WIDTH + 1)))
+        with pytest.raises(InputError, match=f"{WIDTH + 1} "):
+            transform_file(calibrator, tmp_path / "in.npy", tmp_path / "out.npy", inverse=inverse)
+        assert names(tmp_path) == ["in.npy"]
 
 
 @every_calibrator
-@pytest.mark.parametrize("inverse", [False, True])
-@pytest.mark.parametrize(("value", "said"), [(np.nan, "NaN"), (np.inf, "inf"), (-np.inf, "inf")])
 def test_a_row_that_is_not_finite_is_named_by_its_number_in_the_file(
-    tmp_path, rows, name, inverse, value, said, small_chunks
+    tmp_path, rows, name, small_chunks
 ):
-    calibrator = fitted(name, rows)
-    bad = calibrator.transform(rows) if inverse else rows.copy()
-    bad[33, 1] = value
-    bad[40, 0] = value
-    np.save(tmp_path / "in.npy", bad)
-    with pytest.raises(InputError, match=rf"{said}.*row 33\b"):
-        transform_file(calibrator, tmp_path / "in.npy", tmp_path / "out.npy", inverse=inverse)
-    assert names(tmp_path) == ["in.npy"]
+    for value, said in [(np.nan, "NaN"), (np.inf, "inf"), (-np.inf, "inf")]:
+        for inverse in [False, True]:
+            calibrator = fitted(name, rows)
+            bad = calibrator.transform(rows) if inverse else rows.copy()
+            bad[33, 1] = value
+            bad[40, 0] = value
+            np.save(tmp_path / "in.npy", bad)
+            with pytest.raises(InputError, match=rf"{said}.*row 33\b"):
+                transform_file(
+                    calibrator, tmp_path / "in.npy", tmp_path / "out.npy", inverse=inverse
+                )
+            assert names(tmp_path) == ["in.npy"]
 
 
 def test_a_row_far_down_is_named_by_its_number_in_the_file(tmp_path, rng):
