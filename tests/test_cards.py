@@ -79,9 +79,8 @@ def test_a_calibrators_card_says_what_it_is_and_its_code_runs(
     np.testing.assert_array_equal(found["calibrated"], calibrator.transform(rows))
 
 
-@pytest.mark.parametrize(
-    ("calibrator", "name"),
-    [
+def test_a_preset_has_its_name_and_what_was_changed_of_it():
+    for calibrator, name in [
         (Flow(device="cpu"), "flow"),
         (Flow.tempered(), "tempered-flow"),
         (Flow.tempered(epochs=2, device="cpu"), "tempered-flow, epochs=2"),
@@ -89,10 +88,8 @@ def test_a_calibrators_card_says_what_it_is_and_its_code_runs(
         (Flow(levels=3), "flow, levels=3"),
         (Whitening(256), "whitening, dim=256"),
         (Standardization(), "standardization"),
-    ],
-)
-def test_a_preset_has_its_name_and_what_was_changed_of_it(calibrator, name):
-    assert preset_name(calibrator) == recorded_name(describe_calibrator(calibrator)) == name
+    ]:
+        assert preset_name(calibrator) == recorded_name(describe_calibrator(calibrator)) == name
 
 
 def test_a_card_names_the_preset(encoder, rows, tiny_sentences, tmp_path):
@@ -334,24 +331,22 @@ def test_scores_that_come_later_leave_the_rest_of_a_card(
 # Words.
 
 
-@pytest.mark.parametrize(
-    "value", ["a|b", "`", "``x`", "line\nbreak", "<script>", "[a](b)", "*_~", "\x1b[0m"]
-)
-def test_names_of_others_cannot_break_a_card(value, rows):
-    assert "\n" not in text(value) + code(value)
-    assert not re.search(r"(?<!\\)[<|`*\[]", text(value))
-    whitening = Whitening(2).fit(rows)
-    whitening.provenance_ = {
-        "encoder": {"name": value, "pooling": value, "dtype": value, "prompt": value},
-        "versions": {value: value},
-        "corpus": [value],
-        "precision": value,
-        "origin": {"license": "mit", "base_model": "someone/tiny"},
-    }
-    card = ModelCard(calibrator_card(whitening))
-    assert card.data.license == "mit"
-    lines = [line for line in card.text.splitlines() if line.startswith("| ")]
-    assert all(len(re.findall(r"(?<!\\)\|", line)) == 3 for line in lines)
+def test_names_of_others_cannot_break_a_card(rows):
+    for value in ["a|b", "`", "``x`", "line\nbreak", "<script>", "[a](b)", "*_~", "\x1b[0m"]:
+        assert "\n" not in text(value) + code(value)
+        assert not re.search(r"(?<!\\)[<|`*\[]", text(value))
+        whitening = Whitening(2).fit(rows)
+        whitening.provenance_ = {
+            "encoder": {"name": value, "pooling": value, "dtype": value, "prompt": value},
+            "versions": {value: value},
+            "corpus": [value],
+            "precision": value,
+            "origin": {"license": "mit", "base_model": "someone/tiny"},
+        }
+        card = ModelCard(calibrator_card(whitening))
+        assert card.data.license == "mit"
+        lines = [line for line in card.text.splitlines() if line.startswith("| ")]
+        assert all(len(re.findall(r"(?<!\\)\|", line)) == 3 for line in lines)
 
 
 def test_code_in_a_card_is_given_a_name_of_the_hub_and_no_other():

@@ -109,29 +109,27 @@ def test_dropout_is_off_whatever_mode_the_encoder_is_in(precision, folder, tiny_
     assert encoder.training and encoder[0].training and not encoder[1].training
 
 
-@pytest.mark.parametrize(
-    ("length", "count"), [(1, 60), (2, 7), (5, 60), (8, 7), (13, 1), (15, 7), (16, 60), (40, 7)]
-)
-def test_packed_attention_is_attention(length, count, rng):
-    layer = torch.nn.Module()
-    layer.is_causal = False
-    query, key, value = (
-        torch.tensor(rng.standard_normal((count, length, 3, 8)), dtype=torch.float32).transpose(
-            1, 2
+def test_packed_attention_is_attention(rng):
+    for length, count in [(1, 60), (2, 7), (5, 60), (8, 7), (13, 1), (15, 7), (16, 60), (40, 7)]:
+        layer = torch.nn.Module()
+        layer.is_causal = False
+        query, key, value = (
+            torch.tensor(rng.standard_normal((count, length, 3, 8)), dtype=torch.float32).transpose(
+                1, 2
+            )
+            for _ in range(3)
         )
-        for _ in range(3)
-    )
-    found, _ = packed_attention(layer, query, key, value, None, scaling=0.3)
-    expected, _ = sdpa_attention_forward(layer, query, key, value, None, scaling=0.3)
-    assert found.shape == expected.shape == (count, length, 3, 8)
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
-    layer.is_causal = True
-    found, _ = packed_attention(layer, query, key, value, None)
-    expected, _ = sdpa_attention_forward(layer, query, key, value, None)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    mask = torch.ones(count, 1, length, length, dtype=torch.bool).tril()
-    found, _ = packed_attention(layer, query, key, value, mask)
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+        found, _ = packed_attention(layer, query, key, value, None, scaling=0.3)
+        expected, _ = sdpa_attention_forward(layer, query, key, value, None, scaling=0.3)
+        assert found.shape == expected.shape == (count, length, 3, 8)
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+        layer.is_causal = True
+        found, _ = packed_attention(layer, query, key, value, None)
+        expected, _ = sdpa_attention_forward(layer, query, key, value, None)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        mask = torch.ones(count, 1, length, length, dtype=torch.bool).tril()
+        found, _ = packed_attention(layer, query, key, value, mask)
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("precision", ["mixed", "fast"])

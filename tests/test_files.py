@@ -98,13 +98,11 @@ OVER = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"), OVER, ids=lambda a: "-".join(a) if isinstance(a, list) else ""
-)
-def test_no_output_is_what_is_read(work, refused, arguments, said):
-    line = refused(*arguments)
-    assert said in line
-    assert "; give " in line
+def test_no_output_is_what_is_read(work, refused):
+    for arguments, said in OVER:
+        line = refused(*arguments)
+        assert said in line
+        assert "; give " in line
 
 
 def test_a_page_is_not_written_over_its_sentences(work, refused):
@@ -370,17 +368,15 @@ def test_json_on_standard_output_is_all_there_is(work, done):
     assert not Path("-").exists()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_other_outputs_are_no_standard_output(work, refused):
+    for arguments in [
         ["transform", "w", "--vectors", "v.npy", "--output", "-"],
         ["encode", "enc", "--corpus", "c.txt", "--output", "-"],
         ["fit", "--vectors", "v.npy", "--output", "-"],
-    ],
-    ids=lambda arguments: arguments[0],
-)
-def test_other_outputs_are_no_standard_output(work, refused, arguments):
-    assert refused(*arguments).startswith("cannot write -: it stands for standard output; give a f")
+    ]:
+        assert refused(*arguments).startswith(
+            "cannot write -: it stands for standard output; give a f"
+        )
 
 
 SHELL = f'{quoted(sys.executable)} -c "from bertflow.cli.main import main; main()" "$@"'
@@ -414,20 +410,17 @@ def test_closed_streams_are_no_errors(work):
 
 @posix
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("streams", "arguments", "said"),
-    [
+def test_a_closed_stream_that_is_needed_is_one_line(work):
+    for streams, arguments, said in [
         ("<&-", ["encode", "enc", "--corpus", "-", "--output", "t.npy"], "standard input is clos"),
         (">&-", ["diagnose", "v.npy", "--json", "-"], "--json is standard output, which is closed"),
-    ],
-)
-def test_a_closed_stream_that_is_needed_is_one_line(work, streams, arguments, said):
-    ran = in_shell(streams, *arguments)
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr.startswith(f"error: {said}")
-    assert "give a file" in ran.stderr
-    assert ran.stderr.count("\n") == 1
-    assert not Path("t.npy").exists()
+    ]:
+        ran = in_shell(streams, *arguments)
+        assert (ran.returncode, ran.stdout) == (1, "")
+        assert ran.stderr.startswith(f"error: {said}")
+        assert "give a file" in ran.stderr
+        assert ran.stderr.count("\n") == 1
+        assert not Path("t.npy").exists()
 
 
 @posix
@@ -633,20 +626,16 @@ def test_the_library_leaves_sigterm_alone(work):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
+def test_a_row_that_is_not_finite_is_named_with_its_file(work, refused):
+    for command in [
         ["fit", "--vectors", "nan.npy", "--output", "new"],
         ["transform", "w", "--vectors", "nan.npy", "--output", "z.npy"],
         ["diagnose", "nan.npy"],
-    ],
-    ids=lambda command: command[0],
-)
-def test_a_row_that_is_not_finite_is_named_with_its_file(work, refused, command):
-    rows = np.load("v.npy")
-    rows[7, 1] = np.nan
-    np.save("nan.npy", rows)
-    assert refused(*command).startswith("nan.npy contains NaN in row 7 ")
+    ]:
+        rows = np.load("v.npy")
+        rows[7, 1] = np.nan
+        np.save("nan.npy", rows)
+        assert refused(*command).startswith("nan.npy contains NaN in row 7 ")
 
 
 @posix

@@ -127,14 +127,16 @@ def test_one_row_far_out_does_not_spoil_the_others(rng):
 
 
 # The last two leave the range of float32, in which the search begins.
-@pytest.mark.parametrize("scale", [1e-30, 1e30, 1e-60, 1e60])
-def test_the_unit_of_the_vectors_does_not_matter(rng, scale):
-    vectors = rng.normal(size=(200, 5)) + 3
-    plain, scaled = (nearest_neighbours(np.arange(200), x, k=4) for x in (vectors, scale * vectors))
-    assert_array_equal(plain.nearest, scaled.nearest)
-    assert_array_equal(plain.largest, scaled.largest)
-    assert_allclose(scaled.distances, scale * plain.distances, rtol=1e-12)
-    assert_allclose(scaled.dots, scale**2 * plain.dots, rtol=1e-12)
+def test_the_unit_of_the_vectors_does_not_matter(rng):
+    for scale in [1e-30, 1e30, 1e-60, 1e60]:
+        vectors = rng.normal(size=(200, 5)) + 3
+        plain, scaled = (
+            nearest_neighbours(np.arange(200), x, k=4) for x in (vectors, scale * vectors)
+        )
+        assert_array_equal(plain.nearest, scaled.nearest)
+        assert_array_equal(plain.largest, scaled.largest)
+        assert_allclose(scaled.distances, scale * plain.distances, rtol=1e-12)
+        assert_allclose(scaled.dots, scale**2 * plain.dots, rtol=1e-12)
 
 
 def test_rows_that_are_all_equal_have_neighbours():
@@ -165,16 +167,16 @@ def test_no_rows_have_no_neighbours(rng):
     assert {values.shape for values in vars(found).values()} == {(0, 3)}
 
 
-@pytest.mark.parametrize("k", [0, 4, 1.5])
-def test_k_must_leave_a_row(rng, k):
-    with pytest.raises(InputError, match="k must be an integer between 1 and 3"):
-        nearest_neighbours([0], rng.normal(size=(4, 2)), k=k)
+def test_k_must_leave_a_row(rng):
+    for k in [0, 4, 1.5]:
+        with pytest.raises(InputError, match="k must be an integer between 1 and 3"):
+            nearest_neighbours([0], rng.normal(size=(4, 2)), k=k)
 
 
-@pytest.mark.parametrize(("rows", "named"), [([0, 4], "0 to 4"), ([-1], "-1 to -1")])
-def test_a_row_that_is_not_there_is_refused(rng, rows, named):
-    with pytest.raises(InputError, match=f"between 0 and 3, got {named}"):
-        nearest_neighbours(rows, rng.normal(size=(4, 2)), k=1)
+def test_a_row_that_is_not_there_is_refused(rng):
+    for rows, named in [([0, 4], "0 to 4"), ([-1], "-1 to -1")]:
+        with pytest.raises(InputError, match=f"between 0 and 3, got {named}"):
+            nearest_neighbours(rows, rng.normal(size=(4, 2)), k=1)
 
 
 def test_a_row_that_is_not_finite_is_named(rng):
@@ -222,23 +224,20 @@ def sentence_pieces():
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
 
-@pytest.mark.parametrize(
-    ("make", "expected"),
-    [
+def test_words_are_whole_pieces_of_every_kind_of_tokenizer():
+    for make, expected in [
         (word_pieces, ["the", "of", "i", "is", "for", "that"]),
         (byte_pairs, ["the", "to", "a", "in", "i"]),
         (sentence_pieces, ["the", "of", "i"]),
-    ],
-)
-def test_words_are_whole_pieces_of_every_kind_of_tokenizer(make, expected):
-    tokenizer = make()
-    assert wordfreq.top_n_list("en", 10) == TOP
-    found = frequent_words(tokenizer, most=10)
-    assert found.words == expected
-    assert found.ranks.tolist() == [TOP.index(word) for word in expected]
-    marks = {"word_pieces": "", "byte_pairs": "Ġ", "sentence_pieces": "▁"}
-    pieces = tokenizer.convert_ids_to_tokens(found.rows.tolist())
-    assert pieces == [marks[make.__name__] + word for word in expected]
+    ]:
+        tokenizer = make()
+        assert wordfreq.top_n_list("en", 10) == TOP
+        found = frequent_words(tokenizer, most=10)
+        assert found.words == expected
+        assert found.ranks.tolist() == [TOP.index(word) for word in expected]
+        marks = {"word_pieces": "", "byte_pairs": "Ġ", "sentence_pieces": "▁"}
+        pieces = tokenizer.convert_ids_to_tokens(found.rows.tolist())
+        assert pieces == [marks[make.__name__] + word for word in expected]
 
 
 def test_ranks_count_the_words_of_several_pieces_too():
@@ -270,12 +269,12 @@ def test_most_must_be_a_count():
         frequent_words(word_pieces(), most=0)
 
 
-@pytest.mark.parametrize("tokenizer", [None, object()])
-def test_a_tokenizer_of_another_kind_is_refused(tokenizer):
-    with pytest.raises(
-        InputError, match=f"tokenizer of transformers, got {type(tokenizer).__name__}"
-    ):
-        frequent_words(tokenizer)
+def test_a_tokenizer_of_another_kind_is_refused():
+    for tokenizer in [None, object()]:
+        with pytest.raises(
+            InputError, match=f"tokenizer of transformers, got {type(tokenizer).__name__}"
+        ):
+            frequent_words(tokenizer)
 
 
 def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch):
@@ -437,19 +436,16 @@ def test_progress_counts_the_words_within_the_ranges(material):
     assert done[-1] == (found.groups[0].words, found.groups[0].words)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_what_cannot_be_asked_is_refused(material):
+    for given, message in [
         ({"ranges": [(5, 5)]}, "must rise from 0 or above, got 5 to 5"),
         ({"ranges": [(-1, 5)]}, "must rise from 0 or above, got -1 to 5"),
         ({"neighbours": []}, "at least one count"),
         ({"neighbours": [3, 0]}, "neighbours must be an integer between 1 and 499, got 0"),
         ({"neighbours": [500]}, "neighbours must be an integer between 1 and 499, got 500"),
-    ],
-)
-def test_what_cannot_be_asked_is_refused(material, given, message):
-    with pytest.raises(InputError, match=message):
-        word_statistics(*material, **given)
+    ]:
+        with pytest.raises(InputError, match=message):
+            word_statistics(*material, **given)
 
 
 def test_words_of_another_tokenizer_are_refused(material):

@@ -43,9 +43,8 @@ def by_recursion(a, b):
 # Edit distance.
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "characters", "words"),
-    [
+def test_distances_are_those_counted_by_hand():
+    for first, second, characters, words in [
         ("kitten", "sitting", 3, 1),
         ("", "abc", 3, 1),
         ("", "", 0, 0),
@@ -54,11 +53,9 @@ def by_recursion(a, b):
         ("a cat and a dog", "a dog and a cat", 6, 2),
         ("naïve", "naive", 1, 1),
         ("one two three", "two three four", 9, 2),
-    ],
-)
-def test_distances_are_those_counted_by_hand(first, second, characters, words):
-    assert edit_distances([first], [second]).tolist() == [characters]
-    assert edit_distances([first], [second], unit="words").tolist() == [words]
+    ]:
+        assert edit_distances([first], [second]).tolist() == [characters]
+        assert edit_distances([first], [second], unit="words").tolist() == [words]
 
 
 def test_distances_are_the_definitions(rng):
@@ -80,10 +77,10 @@ def test_no_pairs_have_no_distances():
     assert (found.shape, found.dtype) == ((0,), np.int64)
 
 
-@pytest.mark.parametrize("unit", ["tokens", "", "Words"])
-def test_an_unknown_unit_is_refused(unit):
-    with pytest.raises(InputError, match=f"one of characters, words, got '{unit}'"):
-        edit_distances(["a"], ["b"], unit=unit)
+def test_an_unknown_unit_is_refused():
+    for unit in ["tokens", "", "Words"]:
+        with pytest.raises(InputError, match=f"one of characters, words, got '{unit}'"):
+            edit_distances(["a"], ["b"], unit=unit)
 
 
 def test_sentences_without_a_partner_are_refused():
@@ -164,26 +161,30 @@ def test_the_seed_decides_the_resamples(material):
     assert one == same
 
 
-@pytest.mark.parametrize("spoilt", ["gold", "raw", "flow"])
-def test_pairs_without_gold_or_a_similarity_are_out_for_all_and_counted(material, spoilt):
-    gold, similarities, distances = material
-    out = [3, 17, 40]
-    kept = np.setdiff1d(np.arange(PAIRS), out)
-    rows = {"gold": gold.copy(), **{name: one.copy() for name, one in similarities.items()}}
-    rows[spoilt][out] = np.nan
-    found = lexical_statistics(
-        rows["gold"], {name: rows[name] for name in similarities}, distances, short=9, resamples=20
-    )
-    less = lexical_statistics(
-        gold[kept],
-        {name: one[kept] for name, one in similarities.items()},
-        distances[kept],
-        short=9,
-        resamples=20,
-    )
-    assert (found.pairs, found.skipped) == (PAIRS - 3, 3)
-    for column in ("edit", "gold", "short_edit", "short_gold"):
-        assert getattr(found, column) == getattr(less, column)
+def test_pairs_without_gold_or_a_similarity_are_out_for_all_and_counted(material):
+    for spoilt in ["gold", "raw", "flow"]:
+        gold, similarities, distances = material
+        out = [3, 17, 40]
+        kept = np.setdiff1d(np.arange(PAIRS), out)
+        rows = {"gold": gold.copy(), **{name: one.copy() for name, one in similarities.items()}}
+        rows[spoilt][out] = np.nan
+        found = lexical_statistics(
+            rows["gold"],
+            {name: rows[name] for name in similarities},
+            distances,
+            short=9,
+            resamples=20,
+        )
+        less = lexical_statistics(
+            gold[kept],
+            {name: one[kept] for name, one in similarities.items()},
+            distances[kept],
+            short=9,
+            resamples=20,
+        )
+        assert (found.pairs, found.skipped) == (PAIRS - 3, 3)
+        for column in ("edit", "gold", "short_edit", "short_gold"):
+            assert getattr(found, column) == getattr(less, column)
 
 
 # Differences.
@@ -222,17 +223,14 @@ def test_similarities_that_rank_alike_differ_by_nothing(material):
         assert difference.p == 1.0
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "column", "message"),
-    [
+def test_a_difference_of_what_is_not_there_is_refused(material):
+    for one, other, column, message in [
         ("flow", "nope", "edit", "'nope' has no column 'edit'.*'gold', 'raw', 'flow'"),
         ("gold", "raw", "gold", "'gold' has no column 'gold'.*one of 'raw', 'flow'"),
         ("flow", "raw", "short", "no column 'short'.*edit and gold"),
-    ],
-)
-def test_a_difference_of_what_is_not_there_is_refused(material, one, other, column, message):
-    with pytest.raises(InputError, match=message):
-        lexical_statistics(*material, resamples=2).difference(one, other, column)
+    ]:
+        with pytest.raises(InputError, match=message):
+            lexical_statistics(*material, resamples=2).difference(one, other, column)
 
 
 # Where nothing can be said.
@@ -269,27 +267,26 @@ def test_no_pair_at_all_is_undefined_and_no_failure():
     json.dumps(found.to_dict(), allow_nan=False)
 
 
-@pytest.mark.parametrize(
-    ("constant", "reasons"),
-    [
+def test_what_is_constant_is_named(material):
+    for constant, reasons in [
         ("gold", {"edit": "all gold scores are equal", "gold": "all gold scores are equal"}),
         ("raw", {"edit": "all similarities are equal", "gold": "all similarities are equal"}),
         ("distances", {"edit": "all edit distances are equal", "gold": None}),
-    ],
-)
-def test_what_is_constant_is_named(material, constant, reasons):
-    gold, similarities, distances = material
-    rows = {"gold": gold, "raw": similarities["raw"], "distances": distances}
-    rows[constant] = np.full(PAIRS, 2)
-    found = lexical_statistics(rows["gold"], {"raw": rows["raw"]}, rows["distances"], resamples=20)
-    name = "gold" if constant == "gold" else "raw"
-    for column, reason in reasons.items():
-        estimate = getattr(found, column)[name]
-        assert estimate.undefined == reason
-        assert (estimate.value is None) == (reason is not None)
-        assert (estimate.low is None) == (reason is not None)
-    assert found.difference("raw", "gold").value is None
-    json.dumps(found.to_dict(), allow_nan=False)
+    ]:
+        gold, similarities, distances = material
+        rows = {"gold": gold, "raw": similarities["raw"], "distances": distances}
+        rows[constant] = np.full(PAIRS, 2)
+        found = lexical_statistics(
+            rows["gold"], {"raw": rows["raw"]}, rows["distances"], resamples=20
+        )
+        name = "gold" if constant == "gold" else "raw"
+        for column, reason in reasons.items():
+            estimate = getattr(found, column)[name]
+            assert estimate.undefined == reason
+            assert (estimate.value is None) == (reason is not None)
+            assert (estimate.low is None) == (reason is not None)
+        assert found.difference("raw", "gold").value is None
+        json.dumps(found.to_dict(), allow_nan=False)
 
 
 def test_equal_distances_of_short_pairs_are_named(material):
@@ -308,19 +305,21 @@ def test_a_similarity_may_not_be_called_gold(material):
         lexical_statistics(gold, {"gold": similarities["raw"]}, distances)
 
 
-@pytest.mark.parametrize("spoilt", ["raw", "distances"])
-@pytest.mark.parametrize("shape", [(PAIRS - 1,), (PAIRS, 1)])
-def test_shapes_that_differ_are_refused(material, spoilt, shape):
-    gold, similarities, distances = material
-    rows = {"raw": similarities["raw"], "distances": distances, spoilt: np.zeros(shape)}
-    with pytest.raises(InputError, match=f"{spoilt} must have a value for each of the {PAIRS}"):
-        lexical_statistics(gold, {"raw": rows["raw"]}, rows["distances"])
+def test_shapes_that_differ_are_refused(material):
+    for shape in [(PAIRS - 1,), (PAIRS, 1)]:
+        for spoilt in ["raw", "distances"]:
+            gold, similarities, distances = material
+            rows = {"raw": similarities["raw"], "distances": distances, spoilt: np.zeros(shape)}
+            with pytest.raises(
+                InputError, match=f"{spoilt} must have a value for each of the {PAIRS}"
+            ):
+                lexical_statistics(gold, {"raw": rows["raw"]}, rows["distances"])
 
 
-@pytest.mark.parametrize("short", [-1, 2.5, True])
-def test_short_must_be_a_count(material, short):
-    with pytest.raises(InputError, match="short must be an integer of at least 0"):
-        lexical_statistics(*material, short=short)
+def test_short_must_be_a_count(material):
+    for short in [-1, 2.5, True]:
+        with pytest.raises(InputError, match="short must be an integer of at least 0"):
+            lexical_statistics(*material, short=short)
 
 
 def test_json_has_every_estimate(material):
@@ -344,14 +343,10 @@ def test_json_has_every_estimate(material):
 # On the pairs of the paper.
 
 
-@pytest.mark.parametrize(
-    ("unit", "correlation", "short"), [("characters", -20.21, 14), ("words", -23.92, 383)]
-)
-def test_gold_of_stsb_dev_goes_with_edit_distance_as_the_docstring_says(
-    shared_data, unit, correlation, short
-):
-    pairs = read_task("stsb", shared_data, "dev")
-    distances = edit_distances(pairs.first, pairs.second, unit=unit)
-    found = lexical_statistics(np.array(pairs.gold), {}, distances, resamples=2)
-    assert (found.pairs, found.short_pairs) == (1500, short)
-    assert 100 * found.edit["gold"].value == pytest.approx(correlation, abs=0.005)
+def test_gold_of_stsb_dev_goes_with_edit_distance_as_the_docstring_says(shared_data):
+    for unit, correlation, short in [("characters", -20.21, 14), ("words", -23.92, 383)]:
+        pairs = read_task("stsb", shared_data, "dev")
+        distances = edit_distances(pairs.first, pairs.second, unit=unit)
+        found = lexical_statistics(np.array(pairs.gold), {}, distances, resamples=2)
+        assert (found.pairs, found.short_pairs) == (1500, short)
+        assert 100 * found.edit["gold"].value == pytest.approx(correlation, abs=0.005)

@@ -211,9 +211,8 @@ def test_an_encoder_without_a_length_is_given_none(tiny_bert, tmp_path):
         load_encoder(tmp_path / "static", max_length=8)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_what_the_encoder_cannot_do_is_refused_by_name(tiny_bert):
+    for arguments, message in [
         ({"pooling": "avg"}, "unknown pooling 'avg'"),
         ({"pooling": "layers:"}, "unknown pooling"),
         ({"pooling": "layers:one"}, "unknown pooling"),
@@ -223,11 +222,9 @@ def test_an_encoder_without_a_length_is_given_none(tiny_bert, tmp_path):
         ({"max_length": 33}, "above the encoder's 32 tokens"),
         ({"max_length": 0}, "at least 1"),
         ({"dtype": "int8"}, "dtype must be one of"),
-    ],
-)
-def test_what_the_encoder_cannot_do_is_refused_by_name(tiny_bert, arguments, message):
-    with pytest.raises(InputError, match=message):
-        load_encoder(tiny_bert, **arguments)
+    ]:
+        with pytest.raises(InputError, match=message):
+            load_encoder(tiny_bert, **arguments)
 
 
 def test_last2avg_needs_two_blocks():

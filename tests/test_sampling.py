@@ -16,19 +16,19 @@ from bertflow.errors import InputError
 CORPUS = [f"sentence {number * number % 911}" for number in range(3000)]
 
 
-@pytest.mark.parametrize("size", [3000, 10_000])
-def test_a_corpus_that_is_small_enough_is_taken_with_its_repeats(size):
-    found = sample_corpus(iter(CORPUS), size)
-    assert (found.sentences, found.rows, found.whole) == (CORPUS, 3000, True)
+def test_a_corpus_that_is_small_enough_is_taken_with_its_repeats():
+    for size in [3000, 10000]:
+        found = sample_corpus(iter(CORPUS), size)
+        assert (found.sentences, found.rows, found.whole) == (CORPUS, 3000, True)
 
 
-@pytest.mark.parametrize("size", [2, 17, 400])
-def test_of_a_larger_one_so_many_distinct_sentences_are_drawn_in_its_order(size):
-    found = sample_corpus(iter(CORPUS), size)
-    assert (found.rows, found.whole, len(found.sentences)) == (3000, False, size)
-    first = {sentence: CORPUS.index(sentence) for sentence in found.sentences}
-    assert len(first) == size
-    assert list(first.values()) == sorted(first.values())
+def test_of_a_larger_one_so_many_distinct_sentences_are_drawn_in_its_order():
+    for size in [2, 17, 400]:
+        found = sample_corpus(iter(CORPUS), size)
+        assert (found.rows, found.whole, len(found.sentences)) == (3000, False, size)
+        first = {sentence: CORPUS.index(sentence) for sentence in found.sentences}
+        assert len(first) == size
+        assert list(first.values()) == sorted(first.values())
 
 
 def test_where_there_are_fewer_distinct_ones_all_are_taken():
@@ -77,21 +77,19 @@ def test_what_is_held_does_not_grow():
     assert most_held(50_000) < most_held(5_000) + 20_000
 
 
-@pytest.mark.parametrize("size", [1, 0, -3])
-def test_a_sample_of_less_than_two_is_refused(size):
-    with pytest.raises(InputError, match=rf"at least 2 sentences, got {size}"):
-        sample_corpus(CORPUS, size)
+def test_a_sample_of_less_than_two_is_refused():
+    for size in [1, 0, -3]:
+        with pytest.raises(InputError, match=rf"at least 2 sentences, got {size}"):
+            sample_corpus(CORPUS, size)
 
 
-@pytest.mark.parametrize(
-    ("bad", "said"), [(5, "is int, not text"), ("\ud800", "holds half a character")]
-)
-@pytest.mark.parametrize("place", [3, 60])
-def test_what_is_not_text_is_named(tiny_bert, bad, said, place):
-    corpus: list = CORPUS[:80]
-    corpus[place] = bad
-    with pytest.raises(InputError, match=f"sentence {place} {said}"):
-        calibrate(load_encoder(tiny_bert), corpus, Whitening(), sample=50)
+def test_what_is_not_text_is_named(tiny_bert):
+    for place in [3, 60]:
+        for bad, said in [(5, "is int, not text"), ("\ud800", "holds half a character")]:
+            corpus: list = CORPUS[:80]
+            corpus[place] = bad
+            with pytest.raises(InputError, match=f"sentence {place} {said}"):
+                calibrate(load_encoder(tiny_bert), corpus, Whitening(), sample=50)
 
 
 def test_calibrate_fits_on_the_sample_and_says_so(tiny_bert, tiny_sentences):

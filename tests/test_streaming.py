@@ -130,18 +130,17 @@ def test_a_full_disk_is_an_error_that_says_where(encoder, sentences, in_a_file, 
         streamed(encoder, sentences)
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
+def test_what_is_not_text_is_named(encoder, small_chunks):
+    for texts, message in [
         (["a"] * 30 + [7], "sentence 30 is int"),
         (["a", ["b"]], "sentence 1 is list"),
         (["a"] * 26 + ["\ud83d"], "sentence 26 holds half"),
         ("a text", "put it in a list"),
-    ],
-)
-def test_what_is_not_text_is_named(encoder, small_chunks, texts, message):
-    with pytest.raises(InputError, match=message):
-        streamed(encoder, texts) if isinstance(texts, list) else encode_rows(encoder, texts, Rows())
+    ]:
+        with pytest.raises(InputError, match=message):
+            streamed(encoder, texts) if isinstance(texts, list) else encode_rows(
+                encoder, texts, Rows()
+            )
 
 
 def test_a_vector_that_is_not_finite_is_named_by_its_sentence(spoiled, small_chunks):
@@ -163,14 +162,14 @@ def test_a_cache_is_used_and_filled(encoder, sentences, small_chunks, encoded, t
 # Calibrators.
 
 
-@pytest.mark.parametrize("calibrator", [Whitening(), Standardization(), Flow(epochs=1)], ids=repr)
-def test_a_stream_is_calibrated_on_as_a_list_is(encoder, sentences, calibrator):
-    from_list = calibrate(encoder, sentences, calibrator).calibrator
-    from_stream = calibrate(encoder, iter(sentences), calibrator).calibrator
-    expected = calibrator.fit(embed(encoder, sentences).rows())
-    for name, tensor in expected._learned().items():
-        assert np.array_equal(from_list._learned()[name], tensor)
-        assert np.array_equal(from_stream._learned()[name], tensor)
+def test_a_stream_is_calibrated_on_as_a_list_is(encoder, sentences):
+    for calibrator in [Whitening(), Standardization(), Flow(epochs=1)]:
+        from_list = calibrate(encoder, sentences, calibrator).calibrator
+        from_stream = calibrate(encoder, iter(sentences), calibrator).calibrator
+        expected = calibrator.fit(embed(encoder, sentences).rows())
+        for name, tensor in expected._learned().items():
+            assert np.array_equal(from_list._learned()[name], tensor)
+            assert np.array_equal(from_stream._learned()[name], tensor)
 
 
 def test_a_large_corpus_is_calibrated_on_with_its_repeats(
@@ -370,9 +369,8 @@ def part(name: str) -> Path:
     return Path(".z.npy.part") / name
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [
+def test_whatever_became_of_the_part_the_file_is_right(encoder, sentences, place, small_chunks):
+    for harm in [
         lambda: part("parts").write_bytes(part("parts").read_bytes()[:-5]),
         lambda: part("parts").write_bytes(b"x" * 96),
         lambda: part("parts").write_bytes(bytes(range(256))),
@@ -381,18 +379,14 @@ def part(name: str) -> Path:
         lambda: part("rows.npy").write_bytes(b""),
         lambda: part("rows.npy").write_bytes(bytes(len(part("rows.npy").read_bytes()))),
         lambda: part("rows.npy").unlink(),
-    ],
-    ids=lambda harm: "",
-)
-def test_whatever_became_of_the_part_the_file_is_right(
-    encoder, sentences, place, small_chunks, harm
-):
-    encode_file(encoder, sentences, "whole.npy")
-    with pytest.raises(Killed):
-        encode_file(encoder, sentences, "z.npy", progress=stopped_after(8))
-    harm()
-    encode_file(encoder, sentences, "z.npy")
-    assert Path("z.npy").read_bytes() == Path("whole.npy").read_bytes()
+    ]:
+        Path("z.npy").unlink(missing_ok=True)
+        encode_file(encoder, sentences, "whole.npy")
+        with pytest.raises(Killed):
+            encode_file(encoder, sentences, "z.npy", progress=stopped_after(8))
+        harm()
+        encode_file(encoder, sentences, "z.npy")
+        assert Path("z.npy").read_bytes() == Path("whole.npy").read_bytes()
 
 
 def test_another_corpus_encoder_or_batch_takes_over_nothing_wrong(

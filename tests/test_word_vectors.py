@@ -49,9 +49,8 @@ def test_forms_that_are_read(text, name, tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_what_is_wrong_is_named_with_its_line(tmp_path):
+    for content, message in [
         (b"", "holds no word vectors"),
         (b"cat 1 0\ndog 0\n", "line 2: expected a word and 2 numbers, got 'dog' and 1"),
         (b"cat 1 0\ndog 0 1 2\n", "line 2: expected a word and 2 numbers, got 'dog' and 3"),
@@ -67,15 +66,13 @@ def test_forms_that_are_read(text, name, tmp_path, capfd):
         (b"cat 1 0\ndog 0 nan\n", "line 2: 'dog' has an entry that is not finite"),
         (b"cat 1 0\ndog 0 -inf\n", "line 2: 'dog' has an entry that is not finite"),
         (b"cat 1 0\ndog 0 1e39\n", "line 2: 'dog' has an entry that is not finite"),
-    ],
-)
-def test_what_is_wrong_is_named_with_its_line(content, message, tmp_path):
-    (tmp_path / "words.txt").write_bytes(content)
-    with pytest.raises(InputError) as caught:
-        load_word_vectors(tmp_path / "words.txt")
-    assert str(tmp_path / "words.txt") in str(caught.value)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    ]:
+        (tmp_path / "words.txt").write_bytes(content)
+        with pytest.raises(InputError) as caught:
+            load_word_vectors(tmp_path / "words.txt")
+        assert str(tmp_path / "words.txt") in str(caught.value)
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("damage", ["no gzip", "cut", "changed"])
