@@ -24,18 +24,18 @@ def autocast(layer: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
         return layer(inputs)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(1, 1, 7), (3, 5, 64), (300, 64), (2, 3, 4, 33)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_is_the_product_under_autocast(shape, bias, dtype):
-    torch.manual_seed(0)
-    layer = nn.Linear(shape[-1], 24, bias=bias)
-    inputs = torch.randn(shape).to(dtype)
-    packed = PackedLinear(layer)
-    for given in (inputs, inputs.transpose(0, -2), inputs[..., :1, :]):
-        found, expected = autocast(packed, given), autocast(layer, given)
-        assert found.dtype == expected.dtype == torch.bfloat16
-        torch.testing.assert_close(found, expected, rtol=2**-7, atol=2**-9)
+def test_it_is_the_product_under_autocast():
+    for dtype in [torch.float32, torch.bfloat16]:
+        for shape in [(1, 1, 7), (3, 5, 64), (300, 64), (2, 3, 4, 33)]:
+            for bias in [True, False]:
+                torch.manual_seed(0)
+                layer = nn.Linear(shape[-1], 24, bias=bias)
+                inputs = torch.randn(shape).to(dtype)
+                packed = PackedLinear(layer)
+                for given in (inputs, inputs.transpose(0, -2), inputs[..., :1, :]):
+                    found, expected = autocast(packed, given), autocast(layer, given)
+                    assert found.dtype == expected.dtype == torch.bfloat16
+                    torch.testing.assert_close(found, expected, rtol=2**-7, atol=2**-9)
 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_python"])

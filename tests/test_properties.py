@@ -1,6 +1,6 @@
 """What every calibrator keeps on any matrix: hypothesis over shapes, types, layouts, degeneracies.
 
-Without more said the examples are few and always the same. The slow tests look at more of them,
+Without more said the examples are few and always the same. The nightly tests look at more of them,
 and with BERTFLOW_EXAMPLES=N at N other ones each time.
 """
 
@@ -185,7 +185,7 @@ cases = st.builds(
 
 
 def of_any_matrix(test):
-    """The test on few matrices, and under `slow` on many."""
+    """The test on few matrices, and nightly on many."""
     asked = os.environ.get("BERTFLOW_EXAMPLES")
 
     def on(name: str, examples: int) -> None:
@@ -202,7 +202,7 @@ def of_any_matrix(test):
     def quick(name):
         on(name, 2 if name.startswith("flow") else 10)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @every_variant
     def wide(name):
         on(name, int(asked or 60))
@@ -433,22 +433,23 @@ def test_a_row_too_far_off_for_its_type_is_refused_by_number_with_the_remedy(nam
 @pytest.mark.parametrize(
     "name", [name for name in VARIANTS if name not in ("flow-affine", "adaptive-whitening")]
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_row_is_refused_for_its_image_not_for_what_is_on_the_way_to_it(name, dtype):
-    x = 10 * np.random.default_rng(0).normal(size=(60, 12))
-    calibrator = fitted(name, x)
-    # Near the end of their type, where the product with an axis, which is taken away, is beyond it.
-    along = getattr(calibrator, "components_", np.ones((1, 12)))
-    far = 3e38 * np.sign(np.concatenate([along, x]))
-    given = torch.from_numpy(far).to(getattr(torch, dtype))
-    expected = numbers(calibrator.transform(given.double()))
-    fits = np.abs(expected).max(axis=1) < 0.99 * torch.finfo(given.dtype).max
-    assert fits[0]
-    alone = [numbers(calibrator.transform(given[n : n + 1])) for n in np.flatnonzero(fits)]
-    tolerance = 20 * EPSILON[dtype] * 3e38
-    np.testing.assert_allclose(np.concatenate(alone), expected[fits], rtol=0, atol=tolerance)
-    _, kept = accepted(calibrator.transform, given)
-    assert set(np.flatnonzero(fits)) <= set(kept)
+def test_a_row_is_refused_for_its_image_not_for_what_is_on_the_way_to_it(name):
+    for dtype in ["float32", "bfloat16"]:
+        x = 10 * np.random.default_rng(0).normal(size=(60, 12))
+        calibrator = fitted(name, x)
+        # Near the end of their type, where the product with an axis, which is taken away, is
+        # beyond it.
+        along = getattr(calibrator, "components_", np.ones((1, 12)))
+        far = 3e38 * np.sign(np.concatenate([along, x]))
+        given = torch.from_numpy(far).to(getattr(torch, dtype))
+        expected = numbers(calibrator.transform(given.double()))
+        fits = np.abs(expected).max(axis=1) < 0.99 * torch.finfo(given.dtype).max
+        assert fits[0]
+        alone = [numbers(calibrator.transform(given[n : n + 1])) for n in np.flatnonzero(fits)]
+        tolerance = 20 * EPSILON[dtype] * 3e38
+        np.testing.assert_allclose(np.concatenate(alone), expected[fits], rtol=0, atol=tolerance)
+        _, kept = accepted(calibrator.transform, given)
+        assert set(np.flatnonzero(fits)) <= set(kept)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -471,16 +472,16 @@ def test_a_latent_row_too_far_off_is_refused_by_number(name):
 
 
 @every_variant
-@pytest.mark.parametrize("scale", [1e-60, 1e-40, 1e-32, 1e32, 1e37])
-def test_what_float32_cannot_hold_is_computed_in_float64(name, scale):
-    x = scale * np.random.default_rng(0).normal(3, 2, size=(60, 8))
-    calibrator = fitted(name, x)
-    single = x.astype(np.float32)
-    found, expected = (calibrator.transform(one) for one in (single, single.astype(np.float64)))
-    assert found.dtype == np.float32
-    tolerance = 1e-6 * np.abs(expected).max() + np.finfo(np.float32).smallest_subnormal
-    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
-    assert finite(calibrator.inverse_transform(found))
+def test_what_float32_cannot_hold_is_computed_in_float64(name):
+    for scale in [1e-60, 1e-40, 1e-32, 1e32, 1e37]:
+        x = scale * np.random.default_rng(0).normal(3, 2, size=(60, 8))
+        calibrator = fitted(name, x)
+        single = x.astype(np.float32)
+        found, expected = (calibrator.transform(one) for one in (single, single.astype(np.float64)))
+        assert found.dtype == np.float32
+        tolerance = 1e-6 * np.abs(expected).max() + np.finfo(np.float32).smallest_subnormal
+        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+        assert finite(calibrator.inverse_transform(found))
 
 
 # At unit length they can be.

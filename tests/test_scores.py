@@ -74,19 +74,19 @@ def by_hand(cosine, gold, subset, measure=spearmanr):
     }, parts
 
 
-@pytest.mark.parametrize("measure", ["spearman", "pearson"])
-def test_aggregations_are_those_of_scipy_by_hand(measure):
-    pairs, cosines, gold, subset = example()
-    function = {"spearman": spearmanr, "pearson": pearsonr}[measure]
-    for found, cosine in zip(figures(pairs, cosines), cosines, strict=True):
-        whole, parts = by_hand(cosine, gold, subset, function)
-        assert set(found.aggregations) == set(whole)
-        for name, value in whole.items():
-            assert found.aggregations[name][measure].value == pytest.approx(value, abs=1e-12)
-        for name, value in parts.items():
-            assert found.subsets[name][measure].value == pytest.approx(value, abs=1e-12)
-        assert len({round(value, 6) for value in whole.values()}) == 3
-    assert found.scored == Counter(subset.tolist())
+def test_aggregations_are_those_of_scipy_by_hand():
+    for measure in ["spearman", "pearson"]:
+        pairs, cosines, gold, subset = example()
+        function = {"spearman": spearmanr, "pearson": pearsonr}[measure]
+        for found, cosine in zip(figures(pairs, cosines), cosines, strict=True):
+            whole, parts = by_hand(cosine, gold, subset, function)
+            assert set(found.aggregations) == set(whole)
+            for name, value in whole.items():
+                assert found.aggregations[name][measure].value == pytest.approx(value, abs=1e-12)
+            for name, value in parts.items():
+                assert found.subsets[name][measure].value == pytest.approx(value, abs=1e-12)
+            assert len({round(value, 6) for value in whole.values()}) == 3
+        assert found.scored == Counter(subset.tolist())
 
 
 def test_subsets_stand_in_the_order_in_which_they_come():
@@ -140,60 +140,57 @@ def test_a_model_is_scored_as_alone():
 # What is undefined.
 
 
-@pytest.mark.parametrize(
-    ("case", "reason"),
-    [
+def test_an_undefined_subset_leaves_its_means_undefined_and_all_defined():
+    for case, reason in [
         ("gold equal", "undefined for two: all gold scores are equal"),
         ("cosines equal", "undefined for two: all similarities are equal"),
         ("one pair", "undefined for two: 1 scored pairs, but it takes 2"),
         ("no pair", "undefined for two: 0 scored pairs, but it takes 2"),
-    ],
-)
-def test_an_undefined_subset_leaves_its_means_undefined_and_all_defined(case, reason):
-    gold = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-    cosine = np.array([0.1, 0.4, 0.3, 0.7, 0.6, 0.8])
-    if case == "gold equal":
-        gold[3:] = [4.0] * 3
-    elif case == "cosines equal":
-        cosine[3:] = 0.7
-    else:
-        gold[3 if case == "no pair" else 4 :] = [None] * (3 if case == "no pair" else 2)
-    pairs = pairs_of(gold, ["one"] * 3 + ["two"] * 3)
-    (found,) = scored(pairs, cosine)
-    for measure in ("spearman", "pearson"):
+    ]:
+        gold = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+        cosine = np.array([0.1, 0.4, 0.3, 0.7, 0.6, 0.8])
+        if case == "gold equal":
+            gold[3:] = [4.0] * 3
+        elif case == "cosines equal":
+            cosine[3:] = 0.7
+        else:
+            gold[3 if case == "no pair" else 4 :] = [None] * (3 if case == "no pair" else 2)
+        pairs = pairs_of(gold, ["one"] * 3 + ["two"] * 3)
+        (found,) = scored(pairs, cosine)
+        for measure in ("spearman", "pearson"):
+            for name in ("wmean", "mean"):
+                assert found.aggregations[name][measure] == Estimate(None, undefined=reason)
+            two = found.subsets["two"][measure]
+            assert (two.value, two.low, two.high) == (None, None, None)
+            assert f"undefined for two: {two.undefined}" == reason
+            assert found.subsets["one"][measure].value is not None
+        used = np.array([grade is not None for grade in gold])
+        expected = spearmanr(cosine[used], np.array(gold, dtype=float)[used]).statistic
+        assert found.main("all").value == pytest.approx(expected, abs=1e-12)
+        assert found.main("all").undefined is None
+        assert np.isnan(found.replicates["wmean"]).all()
+
+
+def test_where_the_source_does_not_tell_the_subsets_apart_their_means_are_undefined():
+    for task in YEARS:
+        _, cosines, gold, _ = example()
+        found = figures(pairs_of(gold, task=task), cosines)[0]
         for name in ("wmean", "mean"):
-            assert found.aggregations[name][measure] == Estimate(None, undefined=reason)
-        two = found.subsets["two"][measure]
-        assert (two.value, two.low, two.high) == (None, None, None)
-        assert f"undefined for two: {two.undefined}" == reason
-        assert found.subsets["one"][measure].value is not None
-    used = np.array([grade is not None for grade in gold])
-    expected = spearmanr(cosine[used], np.array(gold, dtype=float)[used]).statistic
-    assert found.main("all").value == pytest.approx(expected, abs=1e-12)
-    assert found.main("all").undefined is None
-    assert np.isnan(found.replicates["wmean"]).all()
+            one = found.main(name)
+            assert one == Estimate(None, undefined="the source does not tell the subsets apart")
+        assert found.main("all").value == pytest.approx(spearmanr(cosines[0], gold)[0], abs=1e-12)
+        assert found.subsets == {}
+        assert found.scored == {"": len(gold)}
 
 
-@pytest.mark.parametrize("task", YEARS)
-def test_where_the_source_does_not_tell_the_subsets_apart_their_means_are_undefined(task):
-    _, cosines, gold, _ = example()
-    found = figures(pairs_of(gold, task=task), cosines)[0]
-    for name in ("wmean", "mean"):
-        one = found.main(name)
-        assert one == Estimate(None, undefined="the source does not tell the subsets apart")
-    assert found.main("all").value == pytest.approx(spearmanr(cosines[0], gold)[0], abs=1e-12)
-    assert found.subsets == {}
-    assert found.scored == {"": len(gold)}
-
-
-@pytest.mark.parametrize("task", ["stsb", "sick-r", "pairs", "sample"])
-def test_a_task_without_subsets_has_all_alone_and_the_means_are_the_same(task):
-    _, cosines, gold, _ = example()
-    found = figures(pairs_of(gold, task=task), cosines)[0]
-    assert list(found.aggregations) == list(found.replicates) == ["all"]
-    assert found.main("wmean") is found.main("mean") is found.main("all")
-    assert found.subsets == {}
-    assert found.scored == {"": len(gold)}
+def test_a_task_without_subsets_has_all_alone_and_the_means_are_the_same():
+    for task in ["stsb", "sick-r", "pairs", "sample"]:
+        _, cosines, gold, _ = example()
+        found = figures(pairs_of(gold, task=task), cosines)[0]
+        assert list(found.aggregations) == list(found.replicates) == ["all"]
+        assert found.main("wmean") is found.main("mean") is found.main("all")
+        assert found.subsets == {}
+        assert found.scored == {"": len(gold)}
 
 
 def test_nothing_scored_is_undefined_and_no_number():
@@ -223,28 +220,28 @@ def test_the_measure_of_two_classes_is_the_area_alone():
     assert one.main("wmean").value == pytest.approx(np.average(parts, weights=weights), abs=1e-12)
 
 
-@pytest.mark.parametrize("label", [0.0, 1.0])
-def test_one_class_has_no_area_and_says_so(label):
-    (found,) = scored(pairs_of([label] * 3, task="qnli", binary=True), [0.1, 0.2, 0.3])
-    assert found.main("all") == Estimate(None, undefined="all 3 pairs are of one class")
+def test_one_class_has_no_area_and_says_so():
+    for label in [0.0, 1.0]:
+        (found,) = scored(pairs_of([label] * 3, task="qnli", binary=True), [0.1, 0.2, 0.3])
+        assert found.main("all") == Estimate(None, undefined="all 3 pairs are of one class")
 
 
 # Intervals.
 
 
-@pytest.mark.parametrize("binary", [False, True])
-def test_an_interval_is_of_its_own_resamples(binary):
-    pairs, cosines, gold, _ = example()
-    if binary:
-        pairs = replace(pairs, gold=(gold >= 3).astype(float).tolist(), binary=True)
-    for found in figures(pairs, cosines, resamples=300):
-        for name in ("wmean", "mean", "all"):
-            one, drawn = found.main(name), found.replicates[name]
-            assert drawn.shape == (300,)
-            expected = tuple(np.percentile(drawn, [2.5, 97.5]))
-            assert (one.low, one.high) == pytest.approx(expected, abs=1e-12)
-            assert one.low < one.value < one.high
-            assert np.ptp(drawn) > 0
+def test_an_interval_is_of_its_own_resamples():
+    for binary in [False, True]:
+        pairs, cosines, gold, _ = example()
+        if binary:
+            pairs = replace(pairs, gold=(gold >= 3).astype(float).tolist(), binary=True)
+        for found in figures(pairs, cosines, resamples=300):
+            for name in ("wmean", "mean", "all"):
+                one, drawn = found.main(name), found.replicates[name]
+                assert drawn.shape == (300,)
+                expected = tuple(np.percentile(drawn, [2.5, 97.5]))
+                assert (one.low, one.high) == pytest.approx(expected, abs=1e-12)
+                assert one.low < one.value < one.high
+                assert np.ptp(drawn) > 0
 
 
 def test_subsets_of_a_mean_are_resampled_independently():
@@ -374,14 +371,14 @@ def test_real_vectors_in_subsets_score_as_scipy_has_it(real):
             assert found.subsets[name][measure].value == pytest.approx(value, abs=1e-12)
 
 
-@pytest.mark.parametrize("task", COUNTS)
-def test_real_files_have_the_published_pairs_and_all_of_them_are_scored(shared_data, task):
-    pairs = read_task(task, shared_data)
-    graded = np.array([grade is not None for grade in pairs.gold])
-    # In any order: which pairs are scored does not depend on the cosines.
-    (found,) = scored(pairs, np.random.default_rng(0).normal(size=len(pairs)), resamples=2)
-    assert sum(found.scored.values()) == graded.sum()
-    assert graded.sum() + sum(pairs.skipped.values()) == COUNTS[task]
-    if CATALOG[task].subsets:
-        assert found.scored == CATALOG[task].subsets
-        assert set(found.aggregations) == {"wmean", "mean", "all"}
+def test_real_files_have_the_published_pairs_and_all_of_them_are_scored(shared_data):
+    for task in COUNTS:
+        pairs = read_task(task, shared_data)
+        graded = np.array([grade is not None for grade in pairs.gold])
+        # In any order: which pairs are scored does not depend on the cosines.
+        (found,) = scored(pairs, np.random.default_rng(0).normal(size=len(pairs)), resamples=2)
+        assert sum(found.scored.values()) == graded.sum()
+        assert graded.sum() + sum(pairs.skipped.values()) == COUNTS[task]
+        if CATALOG[task].subsets:
+            assert found.scored == CATALOG[task].subsets
+            assert set(found.aggregations) == {"wmean", "mean", "all"}
