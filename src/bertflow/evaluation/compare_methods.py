@@ -43,8 +43,8 @@ from bertflow.evaluation.experiment import (
     score_models,
     trial_recipes,
 )
-from bertflow.evaluation.scores import Estimate, Figures, gold_of, over_seeds
-from bertflow.evaluation.tasks import read_tasks
+from bertflow.evaluation.scores import Estimate, Figures, on_all_pairs, over_seeds
+from bertflow.evaluation.tasks import read_available, read_tasks
 from bertflow.models import CalibratedSentenceTransformer
 
 log = logging.getLogger(__name__)
@@ -304,14 +304,7 @@ def _corpora(fit: str | Sequence[str], tests: Sequence[Pairs], data: str | Path 
         )
     if fit != "nli":
         raise InputError(f"unknown fit {fit!r}; expected 'target', 'nli' or sentences")
-    read, reasons = {}, []
-    for name in NLI:
-        try:
-            read[name] = read_texts(name, data)
-        except MissingDataError as error:
-            reasons.append(error)
-    if not read:
-        raise reasons[0]
+    read, _ = read_available(NLI, lambda name: read_texts(name, data))
     texts = [text for one in read.values() for text in one.sentences]
     return _Corpora({"corpus": texts}, [*read], {name: one.skipped for name, one in read.items()})
 
@@ -401,7 +394,9 @@ def _run(
         by_method.setdefault(name, []).append((trial, outcome))
         for test, cosines in zip(trial.tests, outcome.cosines, strict=True):
             rows[test.task].append((name, cosines))
-    stacks = [_spread_out(pairs, [one for _, one in rows[pairs.task]]) for pairs in tests]
+    stacks = [
+        on_all_pairs(pairs, np.stack([one for _, one in rows[pairs.task]])) for pairs in tests
+    ]
     scored = run_stored(
         [partial(score_models, *one) for one in zip(tests, stacks, strict=True)],
         ModelFigures,
@@ -416,13 +411,6 @@ def _run(
         for (name, _), one in zip(rows[pairs.task], found.models, strict=True):
             of_task.setdefault(name, []).append(one)
     return by_method, figures
-
-
-def _spread_out(pairs: Pairs, cosines: Sequence[Array]) -> Array:
-    """From graded pairs to all, NaN where a pair was never graded."""
-    full = np.full((len(cosines), len(pairs)), np.nan)
-    full[:, ~np.isnan(gold_of(pairs))] = np.stack(cosines)
-    return full
 
 
 def _entry(
@@ -468,7 +456,7 @@ def _entry(
 def _described(pairs: Pairs, figures: Mapping[str, Mapping[str, list[Figures]]]) -> dict[str, Any]:
     """What a task was scored on: the same pairs for every method."""
     found = next(iter(figures[pairs.task].values()))[0]
-    graded = int((~np.isnan(gold_of(pairs))).sum())
+    graded = len(pairs.graded()[0])
     return {
         "split": pairs.split,
         "measure": found.measure,

@@ -16,7 +16,7 @@ from bertflow.encoders import library_versions
 from bertflow.errors import InputError
 from bertflow.evaluation.bootstrap import Difference, holm, paired_difference
 from bertflow.evaluation.score_grids import comparison_grids, comparison_title
-from bertflow.evaluation.scores import Estimate, as_json, counted
+from bertflow.evaluation.scores import Estimate, as_json, counted, less
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +135,10 @@ class Comparison:
         for name, entry in self.entries.items():
             if name == reference:
                 continue
-            end = entry.overall(aggregation).value
-            rise = None if start is None or end is None else end - start
             raw[name] = paired_difference(
-                rise, base.overall_replicates(aggregation), entry.overall_replicates(aggregation)
+                less(entry.overall(aggregation).value, start),
+                base.overall_replicates(aggregation),
+                entry.overall_replicates(aggregation),
             )
         corrected = holm(raw)
         return {name: corrected[name] for name in raw}

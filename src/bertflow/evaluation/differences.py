@@ -14,6 +14,7 @@ from bertflow.evaluation.scores import (
     average_replicates,
     figures,
     gold_of,
+    less,
 )
 from bertflow.evaluation.tasks import Score, Scores
 
@@ -58,8 +59,8 @@ def differences(before: Scores, after: Scores) -> dict[str, Difference]:
     if all(task in pairs for task in STS_TASKS):
         sides = [{task: both[side] for task, both in pairs.items()} for side in (0, 1)]
         for aggregation in AVERAGES:
-            values = [average(side, aggregation).value for side in sides]
-            rise = None if values[0] is None or values[1] is None else values[1] - values[0]
+            before_value, after_value = (average(side, aggregation).value for side in sides)
+            rise = less(after_value, before_value)
             drawn = [average_replicates(side, aggregation) for side in sides]
             found[f"average of the seven, {aggregation}"] = paired_difference(rise, *drawn)
     corrected = holm(found)
@@ -85,6 +86,5 @@ def _together(before: Score, after: Score) -> tuple[Figures, Figures]:
 
 
 def _difference(one: Figures, other: Figures, aggregation: str) -> Difference:
-    values = one.main(aggregation).value, other.main(aggregation).value
-    rise = None if values[0] is None or values[1] is None else values[1] - values[0]
+    rise = less(other.main(aggregation).value, one.main(aggregation).value)
     return paired_difference(rise, one.drawn(aggregation), other.drawn(aggregation))

@@ -266,8 +266,8 @@ def run_stored(
     done: dict[int, S] = {}
     if store is not None:
         for number, recipe in enumerate(recipes):
-            if (stored := _stored(store, kind, recipe)) is not None:
-                done[number] = stored
+            if (stored := store.get(key_of(recipe))) is not None:
+                done[number] = kind.from_result(stored)
     if done:
         report(len(done))
     lacking = [number for number in range(len(works)) if number not in done]
@@ -319,14 +319,6 @@ def _run_and_store(
         except BertflowError as error:  # The work does not depend on it.
             return one, str(error)
     return one, None
-
-
-def _stored(store: ResultStore, kind: type[S], recipe: Recipe) -> S | None:
-    found = store.get(key_of(recipe))
-    try:
-        return None if found is None else kind.from_result(found)
-    except (KeyError, TypeError, ValueError, IndexError):
-        return None
 
 
 def _best_count(calibrator: AllButTheTop, rows: Array, vectors: Array, dev: PairRows) -> int:

@@ -116,6 +116,19 @@ def gold_of(pairs: Pairs) -> Array:
     return np.array([np.nan if g is None else g for g in pairs.gold], dtype=np.float64)
 
 
+def on_all_pairs(pairs: Pairs, cosines: Array) -> Array:
+    """From the graded pairs to all N, NaN where a pair was never graded, shape (..., N)."""
+    gold = gold_of(pairs)
+    full = np.full((*cosines.shape[:-1], len(gold)), np.nan)
+    full[..., ~np.isnan(gold)] = cosines
+    return full
+
+
+def less(one: float | None, other: float | None) -> float | None:
+    """One number less another; None where one is lacking."""
+    return None if one is None or other is None else one - other
+
+
 def figures(
     pairs: Pairs, cosines: Array, *, resamples: int = 1000, random_state: int = 0
 ) -> list[Figures]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
@@ -36,12 +36,13 @@ from bertflow.evaluation.scores import (
     as_json,
     average,
     figures,
-    gold_of,
+    on_all_pairs,
 )
 from bertflow.models import CalibratedSentenceTransformer
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]
 
 
@@ -263,14 +264,26 @@ def read_tasks(
     for task in tasks:
         if task not in TASKS:
             raise unknown("task", task, TASKS)
-    found: list[Pairs] = []
+    found, absent = read_available(tasks, lambda task: read_task(task, data, split))
+    return list(found.values()), absent
+
+
+def read_available(
+    names: Iterable[str], read: Callable[[str], T]
+) -> tuple[dict[str, T], dict[str, str]]:
+    """Read what is there by name, and say why the rest is not.
+
+    Raises:
+        MissingDataError: None is there: the first one's reason.
+    """
+    found: dict[str, T] = {}
     absent: dict[str, str] = {}
-    for task in dict.fromkeys(tasks):
+    for name in dict.fromkeys(names):
         try:
-            found.append(read_task(task, data, split))
+            found[name] = read(name)
         except MissingDataError as error:
-            log.info("%s is absent: %s", task, error)
-            absent[task] = str(error)
+            log.info("%s is absent: %s", name, error)
+            absent[name] = str(error)
     if not found:
         raise MissingDataError(next(iter(absent.values()), "no task is named"))
     return found, absent
@@ -352,9 +365,8 @@ def score_all(
 
 def _score(pairs: Pairs, first: Array, second: Array, about: Mapping[str, Any]) -> Score:
     """The score of pairs, given the vectors of the graded ones."""
-    graded = ~np.isnan(gold_of(pairs))
-    cosines = np.full(len(pairs), np.nan)
-    cosines[graded] = paired_cosine(first, second)
+    graded = paired_cosine(first, second)
+    cosines = on_all_pairs(pairs, graded)
     finite = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
     score = Score(
         **vars(figures(pairs, cosines[None, :])[0]),
@@ -364,7 +376,7 @@ def _score(pairs: Pairs, first: Array, second: Array, about: Mapping[str, Any]) 
         skipped={
             **pairs.skipped,
             "no gold score": len(pairs) - len(first),
-            "zero vector": int((np.isnan(cosines[graded]) & finite).sum()),
+            "zero vector": int((np.isnan(graded) & finite).sum()),
             "vector not finite": int((~finite).sum()),
         },
         data=pairs.source,

@@ -15,7 +15,7 @@ from bertflow.arrays import Array
 from bertflow.calibrators import Flow
 from bertflow.data import Pairs
 from bertflow.evaluation import Difference, Estimate, paired_difference
-from bertflow.evaluation.scores import gold_of
+from bertflow.evaluation.scores import gold_of, less
 from bertflow.io.result_store import ResultStore
 from bertflow.paper.declared import PublishedTable, published
 from bertflow.paper.plan import Plan, Words
@@ -25,7 +25,6 @@ from bertflow.paper.results import (
     RowResult,
     TableResult,
     judged_claims,
-    less,
     scaled,
     shown_estimate,
 )

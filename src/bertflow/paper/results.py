@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bertflow.evaluation import Difference, Estimate, holm
+from bertflow.evaluation.scores import less
 
 Verdict = Literal["holds", "does not hold", "cannot be told"]
 
@@ -240,11 +241,6 @@ def judged_claims(claims: Sequence[ClaimResult]) -> list[ClaimResult]:
             verdict = "holds" if (found.value or 0) > 0 else "does not hold"
         judged.append(replace(one, difference=found, verdict=verdict))
     return judged
-
-
-def less(one: float | None, other: float | None) -> float | None:
-    """One number less another; None where one is lacking."""
-    return None if one is None or other is None else one - other
 
 
 def scaled(one: Difference) -> Difference:

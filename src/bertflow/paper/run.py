@@ -28,7 +28,7 @@ from bertflow.encoders import (
 from bertflow.encoders.embedding import count_cut_of
 from bertflow.evaluation import as_json, describe_calibrator, figures
 from bertflow.evaluation.experiment import Outcome, PairRows, Trial, run_all, run_trial
-from bertflow.evaluation.scores import gold_of
+from bertflow.evaluation.scores import on_all_pairs
 from bertflow.finetuning import finetune_and_save
 from bertflow.finetuning.finetuned import FACTS
 from bertflow.io.files import remove_stale, staged, writing
@@ -331,9 +331,7 @@ class _Run:
     ) -> None:
         material = self.planner.material
         pairs = material.pairs(score.task, score.split)
-        graded = ~np.isnan(gold_of(pairs))
-        full = np.full(len(pairs), np.nan)
-        full[graded] = cosines
+        full = on_all_pairs(pairs, cosines)
         found = figures(pairs, full[None, :])[0]
         tuning, fitting = score.encoding.tuning, score.fitting
         fitted: dict[str, Any] = dict.fromkeys(
@@ -366,7 +364,7 @@ class _Run:
             "scored": dict(found.scored),
             "skipped": {
                 **pairs.skipped,
-                "no gold score": int((~graded).sum()),
+                "no gold score": len(pairs) - len(cosines),
                 "no cosine": int(np.isnan(cosines).sum()),
             },
         }

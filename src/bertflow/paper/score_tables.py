@@ -10,6 +10,7 @@ import numpy as np
 
 from bertflow.arrays import Array
 from bertflow.evaluation import Difference, Estimate, holm, over_seeds, paired_difference
+from bertflow.evaluation.scores import less
 from bertflow.io.result_store import Result, ResultStore
 from bertflow.paper.declared import AVERAGE, SEVEN, PublishedTable, Row, published
 from bertflow.paper.plan import Cell, Plan
@@ -19,7 +20,6 @@ from bertflow.paper.results import (
     RowResult,
     TableResult,
     judged_claims,
-    less,
     scaled,
     shown_estimate,
 )

@@ -17,6 +17,7 @@ from huggingface_hub.file_download import repo_folder_name
 
 from bertflow.data import Pairs, read_sentences, read_task
 from bertflow.errors import MissingDataError, ModelError
+from bertflow.evaluation.tasks import read_available
 from bertflow.finetuning import NliCorpus, nli_corpus
 from bertflow.network import hub_answers
 
@@ -235,18 +236,11 @@ class Material:
     def _read(self, name: str) -> list[str]:
         if name != "nli":
             return self._fewer_sentences(read_sentences(name, self.data))
-        texts: list[str] = []
-        reasons: list[MissingDataError] = []
-        for one in NLI:
-            try:
-                added = self._fewer_sentences(read_sentences(one, self.data))
-                texts += added
-                self.found_nli[one] = len(added)
-            except MissingDataError as error:
-                reasons.append(error)
-        if not texts:
-            raise reasons[0]
-        return texts
+        sets, _ = read_available(
+            NLI, lambda one: self._fewer_sentences(read_sentences(one, self.data))
+        )
+        self.found_nli |= {one: len(texts) for one, texts in sets.items()}
+        return [text for texts in sets.values() for text in texts]
 
     def _read_labelled(self) -> NliCorpus:
         for names in (NLI, *((name,) for name in NLI)):

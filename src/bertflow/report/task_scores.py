@@ -24,7 +24,7 @@ from bertflow.evaluation import (
     paired_cosine,
     paired_difference,
 )
-from bertflow.evaluation.scores import Figures, average, average_replicates, gold_of
+from bertflow.evaluation.scores import Figures, average, average_replicates, gold_of, on_all_pairs
 from bertflow.paper.declared import published
 from bertflow.paper.results import CellResult, RowResult, TableResult, scaled, shown_estimate
 from bertflow.report.measures import EditScatter, ScoreTable, relate_to_edits
@@ -72,9 +72,7 @@ def cosines_of(pairs: Pairs, side: Side) -> Array | None:
         return None
     place = {text: n for n, text in enumerate(distinct)}
     halves = [vectors[[place[text] for text in half]] for half in (first, second)]
-    cosines = np.full(len(pairs), np.nan)
-    cosines[~np.isnan(gold_of(pairs))] = paired_cosine(*halves)
-    return cosines
+    return on_all_pairs(pairs, paired_cosine(*halves))
 
 
 @dataclass(frozen=True, eq=False)
