@@ -78,10 +78,10 @@ LOOKS = (
 PUBLISHED_COLOR = "#57606a"
 INK, FAINT, GROUND, STRIPE = "#262626", "#8c8c8c", "#ffffff", "#f3f4f6"
 # Light and round for the many, dark and pointed for the few.
-REST: dict[str, Any] = {"color": "#56a0d3", "marker": "o", "s": 9, "alpha": 0.4, "linewidths": 0}
+REST: dict[str, Any] = {"color": "#56a0d3", "marker": "o", "alpha": 0.4, "linewidths": 0}
 SHORT: dict[str, Any] = {"color": "#b34700", "marker": "^", "alpha": 0.9, "linewidths": 0.4}
-# Areas of the few's markers in points²: large where they are few, and smaller as they crowd.
-LARGE, SMALL, ROOMY = 26.0, 14.0, 60
+# Areas of markers in points², largest and smallest: up to ROOMY markers are large, more shrink.
+SHORT_AREAS, REST_AREAS, ROOMY = (26.0, 14.0), (26.0, 9.0), 60
 PANEL_WIDTH, PANEL_HEIGHT, LABELS = 3.1, 3.1, 0.5
 PANELS_A_ROW = 4
 TITLE_CHARACTERS = 32
@@ -219,7 +219,8 @@ def _clouds(found: Cloud, names: Iterable[str], *, titled: bool) -> Figure:
     names = list(names)
     across, upward = found.limits
     tall = float(np.ptp(upward) / np.ptp(across))
-    figure = _figure(PANEL_WIDTH * len(names) + LABELS, PANEL_HEIGHT * tall + 2 * LABELS)
+    height = PANEL_HEIGHT * tall + (2 if titled else 1) * LABELS
+    figure = _figure(PANEL_WIDTH * len(names) + LABELS, height)
     looks = dict(zip(found.points, _looks(found.points), strict=True))
     for place, name in enumerate(names):
         axes = figure.add_subplot(1, len(names), place + 1)
@@ -482,9 +483,12 @@ def edits_panel(found: EditScatter, name: str) -> Figure:
 
 def _draw_edits(axes: Axes, found: EditScatter, name: str) -> None:
     values, apart, near = found.panels[name], found.distances, found.is_near
-    area = float(np.clip(LARGE * ROOMY / max(int(near.sum()), 1), SMALL, LARGE))
-    axes.scatter(values[near], apart[near], s=area, zorder=3, edgecolors=GROUND, **SHORT)
-    axes.scatter(values[~near], apart[~near], zorder=2, **REST)
+    areas = [
+        float(np.clip(large * ROOMY / max(int(part.sum()), 1), small, large))
+        for part, (large, small) in ((near, SHORT_AREAS), (~near, REST_AREAS))
+    ]
+    axes.scatter(values[near], apart[near], s=areas[0], zorder=3, edgecolors=GROUND, **SHORT)
+    axes.scatter(values[~near], apart[~near], s=areas[1], zorder=2, **REST)
     is_gold = name == next(iter(found.panels))
     if is_gold and GRADES[0] <= values.min() and 1 < values.max() <= GRADES[1]:
         axes.set_xlim(GRADES[0] - MARGIN, GRADES[1] + MARGIN)
@@ -625,7 +629,9 @@ def _name_axes(axes: Axes, x: str, y: str) -> None:
         spine.set_visible(side in ("left", "bottom"))
         spine.set(color=FAINT, linewidth=0.8)
     axes.tick_params(which="both", color=FAINT, labelcolor=INK, labelsize=8, width=0.8)
-    axes.tick_params(length=3)
+    # Minor ticks are shorter; their labels stand in line with those of the major ones all the same.
+    axes.tick_params(which="major", length=3, pad=3.5)
+    axes.tick_params(which="minor", length=2, pad=4.5)
 
 
 def _number_logarithms(axis: Axis) -> None:

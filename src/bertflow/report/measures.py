@@ -406,7 +406,7 @@ def measure_word_norms(
         >>> import numpy as np
         >>> table = np.array([[3.0, 4.0], [6.0, 8.0]])
         >>> words = Words(["the", "of"], ranks=np.array([0, 3]), rows=np.array([0, 1]))
-        >>> measure_word_norms(table, words, ranges=[(0, 10)]).groups[0].value
+        >>> measure_word_norms(table, words, ranges=[(0, 10)]).groups[0].norm.value
         7.5
     """
     check_rows(words, embeddings)
