@@ -1,25 +1,28 @@
 """Looking at clouds of vectors."""
 
-from bertflow.analysis.alignment import alignment, uniformity
 from bertflow.analysis.diagnosis import Diagnosis, diagnose
-from bertflow.analysis.dimensions import Dominance, dead_dimensions, dominance, effective_rank
 from bertflow.analysis.frequency import (
     WordStatistics,
     frequent_words,
     word_embeddings,
     word_statistics,
 )
-from bertflow.analysis.hubness import Hubness, hubness
 from bertflow.analysis.isotropy import (
+    Dominance,
     Isotropy,
+    alignment,
+    dead_dimensions,
+    dominance,
+    effective_rank,
     isoscore,
     mean_cosine,
     measure_isotropy,
     partition_isotropy,
     singular_spectrum,
+    uniformity,
 )
 from bertflow.analysis.lexical import Lexical, edit_distances, lexical_statistics
-from bertflow.analysis.neighbours import nearest
+from bertflow.analysis.neighbours import Hubness, hubness, nearest
 
 __all__ = [
     "Diagnosis",

@@ -11,10 +11,18 @@ from typing import Any, Literal
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from bertflow.analysis.alignment import alignment, uniformity
-from bertflow.analysis.dimensions import Dominance, dead_dimensions, dominance, effective_rank
-from bertflow.analysis.hubness import Hubness, hubness
-from bertflow.analysis.isotropy import isoscore, mean_cosine, partition_isotropy
+from bertflow.analysis.isotropy import (
+    Dominance,
+    alignment,
+    dead_dimensions,
+    dominance,
+    effective_rank,
+    isoscore,
+    mean_cosine,
+    partition_isotropy,
+    uniformity,
+)
+from bertflow.analysis.neighbours import Hubness, hubness
 from bertflow.analysis.rows import checked, directed, sampled, unit_rows
 from bertflow.arrays import Array
 from bertflow.data import sample_sentences

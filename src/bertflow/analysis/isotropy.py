@@ -9,12 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertflow.analysis.dimensions import dominance, effective_rank
-from bertflow.analysis.rows import checked, directed, sampled, within_range
+from bertflow.analysis.rows import (
+    checked,
+    cosine_blocks,
+    directed,
+    sampled,
+    unit_rows,
+    within_range,
+)
 from bertflow.arrays import CHUNK_ROWS, Array, as_tensor, chunks, finite
-from bertflow.calibrators.moments import moments_of
+from bertflow.calibrators.moments import ROUNDING, moments_of
 from bertflow.errors import InputError, check_number
 from bertflow.evaluation import paired_cosine
+from bertflow.flows import bounded_deviation
 
 
 def mean_cosine(vectors: Array, *, pairs: int = 20000, random_state: int = 0) -> float:
@@ -246,3 +253,221 @@ def measure_isotropy(vectors: Array) -> Isotropy:
         effective_rank=effective_rank(vectors),
         leading_share=float(leading[0][1]),
     )
+
+
+def effective_rank(vectors: Array) -> float:
+    r"""Effective rank: how many dimensions the cloud uses, between 1 and min(N − 1, D).
+
+    .. math:: \operatorname{erank} = \exp\Big(-\sum_k p_k \ln p_k\Big), \qquad
+        p_k = \sigma_k / \sum_j \sigma_j
+
+    σ are the singular values (not their squares) of the centred matrix, taken as the roots of the
+    eigenvalues of the covariance; eigenvalues that are rounding count as 0. It does not depend on
+    the mean, on rotation or on scale.
+
+    Args:
+        vectors: Shape (N, D), N ≥ 2. All rows are used, in chunks.
+
+    Returns:
+        A number of dimensions, rarely a whole one.
+
+    Raises:
+        InputError: Fewer than 2 rows, all rows equal, or a NaN or infinite row (named).
+
+    Source:
+        Roy and Vetterli (2007); they do not centre.
+
+    Example:
+        >>> import numpy as np
+        >>> cross = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+        >>> round(effective_rank(cross + 5.0), 6)
+        2.0
+    """
+    covariance = moments_of(within_range(checked(vectors))[0]).covariance()
+    eigenvalues = torch.linalg.eigvalsh(covariance)
+    # They are good to about this part of the largest.
+    singular = eigenvalues[eigenvalues > ROUNDING * eigenvalues[-1]].sqrt()
+    share = singular / singular.sum()
+    return float(torch.exp(-(share * share.log()).sum()))
+
+
+@dataclass(frozen=True, eq=False)
+class Dominance:
+    """What each dimension adds to the mean cosine of a cloud.
+
+    Attributes:
+        contributions: Shape (D,); they add up to the mean cosine.
+    """
+
+    contributions: Array
+
+    @property
+    def mean_cosine(self) -> float:
+        """Mean cosine of all pairs of different rows."""
+        return float(self.contributions.sum())
+
+    @property
+    def shares(self) -> Array:
+        r"""The part of each dimension, shape (D,): :math:`|c_d| / \sum_e |c_e|`, adding up to 1.
+
+        Absolute values, because contributions may cancel, and the mean cosine, which the paper
+        divides by, may be 0; where all are positive this is the paper's share. All shares are 0 if
+        all contributions are. If the mean cosine is near 0 no dimension dominates, and the shares
+        are those of chance.
+        """
+        size = np.abs(self.contributions)
+        shares: Array = size / (size.sum() or 1.0)
+        return shares
+
+    def top(self, count: int) -> list[tuple[int, float]]:
+        """The dimensions with the largest shares, with these, largest first."""
+        shares = self.shares
+        order = np.argsort(-shares, kind="stable")[:count]
+        return [(int(dimension), float(shares[dimension])) for dimension in order]
+
+
+def dominance(vectors: Array) -> Dominance:
+    r"""Contribution of each dimension to the mean cosine: a rogue dimension has most of it.
+
+    .. math:: c_d = \frac{1}{N (N - 1)} \sum_{i \ne j} u_{id} u_{jd}
+        = \frac{(\sum_i u_{id})^2 - \sum_i u_{id}^2}{N (N - 1)}, \qquad
+        u_i = x_i / \lVert x_i \rVert
+
+    The paper draws random pairs; by the right-hand side all pairs cost one pass, so nothing is
+    drawn. It depends on the length of no row, but on the axes: it is not for rotated vectors.
+
+    Args:
+        vectors: Shape (N, D), N ≥ 2. Rows that are zero have no cosine and are left out.
+
+    Returns:
+        Contributions, their shares and their sum.
+
+    Raises:
+        InputError: Fewer than 2 rows that are not zero, or a NaN or infinite row (named).
+
+    Source:
+        Timkey and van Schijndel (2021).
+
+    Example:
+        >>> import numpy as np
+        >>> result = dominance(np.array([[4.0, 3.0], [4.0, -3.0]]))
+        >>> result.contributions.round(6), round(result.mean_cosine, 6)
+        (array([ 0.64, -0.36]), 0.28)
+        >>> [(dimension, round(share, 6)) for dimension, share in result.top(1)]
+        [(0, 0.64)]
+    """
+    vectors = directed(vectors)
+    count, width = vectors.shape
+    total, square = np.zeros(width), np.zeros(width)
+    for start in range(0, count, CHUNK_ROWS):
+        unit = unit_rows(vectors[start : start + CHUNK_ROWS])
+        total += unit.sum(axis=0)
+        square += np.square(unit).sum(axis=0)
+    return Dominance((np.square(total) - square) / (count * (count - 1)))
+
+
+def dead_dimensions(vectors: Array) -> Array:
+    """Dimensions that do not vary, by the rule by which the calibrators set them apart.
+
+    Their deviation is rounding, or below 1e-4 of the typical one: see `flows.bounded_deviation`.
+
+    Args:
+        vectors: Shape (N, D), N ≥ 2. All rows are used, in chunks.
+
+    Returns:
+        Their numbers, rising, counted from 0.
+
+    Raises:
+        InputError: Fewer than 2 rows, all rows equal, or a NaN or infinite row (named).
+
+    Example:
+        >>> import numpy as np
+        >>> dead_dimensions(np.array([[1.0, 7.0, 2.0], [2.0, 7.0, 4.0]]))
+        array([1])
+    """
+    moments = moments_of(within_range(checked(vectors))[0], covariance=False)
+    floor = ROUNDING * moments.mean.abs()
+    deviation = moments.deviation()
+    live = (deviation > floor) & (bounded_deviation(deviation, floor) == deviation)
+    return np.flatnonzero(~live.numpy())
+
+
+def alignment(first: Array, second: Array) -> float:
+    r"""Mean squared distance of pairs that belong together, on the sphere: 0 is best, 4 is worst.
+
+    .. math:: \ell_{\text{align}} = \frac{1}{N} \sum_i
+        \Big\lVert \frac{x_i}{\lVert x_i \rVert} - \frac{y_i}{\lVert y_i \rVert} \Big\rVert^2
+
+    Args:
+        first: Shape (N, D), N ≥ 2. Pairs with a row that is zero are left out.
+        second: Their partners, shape (N, D).
+
+    Returns:
+        The mean; 2 − 2 × the mean cosine of the pairs.
+
+    Raises:
+        InputError: The shapes differ, fewer than 2 pairs are without a zero row, or a row is NaN
+            or infinite (named).
+
+    Source:
+        Wang and Isola (2020), section 4.1, with α = 2.
+
+    Example:
+        >>> import numpy as np
+        >>> alignment(np.array([[1.0, 0.0], [0.0, 2.0]]), np.array([[5.0, 0.0], [3.0, 0.0]]))
+        1.0
+    """
+    first, second = checked(first), checked(second)
+    if first.shape != second.shape:
+        raise InputError(f"pairs need equal shapes, got {first.shape} and {second.shape}")
+    whole = np.logical_and(first.any(axis=1), second.any(axis=1))
+    count = int(whole.sum())
+    if count < 2:
+        raise InputError(
+            f"cosines take at least 2 pairs without a zero row, got {count} of {len(first)}"
+        )
+    total = 0.0
+    for start in range(0, len(first), CHUNK_ROWS):
+        part = slice(start, start + CHUNK_ROWS)
+        apart = np.square(unit_rows(first[part]) - unit_rows(second[part])).sum(axis=1)
+        total += float(apart[whole[part]].sum())
+    return total / count
+
+
+def uniformity(vectors: Array, *, rows: int = 5000, random_state: int = 0) -> float:
+    r"""How evenly a cloud covers the sphere: 0 if all rows point one way, lower is more even.
+
+    .. math:: \ell_{\text{uniform}} = \ln \frac{1}{N (N - 1)} \sum_{i \ne j}
+        e^{-2 \lVert u_i - u_j \rVert^2}, \qquad u_i = x_i / \lVert x_i \rVert
+
+    Even in many dimensions is near −4; no cloud is below −8.
+
+    Args:
+        vectors: Shape (N, D), N ≥ 2. Rows that are zero have no direction and are left out.
+        rows: A larger cloud is sampled: this many rows are drawn, and all their pairs taken.
+        random_state: Seed of the draw.
+
+    Returns:
+        The logarithm of the mean.
+
+    Raises:
+        InputError: Fewer than 2 rows that are not zero, a NaN or infinite row (named), or `rows`
+            is below 2.
+
+    Source:
+        Wang and Isola (2020), section 4.1, with t = 2.
+
+    Example:
+        >>> import numpy as np
+        >>> round(uniformity(np.array([[1.0, 0.0], [0.0, 2.0]])), 6)
+        -4.0
+    """
+    unit = unit_rows(sampled(directed(vectors), rows, random_state))
+    count = len(unit)
+    total = 0.0
+    for numbers, cosine in cosine_blocks(unit):
+        # ‖u − v‖² = 2 − 2 cos; rounding must not make it negative.
+        potential = np.exp(4 * np.minimum(cosine, 1.0) - 4)
+        potential[np.arange(len(numbers)), numbers] = 0.0
+        total += float(potential.sum())
+    return float(np.log(total / (count * (count - 1))))
