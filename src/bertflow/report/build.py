@@ -193,6 +193,25 @@ class _Draft:
         self.texts = chosen.texts
         self.notes += chosen.notes
 
+    def take_file(
+        self, file: str | Path, corpus: _Corpus | None, *, limit: int | None = None
+    ) -> tuple[int, list[str] | None]:
+        """Make the rows of a .npy file, with their sentences, the side before.
+
+        Returns:
+            How many rows the file has, and the sentence of each.
+        """
+        vectors = read_matrix(file)[:limit]
+        texts = None if corpus is None else corpus.beside(vectors, file)
+        chosen = choose(len(vectors), texts)
+        self.sides = [side_of_file(BEFORE, file, vectors, chosen, texts)]
+        self.look_at(chosen)
+        shape = f"{len(vectors):,} of {vectors.shape[1]} dimensions, {vectors.dtype}"
+        self.provenance.append(("vectors", f"{file}: {shape}"))
+        if corpus is not None:
+            self.provenance.append(("corpus", str(corpus)))
+        return len(vectors), texts
+
     def apply(self, place: str | Path) -> None:
         """Add the first side under a saved calibrator as the side after."""
         self.calibrator = load_calibrator(place)
@@ -286,24 +305,16 @@ def build_report(
 
 def _of_vectors(request: _Request) -> _Draft:
     path, corpus, against = request.path, request.corpus, request.against
-    vectors = read_matrix(path)
-    texts = None if corpus is None else corpus.beside(vectors, path)
-    chosen = choose(len(vectors), texts)
-    before = side_of_file(BEFORE, path, vectors, chosen, texts)
-    draft = _Draft(title=path.name, sides=[before])
-    draft.look_at(chosen)
-    draft.provenance += [
-        ("vectors", f"{path}: {len(vectors):,} of {vectors.shape[1]} dimensions, {vectors.dtype}"),
-        *([] if corpus is None else [("corpus", str(corpus))]),
-    ]
+    draft = _Draft(title=path.name)
+    rows, texts = draft.take_file(path, corpus)
     if against is not None and request.against_vectors:
         other = read_matrix(against)
-        if len(other) != len(vectors):
+        if len(other) != rows:
             raise InputError(
-                f"{against} holds {len(other):,} rows, but {path} {len(vectors):,}; row i of both "
-                "must be of the same sentence"
+                f"{against} holds {len(other):,} rows, but {path} {rows:,}; row i of both must be "
+                "of the same sentence"
             )
-        draft.sides.append(side_of_file(AFTER, against, other, chosen, texts))
+        draft.sides.append(side_of_file(AFTER, against, other, choose(rows, texts), texts))
         draft.provenance.append(("after", f"{against}: {other.shape[1]} dimensions"))
     elif against is not None:
         draft.apply(against)
@@ -405,15 +416,8 @@ def _take_fitted_rows(draft: _Draft, request: _Request, calibrator: Calibrator) 
             raise ModelError(f"{path} is a calibrator without its encoder, and {what}; {remedy}")
         draft.lack_vectors(f"{what}: {remedy}")
         return
-    vectors = read_matrix(file)[: saved.get("limit")]
-    texts = None
-    if request.corpus is not None:
-        texts = request.corpus.beside(vectors, file)
-        draft.provenance.append(("corpus", str(request.corpus)))
-    chosen = choose(len(vectors), texts)
-    draft.look_at(chosen)
-    before = side_of_file(BEFORE, file, vectors, chosen, texts)
-    draft.sides = [before, before.under(calibrator, AFTER, str(path))]
+    draft.take_file(file, request.corpus, limit=saved.get("limit"))
+    draft.sides.append(draft.sides[0].under(calibrator, AFTER, str(path)))
 
 
 def _two_models(draft: _Draft, request: _Request) -> list[Side]:

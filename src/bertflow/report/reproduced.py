@@ -193,11 +193,12 @@ class Run:
         if "device" in calibrator.get_params():
             calibrator.set_params(device="cpu")
         calibrator.fit(self.vectors_of(self.corpus()))
-        pairs = local_pairs(about["task"], self.data, about["split"])
         again = f"the calibrator of the clouds is fitted again from record {record.key}"
-        if pairs is None or not self._has_the_pairs_of(record):
+        scored = about["task"], about["split"]
+        there = local_pairs(scored[0], self.data, scored[1]) is not None
+        if not there or self.material.pairs_digest(*scored) != record.recipe["pairs"]:
             return calibrator, [again, "it is not held against its record: the pairs are not there"]
-        pairs = self.material.pairs(about["task"], about["split"])
+        pairs = self.material.pairs(*scored)
         first, second, _ = pairs.graded()
         graded = np.array([grade is not None for grade in pairs.gold])
         known = record.arrays["cosines"][graded]
@@ -211,36 +212,25 @@ class Run:
             )
         return calibrator, [again, held]
 
-    def _has_the_pairs_of(self, record: Result) -> bool:
-        """Whether the pairs that are there are those that a record was made on."""
-        digest = self.material.pairs_digest(record.about["task"], record.about["split"])
-        return bool(digest == record.recipe["pairs"])
-
     def edits(self) -> EditScatter | str:
         """Figure 2 from the cosines in records, or what would fill that section."""
         if find_spec("rapidfuzz") is None:
             return NO_RAPIDFUZZ
         if self.pair is None:
             return "bertflow reproduce table6 with this encoder would fill it"
-        before, after = self.pair
-        found = {}
-        for name, fitting in (("before", None), ("after", after.recipe["fitting"])):
-            for one in self.records:
-                if (
-                    one.kind == "score"
-                    and (one.about["task"], one.about["split"]) == ("stsb", "dev")
-                    and one.recipe["encoding"] == before.recipe["encoding"]
-                    and one.recipe["fitting"] == fitting
-                ):
-                    found[name] = one
-                    break
-        if len(found) < 2:
-            return "bertflow reproduce figure2 with this encoder would fill it"
         if local_pairs("stsb", self.data, "dev") is None:
             return NO_STSB_DEV
-        if not self._has_the_pairs_of(found["before"]):
-            return "STS-B dev as the run had it would fill it; the one in the folder is another"
-        cosines = {name: one.arrays["cosines"] for name, one in found.items()}
+        digest = self.material.pairs_digest("stsb", "dev")
+        on_dev = {"task": "stsb", "split": "dev", "pairs": digest}
+        cosines = {}
+        for name, record in zip(("before", "after"), self.pair, strict=True):
+            scored = self.records.get(key_of({**record.recipe, **on_dev}))
+            if scored is None:
+                return (
+                    "bertflow reproduce figure2 with this encoder would fill it; where the run has "
+                    "it, its STS-B dev is another than the one in the folder"
+                )
+            cosines[name] = scored.arrays["cosines"]
         return edits_of(self.material.pairs("stsb", "dev"), cosines)
 
     def words(self) -> WordNorms | str:

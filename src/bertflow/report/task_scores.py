@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -75,24 +75,16 @@ def cosines_of(pairs: Pairs, side: Side) -> Array | None:
     return on_all_pairs(pairs, paired_cosine(*halves))
 
 
-@dataclass(frozen=True, eq=False)
-class _SideScores:
-    """A side's estimates and their resamples, by task and, where all seven ran, "average"."""
+# A score, and its value in each resample.
+Sampled: TypeAlias = tuple[Estimate, Array]
 
-    estimates: Mapping[str, Estimate]
-    replicates: Mapping[str, Array]
 
-    @classmethod
-    def of(cls, scored: Mapping[str, Figures]) -> _SideScores:
-        """The weighted mean over subsets of each task."""
-        estimates = {task: one.main("wmean") for task, one in scored.items()}
-        replicates = {
-            task: one.replicates.get("wmean", one.replicates["all"]) for task, one in scored.items()
-        }
-        if set(scored) == set(STS_TASKS):
-            estimates[AVERAGE] = average(scored, "wmean")
-            replicates[AVERAGE] = average_replicates(scored, "wmean")
-        return cls(estimates, replicates)
+def _by_column(scored: Mapping[str, Figures]) -> dict[str, Sampled]:
+    """The weighted mean over subsets of each task and, where all seven ran, their average."""
+    columns = {task: (one.main("wmean"), one.drawn("wmean")) for task, one in scored.items()}
+    if set(scored) == set(STS_TASKS):
+        columns[AVERAGE] = average(scored, "wmean"), average_replicates(scored, "wmean")
+    return columns
 
 
 def score_sides(
@@ -121,9 +113,9 @@ def score_sides(
             of_side[task] = one
     if not scored[0]:
         return NO_SCORES, None
-    scores = [_SideScores.of(of_side) for of_side in scored]
+    scores = [_by_column(of_side) for of_side in scored]
     differences = _differences(scores[0], scores[-1]) if len(sides) > 1 else {}
-    columns = list(scores[0].estimates)
+    columns = list(scores[0])
     with_subsets = len(columns) > 1 or bool(CATALOG[columns[0]].subsets)
     rows = [
         RowResult(
@@ -137,7 +129,7 @@ def score_sides(
     notes = ["95 %: bootstrap over pairs, within subsets; the sides are scored on the same pairs"]
     if differences:
         notes.append(
-            f"↑ ↓: above or below {sides[0].name} beyond chance (paired, Holm over the table), · "
+            f"↑ ↓: above or below “{sides[0].name}” beyond chance (paired, Holm over the table), · "
             "where that cannot be told"
         )
     if absent := [task for task in tasks if task not in columns]:
@@ -147,25 +139,27 @@ def score_sides(
     return ScoreTable(table=table, drawn=rows), _headline(rows, differences)
 
 
-def _differences(before: _SideScores, after: _SideScores) -> dict[str, Difference]:
+def _differences(
+    before: Mapping[str, Sampled], after: Mapping[str, Sampled]
+) -> dict[str, Difference]:
     """After less before, by column, times 100, corrected for their number."""
     raw = {}
-    for name, first in before.estimates.items():
-        last = after.estimates[name]
+    for name, (first, first_drawn) in before.items():
+        last, last_drawn = after[name]
         rise = None if first.value is None or last.value is None else last.value - first.value
-        raw[name] = paired_difference(rise, before.replicates[name], after.replicates[name])
+        raw[name] = paired_difference(rise, first_drawn, last_drawn)
     return {name: scaled(change) for name, change in holm(raw).items()}
 
 
 def _cells(
-    scores: _SideScores, kind: str, differences: Mapping[str, Difference]
+    scores: Mapping[str, Sampled], kind: str, differences: Mapping[str, Difference]
 ) -> dict[str, CellResult]:
     """The scores of a side, with what was published beside them, for another encoder."""
     printed: dict[str, float | None] = {}
     doubts: dict[str, Sequence[str]] = {}
     if kind in PUBLISHED:
         numbers = published("table2")
-        tasks = [task for task in scores.estimates if task != AVERAGE]
+        tasks = [task for task in scores if task != AVERAGE]
         printed = {task: numbers.value(PUBLISHED[kind], task) for task in tasks}
         doubts = {task: numbers.rows[PUBLISHED[kind]].doubts[task] for task in tasks}
         known = [number for number in printed.values() if number is not None]
@@ -180,7 +174,7 @@ def _cells(
             baseline=differences.get(name),
             reason=estimate.undefined,
         )
-        for name, estimate in scores.estimates.items()
+        for name, (estimate, _) in scores.items()
     }
 
 
