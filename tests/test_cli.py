@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import itertools
 import json
@@ -474,6 +473,8 @@ CORPUS = ["--corpus", "corpus.txt", "--output", "e.npy"]
 every_loading_command = pytest.mark.parametrize(
     "index", range(5), ids=["fit", "encode", "evaluate", "demo", "compare"]
 )
+# Bare encoders and models of either kind are opened by a function each.
+either_way_of_loading = pytest.mark.parametrize("index", [0, 1], ids=["fit", "encode"])
 
 
 @every_loading_command
@@ -482,8 +483,8 @@ def test_a_missing_encoder_is_refused(refused, index):
         assert f"{encoder} does not exist" in refused(*loading_commands(encoder)[index])
 
 
-@every_loading_command
-def test_every_command_refuses_what_the_encoder_cannot_do(refused, tiny_bert, index):
+@either_way_of_loading
+def test_a_hidden_state_that_is_not_there_is_refused(refused, tiny_bert, index):
     said = refused(*loading_commands(tiny_bert, "--pooling", "layers:9")[index])
     assert "hidden state 9, but the encoder has 3 blocks" in said
 
@@ -505,7 +506,7 @@ def test_what_the_encoder_cannot_do_is_refused(refused, tiny_bert, options, mess
     assert message in refused("encode", tiny_bert, *CORPUS, *options)
 
 
-@every_loading_command
+@either_way_of_loading
 def test_a_model_that_cannot_be_had_is_refused(refused, monkeypatch, index):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -513,7 +514,7 @@ def test_a_model_that_cannot_be_had_is_refused(refused, monkeypatch, index):
     assert said.startswith("no-such-org/no-such-model is no folder here and cannot be had")
 
 
-@every_loading_command
+@either_way_of_loading
 def test_a_missing_gguf_is_refused(refused, index):
     assert "nope.gguf does not exist" in refused(*loading_commands("nope.gguf")[index])
 
@@ -532,19 +533,19 @@ def test_a_gguf_without_its_packages_is_refused_with_the_pip_line(
     assert f"model.gguf needs {' and '.join(missing)}:" in said
 
 
-@every_loading_command
+@either_way_of_loading
 def test_a_gguf_that_is_none_is_refused(refused, work, index):
     Path("model.gguf").write_bytes(b"no such format")
     assert "model.gguf" in refused(*loading_commands("model.gguf")[index])
 
 
-@every_loading_command
+@either_way_of_loading
 def test_a_calibrator_alone_is_no_encoder(refused, tiny_fitted, index):
     said = refused(*loading_commands(tiny_fitted)[index])
     assert "a calibrator alone, without an encoder" in said
 
 
-@every_loading_command
+@either_way_of_loading
 def test_a_file_or_folder_that_is_no_encoder_is_refused(refused, work, index):
     Path("notes.txt").write_text("notes")
     assert "notes.txt is a file, but not a .gguf" in refused(*loading_commands("notes.txt")[index])
@@ -800,32 +801,6 @@ def test_an_interruption_is_130(cli, work, tiny_bert, monkeypatch):
     code, _, err = cli("fit", "--encoder", tiny_bert, "--corpus", "corpus.txt", "--output", "out")
     assert (code, err) == (130, "error: interrupted\n")
     assert tree(work) == before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "place"),
-    [
-        (["--version"], "terminal.stop_logging"),
-        (["transform", "nope", "--vectors", "x.npy", "--output", "z"], "terminal.stop_logging"),
-        (["transform", "nope", "--vectors", "x.npy", "--output", "z"], "main._explain"),
-    ],
-)
-def test_an_interruption_once_the_command_is_through_is_130_too(cli, monkeypatch, arguments, place):
-    module, name = place.split(".")
-    module = importlib.import_module(f"bertflow.cli.{module}")
-    real, raised = getattr(module, name), []
-
-    def interrupted_once(*given):
-        if not raised:
-            raised.append(given)
-            raise KeyboardInterrupt
-        return real(*given)
-
-    monkeypatch.setattr(module, name, interrupted_once)
-    code, _, err = cli(*arguments)
-    assert raised
-    assert code == 130
-    assert err.splitlines()[-1] == "error: interrupted"
     assert logging.getLogger("bertflow").level == logging.NOTSET
 
 
@@ -995,10 +970,10 @@ def test_a_process_ends_with_the_code_of_its_error(work):
 READING = ["fit", "encode", "evaluate", "compare", "diagnose", "analyze isotropy"]
 
 
-@pytest.mark.parametrize("command", [*READING, "analyze lexical", "report"])
-def test_whatever_reads_text_can_be_told_its_format(command):
-    names = [name for one in commands_and_groups()[command].params for name in one.opts]
-    assert "--format" in names
+def test_whatever_reads_text_can_be_told_its_format():
+    for command in [*READING, "analyze lexical", "report"]:
+        names = [name for one in commands_and_groups()[command].params for name in one.opts]
+        assert "--format" in names, command
 
 
 def test_a_format_reaches_the_readers(work, cli, done, refused, tiny_bert, tiny_sentences):

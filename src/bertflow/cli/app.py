@@ -16,7 +16,7 @@ from bertflow.cli.judging import compare, diagnose, evaluate
 from bertflow.cli.options import Command, flattened
 from bertflow.cli.reproducing import reproduce
 from bertflow.cli.saved import cache, push, report
-from bertflow.cli.terminal import log_to_terminal
+from bertflow.cli.terminal import logging_to_terminal
 from bertflow.cli.tuning import finetune
 
 EXIT_CODES = (
@@ -39,7 +39,6 @@ class Settings:
     """What was said before the command."""
 
     debug: bool = False
-    verbose: bool = False
 
 
 settings = Settings()
@@ -53,6 +52,7 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Log what is done, on standard error.")
@@ -62,8 +62,8 @@ def options(
     ] = False,
 ) -> None:
     """Options before the command."""
-    settings.debug, settings.verbose = debug, verbose
-    log_to_terminal(verbose)
+    settings.debug = debug
+    context.with_resource(logging_to_terminal(verbose))
 
 
 analyze = typer.Typer(

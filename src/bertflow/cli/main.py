@@ -54,35 +54,6 @@ def run(arguments: list[str]) -> int:
     Returns:
         The exit code.
     """
-    try:
-        try:
-            return _run(arguments)
-        finally:
-            _stop_logging()
-    except KeyboardInterrupt:  # While an error was being said, or after all else.
-        _stop_logging()
-        return _stopped()
-
-
-def _open_streams() -> None:
-    """Open standard streams that are closed, and escape letters that they cannot hold.
-
-    Otherwise the next file that is opened would get the number of a closed stream, and what
-    libraries print would be written into that file.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
-        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _run(arguments: list[str]) -> int:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
@@ -112,6 +83,24 @@ def _run(arguments: list[str]) -> int:
         if "bertflow.cli.app" not in sys.modules or settings.debug:
             raise
         return _explain(error)
+
+
+def _open_streams() -> None:
+    """Open standard streams that are closed, and escape letters that they cannot hold.
+
+    Otherwise the next file that is opened would get the number of a closed stream, and what
+    libraries print would be written into that file.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _is_lost_output(error: Exception) -> bool:
@@ -145,11 +134,6 @@ def _plain_warnings() -> Iterator[None]:
 def _drop_output() -> None:
     """Let the rest of standard output go nowhere, which Python would try to write as it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _stop_logging() -> None:
-    if "bertflow.cli.terminal" in sys.modules:
-        sys.modules["bertflow.cli.terminal"].stop_logging()
 
 
 def _explain(error: Exception) -> int:

@@ -36,40 +36,30 @@ def show(what: Any) -> None:
     console().print(what)
 
 
-class _Handler(logging.Handler):
-    """Writes a line on what is standard error at the time."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write it."""
-        try:
-            sys.stderr.write(f"{one_line(self.format(record))}\n")
-        except Exception:
-            self.handleError(record)
+class _OneLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return one_line(super().format(record))
 
 
-_HANDLER = _Handler()
-
-
-def log_to_terminal(verbose: bool) -> None:
-    """Show on standard error what bertflow logs.
+@contextmanager
+def logging_to_terminal(verbose: bool) -> Iterator[None]:
+    """Show on standard error what bertflow logs, until the command has ended.
 
     Args:
         verbose: All that it does, each line with the time and the module; otherwise warnings alone.
     """
-    log = logging.getLogger("bertflow")
-    log.setLevel(logging.INFO if verbose else logging.WARNING)
+    log, handler = logging.getLogger("bertflow"), logging.StreamHandler()
     plain = "%(message)s"
-    _HANDLER.setFormatter(
-        logging.Formatter(f"%(asctime)s %(name)s: {plain}" if verbose else plain, "%H:%M:%S")
+    handler.setFormatter(
+        _OneLine(f"%(asctime)s %(name)s: {plain}" if verbose else plain, "%H:%M:%S")
     )
-    log.addHandler(_HANDLER)
-
-
-def stop_logging() -> None:
-    """Undo `log_to_terminal`, for programs that go on after a command."""
-    log = logging.getLogger("bertflow")
-    log.setLevel(logging.NOTSET)
-    log.removeHandler(_HANDLER)
+    log.setLevel(logging.INFO if verbose else logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.setLevel(logging.NOTSET)
+        log.removeHandler(handler)
 
 
 @contextmanager
