@@ -20,7 +20,7 @@ from safetensors.torch import save
 from bertflow import AllButTheTop, Flow, Standardization, Whitening, load_encoder
 from bertflow.calibrators import load_calibrator, save_calibrator
 from bertflow.calibrators.checkpoint import NAMES, Checkpoint, State
-from bertflow.calibrators.vectors import read_archive, read_vectors
+from bertflow.calibrators.vectors import read_vectors
 from bertflow.cli.options import build_calibrator, three
 from bertflow.data import (
     CATALOG,
@@ -212,12 +212,6 @@ def _npy(array: Any) -> bytes:
     return out.getvalue()
 
 
-def _npz(**arrays: Any) -> bytes:
-    out = io.BytesIO()
-    np.savez_compressed(out, **arrays)
-    return out.getvalue()
-
-
 def _vectors() -> list[Reader]:
     random = np.random.default_rng(0)
     words = _lines([("cat", "1", "0.5"), ("dog", "-1e-3", "2"), ("a b", "0", "0")], " ")
@@ -238,11 +232,6 @@ def _vectors() -> list[Reader]:
             files={"x.npy": _npy(random.normal(size=(5, 4)).astype(np.float32))},
             read=lambda folder: np.array(read_vectors(folder / "x.npy")),
             share=2,
-        ),
-        Reader(
-            name="archive .npz",
-            files={"x.npz": _npz(cosines=random.normal(size=9), replicates_all=np.ones((3, 2)))},
-            read=lambda folder: read_archive(folder / "x.npz"),
         ),
     ]
 

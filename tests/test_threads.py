@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bertflow import Flow, diagnose
-from bertflow.threads import one_thread, usual_threads
+from bertflow.process_state import one_thread, usual_threads
 
 T = TypeVar("T")
 SMALL = {"levels": 2, "depth": 2, "width": 4, "epochs": 1}

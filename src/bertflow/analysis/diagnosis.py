@@ -31,7 +31,7 @@ from bertflow.encoders import Precision, SentenceCache, embed
 from bertflow.encoders.encoder import CALIBRATOR
 from bertflow.errors import InputError
 from bertflow.models import open_model
-from bertflow.threads import one_thread
+from bertflow.process_state import one_thread
 
 Verdict = Literal["yes", "no", "unclear", "uninformative"]
 

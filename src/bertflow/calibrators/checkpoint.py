@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 KIND, FORMAT = "bertflow checkpoint", 1
 NAMES = ("values", "first", "second", "curve")
-# A state is copied after so many steps. At each step it would be slow, and a GPU would have to wait
-# for each loss.
+# Steps between two copies of the state. A copy at each step would be slow, and a GPU would wait for
+# each loss.
 KEPT_STEPS = 64
-# The longest time between two writes of the file, if there is a new state.
+# The file is written at most once in so many seconds.
 SAVED_SECONDS = 10.0
 
 
@@ -57,16 +57,16 @@ class State:
 
 
 class Checkpoint:
-    """The last state that gave a finite loss and gradient, and the file it is kept in.
+    """The last state that gave a finite loss and gradient, and the file that holds it.
 
-    The file is of one run: of these rows, arguments, seed, versions, kind of device and number of
-    threads. That of another run, or a damaged one, is left behind with a warning in the log. A disk
-    that is full is a warning, too: training goes on.
+    A file belongs to one run: its rows, arguments, seed, versions, kind of device and number of
+    threads. A damaged file, or that of another run, is ignored with a warning in the log. A full
+    disk is a warning, too: training goes on.
 
     Args:
-        path: The file, which is then the new one whole, or still the old one; None for none.
-        run: All that the bits depend on, "seed" among it, but for the rows' contents.
-        rows: What is trained on, shape (N, D); read only once the file is there or due.
+        path: The file, always replaced whole; None keeps the state in memory only.
+        run: All that the bits depend on, with "seed", without the contents of the rows.
+        rows: What is trained on, shape (N, D); hashed only if the file exists or is to be written.
         any_seed: Go on with the seed of the file.
 
     Attributes:
@@ -97,15 +97,6 @@ class Checkpoint:
                 self._open(self.path, any_seed)
         self._saved = time.monotonic()
 
-    def state_of(self, parameters: int, steps: int) -> State | None:
-        """The state that is kept, if it is of so many parameters and at most so many steps."""
-        if self.state is None:
-            return None
-        if len(self.state.values) != parameters or self.state.step > steps:
-            log.warning("%s is damaged (it is of another flow): starting anew", self.path)
-            self.state = None
-        return self.state
-
     def keep(self, state: State, loss: Tensor, gradient: Tensor) -> None:
         """Keep a state, with tensors of its own, if the loss and gradient there are finite."""
         norm = torch.linalg.vector_norm(gradient)
@@ -120,7 +111,7 @@ class Checkpoint:
         if self.path is None or self.state is None or not self.state.step:
             return
         tensors = {name: getattr(self.state, name).cpu() for name in NAMES}
-        about = {**self.run, "kind": KIND, "contents": self._of_rows()}
+        about = {**self.run, "kind": KIND, "contents": self._rows_digest()}
         about["check"] = _check(about, tensors)
         try:
             write_bytes(self.path, save(tensors, about))
@@ -133,15 +124,13 @@ class Checkpoint:
         self._saved = time.monotonic()
 
     def _open(self, path: Path, any_seed: bool) -> None:
-        """Take the state of the file, if that is whole and of this run."""
+        """Take the state from the file, if the file is whole and of this run."""
         try:
             with safe_open(path, framework="pt") as file:
                 about: dict[str, str] = file.metadata() or {}
                 ours = about.get("kind") == KIND
-                if ours:
-                    _check_shapes({n: file.get_slice(n) for n in file.keys()})
                 tensors = {name: file.get_tensor(name) for name in NAMES} if ours else {}
-        except (OSError, SafetensorError, ValueError, TypeError, RuntimeError) as error:
+        except (OSError, SafetensorError, ValueError, RuntimeError) as error:
             log.warning("%s is damaged (%s): starting anew", path, error)
             return
         if not ours:
@@ -151,7 +140,7 @@ class Checkpoint:
             for name, value in self.run.items()
             if about.get(name) != value and not (any_seed and name == "seed")
         ]
-        if not differing and about.get("contents") != self._of_rows():
+        if not differing and about.get("contents") != self._rows_digest():
             differing = ["other values in the rows"]
         if differing:
             log.warning("%s is of another fit (%s): starting anew", path, "; ".join(differing))
@@ -161,28 +150,13 @@ class Checkpoint:
             self.state = State(**tensors)
             self.run["seed"] = about["seed"]
 
-    def _of_rows(self) -> str:
+    def _rows_digest(self) -> str:
         if self._digest is None:
             digest = hashlib.blake2b(digest_size=16)
             for chunk in chunks(self._rows):
                 digest.update(_bytes(chunk))
             self._digest = digest.hexdigest()
         return self._digest
-
-
-def _check_shapes(slices: Mapping[str, Any]) -> None:
-    """Refuse what is no state, before any of it is read.
-
-    Raises:
-        ValueError: It is none.
-    """
-    shapes = {name: tuple(one.get_shape()) for name, one in slices.items()}
-    kinds = {name: one.get_dtype() for name, one in slices.items()}
-    whole = sorted(shapes) == sorted(NAMES) and all(len(shape) == 1 for shape in shapes.values())
-    if not whole or len({shapes[name] for name in NAMES[:3]}) > 1:
-        raise ValueError("it holds other tensors than a state's")
-    if kinds != {**dict.fromkeys(NAMES[:3], "F32"), "curve": "F64"}:
-        raise ValueError("it holds numbers of other types than a state's")
 
 
 def _check(about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:

@@ -30,7 +30,7 @@ from bertflow.errors import InputError, TrainingError, check_number, warn_of_few
 from bertflow.flows import Glow, Permutation, ResidualForm
 from bertflow.flows.glow import CouplingName, PermutationName
 from bertflow.flows.layers import WeightInit
-from bertflow.threads import usual_threads
+from bertflow.process_state import usual_threads
 
 EVALUATION_ROWS = 65536
 # On stored STS-B vectors the paper's flow gains next to nothing over its standardization with 10
@@ -484,7 +484,7 @@ class Flow(Calibrator):
 
     def _transform_into(self, x: Tensor, out: Tensor) -> None:
         self._latent_into(x, out)
-        self.frame_.temper_(out)
+        self.frame_.temper(out)
 
     def _inverse_transform_into(self, z: Tensor, out: Tensor) -> None:
         z, count, flow = self.frame_.untemper(z), self.frame_.count, self._in(z)

@@ -238,17 +238,10 @@ class Frame:
         return u + like(self.mean, u)
 
     def temper(self, z: Tensor) -> Tensor:
-        """Latent (N, D), standard normal, to the output."""
-        if self.gain is not None:
-            z = z * like(self.gain, z)
-        return z if self.offset is None else z + like(self.offset, z)
-
-    def temper_(self, z: Tensor) -> None:
-        """The same in place."""
+        """Latent (N, D), standard normal, to the output; in place."""
         if self.gain is not None:
             z.mul_(like(self.gain, z))
-        if self.offset is not None:
-            z.add_(like(self.offset, z))
+        return z if self.offset is None else z.add_(like(self.offset, z))
 
     def untemper(self, z: Tensor) -> Tensor:
         """Undo `temper`."""

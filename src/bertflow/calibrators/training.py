@@ -19,7 +19,7 @@ from bertflow.calibrators.checkpoint import KEPT_STEPS, Checkpoint, State
 from bertflow.calibrators.recorded import on_a_stream, recorded
 from bertflow.errors import InputError, TrainingError, check_number
 from bertflow.flows import ActNorm, FlatParameters, Glow, InvertibleLinear, LikelihoodGradient
-from bertflow.threads import one_thread, set_own_threads
+from bertflow.process_state import one_thread, set_own_threads
 
 log = logging.getLogger(__name__)
 
@@ -114,9 +114,9 @@ def train(
     optimizer = _Adam(glow, objective.parameters, schedule, total)
     curve = torch.empty(total, dtype=torch.float64)
     start = 0
-    if checkpoint is not None and (state := checkpoint.state_of(len(optimizer.flat), total)):
-        start = optimizer.go_on(state)
-        curve[:start] = state.curve
+    if checkpoint is not None and checkpoint.state is not None:
+        start = optimizer.go_on(checkpoint.state)
+        curve[:start] = checkpoint.state.curve
         log.info("going on after step %d of %d", start, total)
     log.info("%d rows of %d dimensions, %d steps on %s", rows, glow.features, total, device)
     batches = _batches(fetch, rows, order, schedule.batch_size, device, generator, start, ahead)

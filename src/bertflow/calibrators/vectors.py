@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator
-from io import BytesIO
 from pathlib import Path
-from typing import Literal
 from zipfile import ZipFile
 
 import numpy as np
@@ -23,8 +20,6 @@ from bertflow.io.outputs import part_folder
 log = logging.getLogger(__name__)
 
 CHUNK_ROWS = 65536
-# Of arrays that are read into memory whole.
-LARGEST_ARCHIVE = 2**30
 Progress = Callable[[int, int], None]
 
 
@@ -81,59 +76,6 @@ def read_vectors(path: str | Path) -> Array:
         )
     log.info("%s: %d vectors of %d dimensions, %s", path, *vectors.shape, vectors.dtype)
     return vectors
-
-
-def read_archive(path: str | Path) -> dict[str, Array]:
-    """Read a .npz file of numbers whole, once its sizes are known to be what they say.
-
-    Args:
-        path: As `numpy.savez` or `numpy.savez_compressed` writes it.
-
-    Returns:
-        The arrays by name.
-
-    Raises:
-        InputError: It cannot be read, holds something else than numbers, or unpacks to more than
-            `LARGEST_ARCHIVE` bytes.
-    """
-    path = Path(path)
-    arrays: dict[str, Array] = {}
-    try:
-        with ZipFile(path) as archive:
-            if sum(part.file_size for part in archive.infolist()) > LARGEST_ARCHIVE:
-                raise InputError(f"{path} unpacks to more than {LARGEST_ARCHIVE:,} bytes")
-            for part in archive.infolist():
-                # What is read is what the file says, whatever its parts would unpack to.
-                with archive.open(part) as file:
-                    content = BytesIO(file.read(part.file_size))
-                name = part.filename.removesuffix(".npy")
-                if name in arrays:
-                    raise InputError(f"{path} holds {shown(name)} twice")
-                arrays[name] = _array(content, f"{path}: {shown(name)}")
-    except InputError:
-        raise
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-    # zipfile has several of its own, and asks for passwords by RuntimeErrors.
-    except Exception:
-        raise InputError(f"{path} is not a .npz file of numbers") from None
-    return arrays
-
-
-def _array(content: BytesIO, place: str) -> Array:
-    """An array from the bytes of a .npy file, of which all must be there."""
-    major, _ = np.lib.format.read_magic(content)
-    read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
-    if major not in read:
-        raise InputError(f"{place} is of version {major}, expected 1 or 2")
-    shape, fortran, dtype = read[major](content)
-    data = content.getbuffer()[content.tell() :]
-    if dtype.kind not in "fiub" or any(n < 0 for n in shape):
-        raise InputError(f"{place} holds {dtype} of shape {shape}, expected numbers")
-    if math.prod(shape) * dtype.itemsize != len(data):
-        raise InputError(f"{place} is of shape {shape} and {dtype}, but has {len(data):,} bytes")
-    order: Literal["C", "F"] = "F" if fortran else "C"
-    return np.frombuffer(data, dtype).reshape(shape, order=order).copy()
 
 
 def write_vectors(path: str | Path, vectors: Array) -> None:

@@ -19,8 +19,7 @@ from bertflow.encoders.encoder import encoder_of, is_usual
 from bertflow.encoders.evaluating import evaluating
 from bertflow.encoders.precision import Precision, in_precision, raised, resolved_precision
 from bertflow.encoders.probe import check_own_encoding, name_of
-from bertflow.process_state import pinned
-from bertflow.threads import set_own_threads, usual_threads
+from bertflow.process_state import pinned, set_own_threads, usual_threads
 
 Batch = tuple[Tensor, dict[str, Any]]
 # Places of sentences in their group, and their vectors.

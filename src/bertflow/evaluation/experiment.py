@@ -26,7 +26,7 @@ from bertflow.errors import BertflowError, FewRowsWarning, ModelError
 from bertflow.evaluation.correlation import correlate, paired_cosine
 from bertflow.evaluation.scores import Figures, figures, gold_of
 from bertflow.io.result_store import Result, ResultStore, key_of
-from bertflow.threads import usual_threads
+from bertflow.process_state import usual_threads
 
 MOST_COMPONENTS = 20
 LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn")

@@ -18,7 +18,7 @@ from bertflow.calibrators.moments import moments_of
 from bertflow.errors import InputError, check_number
 from bertflow.evaluation.correlation import correlate
 from bertflow.paper.results import RowResult, TableResult
-from bertflow.threads import one_thread
+from bertflow.process_state import one_thread
 
 Sides = Mapping[str, Array]
 
