@@ -364,7 +364,9 @@ class Flow(Calibrator):
                     generator=generator,
                     progress=report,
                     checkpoint=kept,
-                    ahead=in_file(rows),
+                    # On a GPU another thread would use another stream, which training does not
+                    # wait for.
+                    ahead=in_file(rows) and device.type == "cpu",
                 )
             self._conclude(rows, curve, generator)
         except TrainingError as error:
