@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,19 +24,18 @@ Made = TypeVar("Made")
 # Called after each step of a training with the steps done, their total and the loss.
 Progress = Callable[[int, int, float], None]
 
-# Largest centre, and largest and reciprocal of the least scale, with which rows are mapped in
-# float32: far enough from its ends that no digit is lost, nor a row of that size overflows.
+# float32 maps rows only if the centre and the scale lie between 1 / FLOAT32_REACH and this. The
+# range of float32 is wider, so no digit is lost and no such row overflows.
 FLOAT32_REACH = 1e30
-# Private methods that modules, models and files call all the same.
+# Private methods that other packages of bertflow call.
 OTHERS_CALL = ("_rows", "_transform", "_learned", "_allocate", "_restore")
 
 
 class _Pinned:
-    """Methods that others call compute as in a fresh process, those of subclasses, too."""
+    """Public methods, also those of subclasses, compute as in a fresh process."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        # Before scikit-learn wraps transform: what it makes of the output is for the caller's
-        # settings.
+        # Before scikit-learn wraps transform: its wrapper must see the caller's settings.
         for name, method in list(vars(cls).items()):
             called = not name.startswith("_") or name in OTHERS_CALL
             if called and isinstance(method, FunctionType):
@@ -55,10 +55,10 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     row is refused by its number.
     """
 
-    # Set by fit. Files of earlier versions do not tell how many rows there were.
+    # Set by fit. Files of earlier versions have no n_samples_.
     n_features_in_: int
     n_samples_: int
-    # Set by callers that know what the rows are: encoder, files, counts, versions.
+    # Set by callers that know where the rows came from: encoder, files, counts, versions.
     provenance_: dict[str, Any]
 
     def fit(
@@ -110,7 +110,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return self._rows(X)
 
     def _rows(self, X: Rows) -> Rows:  # noqa: N803
-        """What `transform` computes, whatever scikit-learn is told to make of it."""
+        """As `transform`, but never converted by scikit-learn's set_output."""
         check_is_fitted(self)
         rows: Rows = self._checked(X, fitting=False)
         return self._mapped(self._transform_into, rows, self._n_features_out)
@@ -143,7 +143,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return mapped(function, rows, width, wide=self._needs_float64())
 
     def __sklearn_is_fitted__(self) -> bool:
-        # Attributes would not tell: a fit that failed half-way has set some.
+        # A fit that failed half-way has set some attributes, so a flag is needed.
         return getattr(self, "_fitted", False)
 
     @property
@@ -151,9 +151,9 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return self.n_features_in_
 
     def _checked(self, X: Any, *, fitting: bool) -> Any:  # noqa: N803
-        """Validate once, for every calibrator: shape, type, width; to fit, finiteness.
+        """Check shape, type and width, and before a fit that rows are finite.
 
-        What is mapped is checked for finiteness chunk by chunk, see `mapped`.
+        Rows to be mapped are checked for finiteness chunk by chunk, see `mapped`.
         """
         rows = matrix(X, 0 if fitting else self.n_features_in_)
         if fitting and (len(rows) < 2 or rows.shape[1] < 2):
@@ -230,19 +230,32 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         Example:
             ``Whitening().fit(vectors).push_to_hub("me/whitening", private=True)``
         """
-        from bertflow.calibrators.writing import push_calibrator
+        from huggingface_hub import HfApi
 
-        return push_calibrator(
-            self,
-            repo_id,
-            token=token,
-            private=private,
-            exist_ok=exist_ok,
-            replace_model_card=replace_model_card,
-            commit_message=commit_message,
-            revision=revision,
-            create_pr=create_pr,
-        )
+        from bertflow.calibrators.readme import CARD, calibrator_card
+        from bertflow.calibrators.writing import save_calibrator, without_folders
+
+        public = without_folders(self)
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            save_calibrator(public, folder)  # Before anything is made on the hub.
+            api = HfApi(token=token)
+            made = api.create_repo(repo_id, private=private, exist_ok=exist_ok or create_pr)
+            repo_id = made.repo_id
+            if revision is not None:
+                api.create_branch(repo_id, branch=revision, exist_ok=True)
+            keep = not replace_model_card and api.file_exists(repo_id, CARD, revision=revision)
+            content = calibrator_card(public, repo_id)
+            (folder / CARD).write_text(content, encoding="utf-8", newline="\n")
+            done = api.upload_folder(
+                repo_id=repo_id,
+                folder_path=folder,
+                ignore_patterns=[CARD] if keep else None,
+                commit_message=commit_message or f"Add a {type(self).__name__}",
+                revision=revision,
+                create_pr=create_pr,
+            )
+        return str(done.pr_url if create_pr else done.commit_url)
 
     def facts(self) -> dict[str, str]:
         """What was learned and on what, by name, as notebooks and model cards show it.
@@ -283,8 +296,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         facts = self.facts()
         return block(f"{type(self).__name__}, fitted", facts_table(facts)) if facts else ""
 
-    # scikit-learn's own page of an estimator, by both of the names that notebooks ask for, and what
-    # was learned below it.
+    # Notebooks ask for either of two names. Both give scikit-learn's page, and our facts below it.
     def _repr_html_inner(self) -> str:
         return f"{super()._repr_html_inner()}{self._facts_html()}"
 

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -39,6 +39,7 @@ ENOUGH_STEPS = 50
 Chosen = TypeVar("Chosen", Schedule, Framing)
 
 
+@dataclass(repr=False, eq=False)
 class Flow(Calibrator):
     r"""BERT-flow: an invertible map that turns the cloud of vectors into a standard Gaussian.
 
@@ -120,66 +121,39 @@ class Flow(Calibrator):
         ((256,), (5, 8))
     """
 
-    flow_: Glow
-    frame_: Frame
+    levels: int = 2
+    depth: int = 3
+    _: KW_ONLY
+    width: int = 32
+    coupling: CouplingName = "additive"
+    permutation: PermutationName = "random"
+    residual: bool = True
+    scale_rate: float = 3.0
+    weight_init: WeightInit = "orthogonal"
+    epochs: float = 1.0
+    batch_size: int = 32
+    learning_rate: float = 1e-3
+    schedule: Literal["constant", "linear"] = "linear"
+    weight_decay: float = 0.0
+    bias_correction: bool = True
+    adam_epsilon: float = 1e-8
+    max_grad_norm: float | None = 1.0
+    normalize: bool = False
+    axes: AxesName = "given"
+    noise: float = 0.0
+    leading: int = 0
+    leading_gain: float = 0.3
+    centring: float = 1.0
+    device: Literal["auto"] | str = "auto"
+    random_state: int | np.random.RandomState | None = 0
+
+    flow_: Glow = field(init=False)
+    frame_: Frame = field(init=False)
+    loss_: float = field(init=False)
+    loss_curve_: Array = field(init=False)
     mean_ = property(attrgetter("frame_.mean"))
     scale_ = property(attrgetter("frame_.scale"))
     live_ = property(attrgetter("frame_.live"))
-    loss_: float
-    loss_curve_: Array
-
-    def __init__(
-        self,
-        levels: int = 2,
-        depth: int = 3,
-        *,
-        width: int = 32,
-        coupling: CouplingName = "additive",
-        permutation: PermutationName = "random",
-        residual: bool = True,
-        scale_rate: float = 3.0,
-        weight_init: WeightInit = "orthogonal",
-        epochs: float = 1.0,
-        batch_size: int = 32,
-        learning_rate: float = 1e-3,
-        schedule: Literal["constant", "linear"] = "linear",
-        weight_decay: float = 0.0,
-        bias_correction: bool = True,
-        adam_epsilon: float = 1e-8,
-        max_grad_norm: float | None = 1.0,
-        normalize: bool = False,
-        axes: AxesName = "given",
-        noise: float = 0.0,
-        leading: int = 0,
-        leading_gain: float = 0.3,
-        centring: float = 1.0,
-        device: Literal["auto"] | str = "auto",
-        random_state: int | np.random.RandomState | None = 0,
-    ) -> None:
-        self.levels = levels
-        self.depth = depth
-        self.width = width
-        self.coupling = coupling
-        self.permutation = permutation
-        self.residual = residual
-        self.scale_rate = scale_rate
-        self.weight_init = weight_init
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.schedule = schedule
-        self.weight_decay = weight_decay
-        self.bias_correction = bias_correction
-        self.adam_epsilon = adam_epsilon
-        self.max_grad_norm = max_grad_norm
-        self.normalize = normalize
-        self.axes = axes
-        self.noise = noise
-        self.leading = leading
-        self.leading_gain = leading_gain
-        self.centring = centring
-        self.device = device
-        self.random_state = random_state
 
     @classmethod
     def released(cls, **changes: Any) -> Self:
@@ -392,7 +366,7 @@ class Flow(Calibrator):
         try:
             log_prob = self._log_probs(taken(rows, sample).cpu().numpy()).astype(np.float64)
             self.loss_ = float(-log_prob.mean() / (self.n_features_in_ * math.log(2)))
-        except InputError:  # The rows themselves have been looked at.
+        except InputError:  # The rows are finite, so their log_prob is not.
             self.loss_ = math.nan
         if not math.isfinite(self.loss_):
             raise TrainingError(
@@ -414,7 +388,7 @@ class Flow(Calibrator):
         return kept
 
     def _run(self, rows: Array | Tensor, device: torch.device, seed: int) -> dict[str, Any]:
-        """What the bits of a fit depend on, but for the contents of the rows."""
+        """All that the bits of a fit depend on, without the contents of the rows."""
         arguments = self.get_params(deep=False)
         return {
             **{k: v for k, v in arguments.items() if k not in ("device", "random_state")},
@@ -430,7 +404,7 @@ class Flow(Calibrator):
 
     def _chosen(self, kind: type[Chosen]) -> Chosen:
         """The arguments that a dataclass holds, by their common names."""
-        return kind(**{field.name: getattr(self, field.name) for field in fields(kind)})
+        return kind(**{each.name: getattr(self, each.name) for each in fields(kind)})
 
     def _check_arguments(self) -> None:
         for name in ["levels", "depth", "width"]:
@@ -520,11 +494,11 @@ class Flow(Calibrator):
     def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
         self._check_arguments()
         width = self.n_features_in_
-        # A layer has several names. What asks for more layers than that would take for ever to
-        # build, only to be found out afterwards.
+        # Each layer has several names in the file. A larger depth is wrong, and building so many
+        # layers only to find that out could take for ever.
         if self.depth > len(shapes):
             raise InputError(f"depth={self.depth} is more than the {len(shapes)} names in the file")
-        # How many dimensions vary is only known from the file: the first layer has that width.
+        # Only the file says how many dimensions vary: the width of the first layer.
         live = shapes.get("flow.levels.0.steps.0.bias", (width,))[0]
         if not 2 <= live <= width:
             raise InputError(f"a flow over {live} of {width} dimensions cannot be")
@@ -539,7 +513,7 @@ class Flow(Calibrator):
         self.loss_ = float(learned["loss"])
         self.loss_curve_ = learned["loss_curve"].numpy()
         weights = {k.removeprefix("flow."): v for k, v in learned.items() if k.startswith("flow.")}
-        # With a generator of its own: the caller's is not moved.
+        # A generator of its own leaves torch's global one unchanged.
         self.flow_ = self._build(self.frame_.count, torch.Generator())
         if self.flow_.features != len(weights["levels.0.steps.0.bias"]):
             raise InputError(

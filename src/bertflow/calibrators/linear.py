@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -30,12 +31,12 @@ from bertflow.calibrators.moments import (
 from bertflow.errors import InputError, check_number, warn_of_few_rows
 from bertflow.flows import bounded_deviation
 
-# With fewer rows a dimension the smallest variances come out at less than a quarter of what they
-# are (Marchenko and Pastur: at (1 - sqrt(D / N))^2), and whitening divides by them.
+# With fewer rows per dimension the smallest variances are estimated at less than a quarter of their
+# true size (Marchenko and Pastur: (1 - sqrt(D / N))^2), and whitening divides by them.
 ENOUGH_ROWS = 4
-# How many rows an effective dimension takes for a covariance to be shrunk by half. From STS-B test
-# on three clouds (`python -m benchmarks.stsb_vectors --few`): with 300 rows whitening is never a
-# point below raw, with all of them nothing changes.
+# With so many rows per effective dimension a covariance is shrunk by half. Chosen on STS-B test
+# with three encoders (`python -m benchmarks.stsb_vectors --few`): with 300 rows whitening is never
+# a point below raw vectors, and with all rows nothing changes.
 HALF_SHRUNK_ROWS = 25
 
 
@@ -48,10 +49,10 @@ class LinearCalibrator(Calibrator):
     # Whether it is learned from rows scaled to unit length.
     from_unit_rows = False
 
-    # Whether the full covariance is learned from, or the variances alone.
+    # Whether the fit needs the full covariance, or the variances alone.
     needs_covariance = True
 
-    # Whether some of the rows are looked at beside their moments.
+    # Whether the fit needs some of the rows themselves beside their moments.
     needs_sample = False
 
     def fit_moments(self, moments: Moments, sample: Any = None) -> Self:
@@ -197,6 +198,7 @@ class Standardization(LinearCalibrator):
         return {"mean": empty(self.n_features_in_), "scale": empty(self.n_features_in_)}
 
 
+@dataclass(repr=False, eq=False)
 class AllButTheTop(LinearCalibrator):
     r"""Remove the mean and the k leading principal directions: the paper's NATSV.
 
@@ -229,11 +231,11 @@ class AllButTheTop(LinearCalibrator):
         array([0., 1., 0.])
     """
 
-    components_: Array
+    n_components: int | None = None
+    _: KW_ONLY
+    standardize: bool = False
 
-    def __init__(self, n_components: int | None = None, *, standardize: bool = False) -> None:
-        self.n_components = n_components
-        self.standardize = standardize
+    components_: Array = field(init=False)
 
     def _count(self) -> int:
         if self.n_components is None:
@@ -251,8 +253,8 @@ class AllButTheTop(LinearCalibrator):
         self.mean_ = moments.mean.numpy()
         scale = _scale(moments) if self.standardize else torch.ones(width, dtype=torch.float64)
         self.scale_ = scale.numpy()
-        found = principal_axes(moments.covariance() / torch.outer(scale, scale))
-        deviation, directions, floor = found
+        correlation = moments.covariance() / torch.outer(scale, scale)
+        deviation, directions, floor = principal_axes(correlation)
         _check_rank("n_components", self._count(), deviation, floor, moments.count)
         self.components_ = directions[: self._count()].contiguous().numpy()
 
@@ -276,6 +278,7 @@ class AllButTheTop(LinearCalibrator):
         return {"mean": empty(width), "scale": empty(width), "components": removed}
 
 
+@dataclass(repr=False, eq=False)
 class Whitening(LinearCalibrator):
     r"""Rotate to the principal axes and give each the same variance.
 
@@ -321,19 +324,13 @@ class Whitening(LinearCalibrator):
         True
     """
 
-    components_: Array
-    shrinkage_: float
+    dim: int | None = None
+    _: KW_ONLY
+    power: float = 1.0
+    shrinkage: float | Literal["auto"] = "auto"
 
-    def __init__(
-        self,
-        dim: int | None = None,
-        *,
-        power: float = 1.0,
-        shrinkage: float | Literal["auto"] = "auto",
-    ) -> None:
-        self.dim = dim
-        self.power = power
-        self.shrinkage = shrinkage
+    components_: Array = field(init=False)
+    shrinkage_: float = field(init=False)
 
     def _check_arguments(self) -> None:
         if self.dim is not None:
@@ -366,8 +363,7 @@ class Whitening(LinearCalibrator):
         return self.n_features_in_ if self.dim is None else self.dim
 
     def _needs_float64(self) -> bool:
-        # The deviations, which a power below 1 has brought nearer to 1; of a tiny one they may be
-        # beyond all numbers.
+        # scale_ is deviation ** power: undo the power, which may overflow if it is tiny.
         with np.errstate(over="ignore", under="ignore"):
             deviation = self.scale_ if self.power == 0 else self.scale_ ** (1 / self.power)
         return beyond_float32(self.mean_, deviation)

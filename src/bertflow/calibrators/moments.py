@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -11,9 +9,9 @@ from bertflow.arrays import Array, chunks, unit_length
 from bertflow.errors import InputError
 from bertflow.process_state import pinned
 
-# The deviation that float64 rounding alone can leave of a constant column, per unit of its mean.
+# Deviation that float64 rounding alone can give a constant column, as a share of its mean.
 ROUNDING = 1e-12
-# The square of a smaller deviation has fewer digits than others in float64, or is 0.
+# Below this, the square of a deviation loses digits in float64, or is 0.
 LEAST_DEVIATION = 1e-146
 
 
@@ -144,61 +142,39 @@ def moments_of(
     for chunk in chunks(rows):
         wide = _wide(chunk)
         moments.update(unit_length(wide) if normalize else wide)
-    alike = " at unit length" if normalize else ""
-    check_moments(moments, alike, equal=lambda: _are_equal(rows, normalize))
+    check_moments(moments, " at unit length" if normalize else "")
     return moments
 
 
-def check_moments(
-    moments: Moments, alike: str = "", equal: Callable[[], bool] | None = None
-) -> None:
+def check_moments(moments: Moments, alike: str = "") -> None:
     """Refuse moments from which nothing can be learned.
 
     Args:
         moments: Of at least one row.
-        alike: How the rows were made alike before, for the message.
-        equal: Whether all rows are the first one; None where that can no longer be looked up.
+        alike: What was done to the rows before, for the message.
 
     Raises:
         InputError: They are of rows that are all equal, or too large or too small to square.
     """
-    deviation = moments.deviation()
+    mean, deviation = moments.mean.abs(), moments.deviation()
     if not bool(deviation.isfinite().all()):
         raise InputError("X holds values too large to square in float64; scale it down")
-    if not bool((deviation > ROUNDING * moments.mean.abs()).any()):
-        if equal is None or not equal():
-            tiny = float(moments.mean.abs().max()) < LEAST_DEVIATION
-            if tiny and (equal is not None or bool(moments.mean.any())):
-                raise _too_small()
-            alike += " up to rounding"
+    equal = not bool((deviation > ROUNDING * mean).any())
+    if equal and not 0 < float(mean.max()) < LEAST_DEVIATION:
         raise InputError(
-            f"all {moments.count} rows are equal{alike}: there is nothing to learn from them"
+            f"all {moments.count} rows are equal{alike} up to rounding: there is nothing to learn "
+            "from them"
         )
     if float(deviation.max()) < LEAST_DEVIATION:
-        raise _too_small()
+        raise InputError("X differs by too little to square in float64; scale it up")
 
 
 def _wide(rows: Tensor) -> Tensor:
-    """Rows in float64: where they are, if that has the type for certain."""
+    """Rows in float64, on their CUDA device or the CPU: other devices may lack float64."""
     return rows.to(device=None if rows.is_cuda else "cpu", dtype=torch.float64)
 
 
-def _too_small() -> InputError:
-    return InputError("X differs by too little to square in float64; scale it up")
-
-
-def _are_equal(rows: Array | Tensor, normalize: bool) -> bool:
-    """Whether all rows are the first one."""
-    first: Tensor | None = None
-    for chunk in chunks(rows):
-        wide = unit_length(chunk) if normalize else chunk
-        first = wide[:1] if first is None else first
-        if not bool((wide == first).all()):
-            return False
-    return True
-
-
-# Of a covariance relative to the largest variance: far below what rounding leaves of any axis.
+# Smaller entries of a covariance, as a share of the largest variance, are far below its rounding.
 LEAST = 1e-60
 
 
@@ -215,8 +191,8 @@ def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor, float]:
     except RuntimeError:  # torch.linalg.LinAlgError
         if not bool(covariance.isfinite().all()):
             raise
-        # Units that differ by more than some 1e100 keep it from converging. What is that far below
-        # the largest variance is no part of any axis that counts.
+        # eigh may not converge where units differ by a factor of 1e100 or more. Entries that small
+        # do not matter for any axis, so they are set to 0.
         largest = covariance.diagonal().max()
         relative = covariance / largest
         values, vectors = torch.linalg.eigh(relative.where(relative.abs() > LEAST, 0.0))

@@ -1,7 +1,7 @@
-"""Fitted calibrators written to a folder, and uploaded to the hub.
+"""Fitted calibrators written to a folder.
 
-A folder holds config.json and model.safetensors, no pickle. A card, README.md, lies beside them;
-nothing is read from it.
+A folder holds config.json and model.safetensors, no pickle, and a card, README.md, which is never
+read back.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import logging
 import math
 import os
-import tempfile
 from collections.abc import Mapping, Sequence, Set
 from datetime import date
 from enum import Enum
@@ -61,17 +60,17 @@ def check_savable(calibrator: Calibrator) -> None:
 
 
 def plain_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Provenance as config.json holds it, and as it is when that is read.
+    """Provenance as config.json holds it.
 
-    Numbers, arrays and tensors of numpy and torch are numbers and lists, a number that is not
-    finite is its name, such as "inf"; paths, dates and bytes are text; tuples and sets are lists.
+    Numbers, arrays and tensors of numpy and torch become numbers and lists; a number that is not
+    finite becomes its name, such as "inf"; paths, dates and bytes become text; tuples and sets
+    become lists.
 
     Args:
-        provenance: Of such values, text, and lists and mappings of these.
+        provenance: A mapping of such values, text, and lists and mappings of them.
 
     Raises:
-        InputError: It holds something else, itself, or more than the file may; the message says
-            where.
+        InputError: It holds another value, itself, or too much; the message says where.
 
     Example:
         >>> plain_provenance({"file": Path("a"), "n": np.int64(3), "max": float("inf")})
@@ -96,7 +95,7 @@ def _plain(value: Any, place: str) -> Any:
         return float(value) if math.isfinite(value) else str(float(value))
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, int | str):  # Also of classes that derive from them.
+    if isinstance(value, int | str):  # Also their subclasses.
         return int(value) if isinstance(value, int) else str(value)
     if isinstance(value, bytes | os.PathLike):
         return os.fsdecode(value)
@@ -129,7 +128,7 @@ def save_calibrator(
     *,
     provenance: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a fitted calibrator to a folder, which is the old one or the new one, never half.
+    """Write a fitted calibrator to a folder, which is never left half-written.
 
     Args:
         calibrator: Fitted.
@@ -192,10 +191,10 @@ def _arguments(calibrator: Calibrator) -> dict[str, Any]:
 
 
 def _json(content: Any) -> bytes:
-    """A JSON file of what is plain.
+    """The bytes of a JSON file.
 
     Raises:
-        InputError: It cannot be one that is read again.
+        InputError: The content cannot be written as JSON that can be read back.
     """
     try:
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"
@@ -210,57 +209,19 @@ def _json(content: Any) -> bytes:
     return text.encode("utf-8")
 
 
-def push_calibrator(
-    calibrator: Calibrator,
-    repo_id: str,
-    *,
-    token: str | None = None,
-    private: bool | None = None,
-    exist_ok: bool = False,
-    replace_model_card: bool = False,
-    commit_message: str | None = None,
-    revision: str | None = None,
-    create_pr: bool = False,
-) -> str:
-    """Upload a calibrator's folder, see `Calibrator.push_to_hub`."""
-    from huggingface_hub import HfApi
-
-    calibrator = without_folders(calibrator)
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        save_calibrator(calibrator, folder)  # Before anything is made on the hub.
-        api = HfApi(token=token)
-        made = api.create_repo(repo_id, private=private, exist_ok=exist_ok or create_pr)
-        repo_id = made.repo_id
-        if revision is not None:
-            api.create_branch(repo_id, branch=revision, exist_ok=True)
-        kept = not replace_model_card and api.file_exists(repo_id, CARD, revision=revision)
-        content = calibrator_card(calibrator, repo_id)
-        (folder / CARD).write_text(content, encoding="utf-8", newline="\n")
-        done = api.upload_folder(
-            repo_id=repo_id,
-            folder_path=folder,
-            ignore_patterns=[CARD] if kept else None,
-            commit_message=commit_message or f"Add a {type(calibrator).__name__}",
-            revision=revision,
-            create_pr=create_pr,
-        )
-    return str(done.pr_url if create_pr else done.commit_url)
-
-
 def without_folders(calibrator: Calibrator) -> Calibrator:
-    """The same calibrator, what it was fitted on named without the folders of this machine.
+    """A copy of a calibrator whose provenance names files without the folders of this machine.
 
     Args:
         calibrator: Left as it is.
     """
 
-    def shortened(told: Any) -> Any:
-        if isinstance(told, str):
-            # A data set's name on the hub has a slash as well, and is public.
-            parts = PureWindowsPath(told) if "\\" in told else PurePath(told)
-            return told if told.startswith("hub:") else parts.name or told
-        return [shortened(one) for one in told] if isinstance(told, list | tuple) else told
+    def shortened(name: Any) -> Any:
+        if isinstance(name, str):
+            # The name of a data set on the hub has a slash, too, but is public.
+            parts = PureWindowsPath(name) if "\\" in name else PurePath(name)
+            return name if name.startswith("hub:") else parts.name or name
+        return [shortened(each) for each in name] if isinstance(name, list | tuple) else name
 
     provenance = dict(getattr(calibrator, "provenance_", {}))
     for key in ("corpus", "vectors"):
