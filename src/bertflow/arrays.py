@@ -1,4 +1,4 @@
-"""Arrays and tensors of rows: what they may be, read in chunks, looked at for finiteness."""
+"""Vectors in any container as rows, read in chunks, and checked for finiteness."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ Array: TypeAlias = NDArray[Any]
 Rows = TypeVar("Rows", Array, Tensor)
 
 CHUNK_ROWS = 4096
-# How much of a memory-mapped file may be in memory before it is given back.
+# Bytes of a memory-mapped file that are read before its memory is given back.
 HELD_BYTES = 2**26
-# Rows anywhere in such a file that are taken before it is given back: the system maps up to some
-# megabytes around each.
+# Rows from anywhere in such a file that are read before its memory is given back: the system may
+# map megabytes around each row.
 TAKEN_ROWS = 128
-# What to give rows in where their own type cannot hold what becomes of them.
+# The type to suggest where a type cannot hold the image of its rows.
 WIDER = {torch.float16: "float32", torch.bfloat16: "float64", torch.float32: "float64"}
-# What is mapped at a time: small enough to stay in a processor's cache, large enough to be worth
-# a call.
+# Bytes mapped at a time: few enough for a processor's cache, enough to be worth a call.
 CHUNK_BYTES = 2**22
-# On a GPU, which waits for each call: as much as does not count beside the rows themselves.
+# A GPU waits for each call, so more at a time, but little beside the rows themselves.
 GPU_CHUNK_BYTES = 2**26
 
 FLOATS = (np.float64, np.float32, np.float16)
@@ -38,7 +37,7 @@ EXPECTED = "expected vectors: an array or tensor (rows, dimensions), or a list o
 
 
 class NotNumbersError(InputError, TypeError):
-    """What is given is of a kind that cannot be numbers; scikit-learn asks for a TypeError."""
+    """The input cannot be numbers; scikit-learn expects a TypeError for that."""
 
 
 def matrix(X: Any, width: int = 0) -> Any:  # noqa: N803
@@ -50,7 +49,7 @@ def matrix(X: Any, width: int = 0) -> Any:  # noqa: N803
         width: Dimensions of a list without rows.
 
     Raises:
-        InputError: It is something else; the message says what, and what to do.
+        InputError: It is something else; the message names it and the remedy.
 
     Example:
         >>> matrix([[1, 2], [3, 4]]).dtype, matrix([torch.ones(2), torch.zeros(2)]).shape
@@ -70,7 +69,7 @@ def matrix(X: Any, width: int = 0) -> Any:  # noqa: N803
 
 
 def is_frame(X: Any) -> bool:  # noqa: N803
-    """Whether these are columns of numbers that have names."""
+    """Whether X is a data frame: columns with names."""
     shape: tuple[int, ...] = getattr(X, "shape", ())
     return len(shape) == 2 and shape[1] != 1 and hasattr(X, "columns")
 
@@ -108,10 +107,10 @@ def _of_others(X: Any) -> Any:  # noqa: N803
 
 
 def _of_array(X: Any) -> Any:  # noqa: N803
-    """What numpy makes an array of, be it of vectors."""
+    """Anything that numpy can turn into an array of numbers or of vectors."""
     try:
         array = np.asarray(X)
-    except ValueError:  # Of rows of several lengths.
+    except ValueError:  # Rows of different lengths.
         if not isinstance(X, list | tuple):
             raise
         array = np.empty(len(X), dtype=object)
@@ -138,7 +137,7 @@ def _of_frame(X: Any) -> NDArray[Any]:  # noqa: N803
             holds = "text" if any(isinstance(cell, str) for cell in column) else "vectors"
             remedy = "leave it out" if holds == "text" else f"give X[{name!r}]"
             raise InputError(f"column {shown(name)} of X holds {holds} beside others; {remedy}")
-    # What knows the missing values of data frames.
+    # scikit-learn knows the missing values of data frames.
     return cast(
         "NDArray[Any]",
         check_array(X, dtype=list(FLOATS), ensure_all_finite=False, ensure_min_samples=0),
@@ -212,7 +211,7 @@ def chunks(rows: Array | Tensor, size: int = CHUNK_ROWS) -> Iterator[Tensor]:
 def as_tensor(rows: Array | Tensor) -> Tensor:
     """A tensor of float64 if the rows are, of float32 otherwise."""
     if isinstance(rows, Tensor):
-        # As products of arrays laid out otherwise are summed in another order.
+        # Products of arrays with another memory layout are summed in another order.
         return (rows if rows.dtype == torch.float64 else rows.float()).contiguous()
     dtype = np.float64 if rows.dtype == np.float64 else np.float32
     # Read-only arrays (memory-mapped files, views) are copied: torch has no read-only tensors.
@@ -226,7 +225,7 @@ def taken(rows: Array | Tensor, index: Tensor) -> Tensor:
     numbers = index.numpy()
     if not in_file(rows):
         return as_tensor(rows[numbers])
-    # In the order of the file, and a part at a time.
+    # Read in the order of the file, a part at a time.
     found = np.empty((len(numbers), *rows.shape[1:]), dtype=rows.dtype)
     order = np.argsort(numbers)
     for start in range(0, len(order), TAKEN_ROWS):
@@ -239,7 +238,7 @@ def taken(rows: Array | Tensor, index: Tensor) -> Tensor:
 def let_go(rows: Array | Tensor) -> None:
     """Give back the memory into which a read-only memory-mapped file has been read so far.
 
-    The file stays in the system's cache; the process no longer holds as much of it as it has read.
+    The file stays in the system's cache, but the process no longer holds what it has read.
     """
     file = _file_of(rows)
     if file is not None and hasattr(mmap, "MADV_DONTNEED"):
@@ -252,9 +251,9 @@ def in_file(rows: Array | Tensor) -> bool:
 
 
 def _file_of(rows: Array | Tensor) -> mmap.mmap | None:
-    """The memory map under rows that are only read; None if there is none.
+    """The memory map under read-only rows; None if there is none.
 
-    What was changed in a private copy would be lost by giving it back.
+    Giving back a private copy would lose its changes.
     """
     base: Any = rows
     while isinstance(base, np.ndarray):
@@ -310,10 +309,10 @@ def mapped(
                 image = torch.empty_like(out, dtype=raised.dtype)
                 function(raised, image)
                 out.copy_(image)
-            # One look is enough for both: rows that are not finite have no finite image.
+            # Rows that are not finite have no finite image, so one check covers both.
             if not _is_finite(out):
                 _refuse_not_finite(chunk, start)
-                # The image may fit where something on the way to it does not.
+                # The image may fit although an intermediate result overflows: try float64.
                 lost = ~out.isfinite().all(dim=1)
                 again = chunk[lost].double()
                 image = torch.empty(len(again), width, dtype=torch.float64, device=out.device)
@@ -355,7 +354,7 @@ def _refuse_overflow(image: Tensor, start: int) -> None:
 
 
 def _is_finite(chunk: Tensor) -> bool:
-    # One sum says that all is well; where it does not (finite numbers may overflow), look closer.
+    # A finite sum proves that all are finite. Otherwise look closer: the sum itself may overflow.
     half = chunk.dtype in (torch.float16, torch.bfloat16)
     total = chunk.sum(dtype=torch.float32 if half else chunk.dtype)
     return math.isfinite(total) or bool(chunk.isfinite().all())

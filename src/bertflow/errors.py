@@ -16,7 +16,7 @@ from typing import Any
 
 # The longest value that a message shows, and the longest message, which may list many paths.
 LONGEST_VALUE, LONGEST_MESSAGE = 80, 20_000
-# Control characters, ends of lines and halves of characters would break the line or the terminal.
+# Categories that would break the line or the terminal: control characters, line ends, surrogates.
 UNSHOWN = {"Cc", "Zl", "Zp", "Cs"}
 
 
@@ -27,13 +27,13 @@ def shown(value: Any) -> str:
         >>> shown("a\tb"), shown("x" * 1000) == f"'{'x' * 49} ... {'x' * 24}'"
         ("'a\\tb'", True)
     """
-    # A long text is cut before it is escaped, which would take its time.
+    # A long text is cut before it is escaped, to save time.
     text = repr(_shortened(value, 10 * LONGEST_VALUE) if isinstance(value, str) else value)
     return _shortened(text, LONGEST_VALUE)
 
 
 def one_line(said: object) -> str:
-    r"""A message or name as one line: what would break it is escaped, a huge one is cut.
+    r"""A message or name on one line: line breaks are escaped, and a huge text is cut.
 
     Example:
         >>> one_line("first\nsecond")
@@ -155,8 +155,8 @@ class TrainingError(BertflowError, ArithmeticError):
     """Training met a step that is not finite; the message names the step.
 
     Attributes:
-        kept: From `bertflow.Flow.fit`: the flow with the last weights that were looked at and good,
-            fitted; None if there are none.
+        kept: From `bertflow.Flow.fit`: the fitted flow with the last weights that were checked and
+            good; None if there are none.
     """
 
     kept: Any = None

@@ -19,8 +19,8 @@ import torch
 T = TypeVar("T")
 
 _threads_lock = threading.Lock()
-# The default type belongs to the whole process: the first thread inside sets it, and the last one
-# restores what was there.
+# The default type belongs to the whole process: the first thread to enter sets it, and the last one
+# to leave restores it.
 _lock = threading.Lock()
 _inside = 0
 _before: torch.dtype | None = None
@@ -35,8 +35,8 @@ def pinned(*, seed: bool = False) -> Iterator[None]:
     Everything is as before afterwards. It serves as a decorator, too.
 
     Args:
-        seed: Put torch's global generator back as well: modules of other libraries draw numbers
-            from it when they are made. Not for what threads call beside each other.
+        seed: Restore torch's global generator, too: modules of other libraries draw numbers from it
+            when they are constructed. Not for code that several threads run at the same time.
 
     Example:
         >>> torch.set_default_dtype(torch.float64)

@@ -14,20 +14,20 @@ from bertflow.calibrators.linear import LinearCalibrator
 from bertflow.calibrators.moments import Moments, principal_axes
 from bertflow.errors import InputError
 
-# The constants of the equation, with which `python -m benchmarks.adaptive` has others compared.
+# The constants of the equation; `python -m benchmarks.adaptive` compares them with others.
 NOISE = 2.5
 COMMON = 0.2
 FEW_AXES = 40.0
 MANY_ALIKE = 0.08
-# With less of this, few rows make themselves all equally far apart.
+# With a smaller value, few rows would all come out equally far apart.
 OF_ROWS = 0.75
-# Stands for a mean cosine that is lower, as of a cloud without a common direction.
+# The least mean cosine that is counted; a cloud without a common direction has a lower one.
 LEAST_COSINE = 1e-4
 # Rows at unit length whose deviation is below this differ by the rounding of float32 alone.
 ROUNDING = 5e-7
-# Near duplicates are looked for among so many rows, drawn at random.
+# Near duplicates are sought among so many rows, drawn at random.
 SAMPLE = 2000
-# Two rows are near duplicates if their cosine lies between these; above, they are the same row.
+# Two rows are near duplicates if their cosine lies between these two; above, they are the same.
 ALIKE, SAME = 0.8, 0.9999
 
 
@@ -190,7 +190,7 @@ def _share_alike(rows: Tensor) -> float:
 
 
 def _product_into(rows: Tensor, matrix: Tensor, out: Tensor) -> None:
-    """Rows times a matrix; no sum on the way leaves the range of the type, however long a row."""
+    """Rows times a matrix; each row is scaled first, so that no sum overflows."""
     largest = rows.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
     torch.mm(rows / largest, matrix, out=out)
     out.mul_(largest)

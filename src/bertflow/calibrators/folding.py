@@ -1,4 +1,4 @@
-"""A fitted flow with everything affine folded together: what maps rows quickly."""
+"""A fitted flow with all its affine parts folded together, to map rows quickly."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from bertflow.calibrators.base import learned_tensor
 from bertflow.calibrators.frame import Frame
 from bertflow.flows import ResidualForm
 
-# The columns that are read, w1, b1, w2, b2 as factors from the right, whether h1 is added to h2, V,
-# and the columns that are moved.
+# The columns it reads; w1, b1, w2, b2 as right-hand factors; whether h1 is added to h2; V; and the
+# columns it changes.
 _Coupling: TypeAlias = tuple[slice, Tensor, Tensor, Tensor, Tensor, bool, Tensor, slice]
 
 
 class FoldedFlow:
     r"""Rows to latent and back, through an additive Glow and the frame around it.
 
-    Of a flow of K couplings only the couplings' hidden units bend (see
-    `bertflow.flows.ResidualForm`). All ActNorms, permutations and splits become
+    Only the couplings' hidden units are not affine (see `bertflow.flows.ResidualForm`). The whole
+    flow becomes
 
-    - one selection of columns, or where the axes are principal one matrix product, which bring the
-      axes into the order of the latent dimensions;
-    - of each coupling two products with D x 32 matrices, that add to the rows in place;
+    - one selection of columns, or with principal axes one matrix product, which brings the axes
+      into the order of the latent dimensions;
+    - two products with D x 32 matrices for each coupling, whose result is added to the rows in
+      place;
     - one scale and shift at the end.
 
     Args:
@@ -45,7 +46,7 @@ class FoldedFlow:
         axes = matrix.abs().argmax(dim=1) if self.diagonal else torch.arange(len(matrix))
         order = torch.cat([live[axes], dead])
         ones = torch.ones(len(dead), dtype=torch.float64)
-        # Couplings no longer add their constant: it goes into what reads it.
+        # A coupling's constant shift moves into the biases of the couplings that read it.
         behind, couplings = torch.zeros_like(form.constant), []
         for c in form.couplings:
             b1 = c.b1 + c.w1 @ behind
@@ -62,7 +63,7 @@ class FoldedFlow:
         if frame.components is not None:
             self.axes = cast(learned_tensor(frame.components)[order])
         self.centre, self.scale = self.mean[self.order], cast(learned_tensor(frame.scale)[order])
-        # In the order of the latent dimensions a level reads and moves neighbouring columns.
+        # In latent order each level reads and changes columns that lie side by side.
         self.couplings: list[_Coupling] = []
         for w1, b1, w2, b2, residual, back in couplings:
             reads, moves = _extent(w1), _extent(back.T)
@@ -122,6 +123,6 @@ class FoldedFlow:
 
 
 def _extent(matrix: Tensor) -> slice:
-    """From the first row of a matrix that is not zero to the last."""
+    """The range from the first nonzero row of a matrix to the last."""
     rows = matrix.any(dim=1).nonzero()[:, 0].tolist()
     return slice(rows[0], rows[-1] + 1) if rows else slice(0, 0)

@@ -1,4 +1,4 @@
-r"""What surrounds the Glow of a flow: from rows to standardized axes, from latent to output.
+r"""The affine maps around a flow's Glow: rows to standardized axes, latent to output.
 
 .. math::
     u = (R\,(x - \mu)) \oslash \sigma, \qquad z = g \odot f(u) + b
@@ -28,9 +28,9 @@ from bertflow.flows import Glow, Permutation, bounded_deviation
 Loss = TypeVar("Loss", float, Tensor)
 AxesName = Literal["given", "principal"]
 
-# No Wiener gain is below this. Along axes without variance the gain would be 0, which has no
-# inverse. At a thousandth an axis adds a millionth of its share to a squared length, which no
-# cosine shows, and float16 still holds it.
+# The least Wiener gain. On an axis without variance the gain would be 0, which has no inverse. A
+# gain of a thousandth adds a millionth to a squared length: too little to change a cosine, and
+# float16 can still hold it.
 LEAST_GAIN = 1e-3
 
 
@@ -56,7 +56,7 @@ class Framing:
         return self.centring < 1
 
     def check(self, permutation: str) -> None:
-        """Refuse what is out of range, or acts on axes that there are not.
+        """Refuse arguments that are out of range, or that need axes this flow does not have.
 
         Raises:
             InputError: The message names the argument.
@@ -84,7 +84,7 @@ class Framing:
                 )
 
     def allocate(self, width: int) -> dict[str, Tensor]:
-        """What a frame of D dimensions learns, as tensors without memory."""
+        """Names, shapes and types of what a frame of D dimensions learns."""
         learned = {"mean": empty(width), "scale": empty(width)}
         learned["live"] = empty(width, dtype=torch.bool)
         if self.axes == "principal":
@@ -173,9 +173,8 @@ class Frame:
         :math:`\lambda_i` is the variance along axis i (0 where it does not vary),
         :math:`\lambda_q` that of axis round((1 − q) D) for noise q, counted from 0, or of the last
         that varies; d is the leading gain on the leading axes and 1 elsewhere, c the share of the
-        mean that is removed. Without noise w is 1. The least gain is not for b, which has no need
-        of an inverse: the mean of a narrow cone is many deviations long on an axis that hardly
-        varies.
+        mean that is removed. Without noise w is 1. The least gain does not apply to b, which is
+        never inverted: on an axis that hardly varies the mean can be many deviations long.
         """
         if not (framing.has_gain or framing.has_offset):
             return self
@@ -209,7 +208,7 @@ class Frame:
     def bits(self, loss: Loss) -> Loss:
         """Bits per dimension of the rows from the Glow's, which are per standardized live axis.
 
-        What passes the Glow by counts as standard normal, and the change of unit belongs to it.
+        Axes that bypass the Glow count as standard normal; the change of unit is included.
         """
         share = self.count / len(self.live)
         others = (1 - share) * 0.5 * math.log2(2 * math.pi) + float(np.log2(self.scale).mean())

@@ -1,7 +1,7 @@
-"""The README.md of a saved folder: what a calibrator is, and what of it every card says.
+"""The model card of a saved folder, README.md, and the parts that all cards share.
 
-Cards hold nothing that changes from one save to the next, such as dates: the same calibrator is the
-same bytes.
+A card holds nothing that differs between two saves, such as a date: the same calibrator always
+gives the same bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bertflow.calibrators.base import Calibrator
 
 CARD = "README.md"
-# What code in a card loads until the folder has a name on the hub.
+# Stands in the card's code until the folder has a name on the hub.
 HERE = "path/to/this/folder"
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 PLAIN_NAME = re.compile(r"[\w.+-]+(/[\w.-]+)?", re.ASCII)
@@ -27,7 +27,7 @@ PAPER = (
     "Bohan Li, Hao Zhou, Junxian He, Mingxuan Wang, Yiming Yang, Lei Li: *On the Sentence "
     "Embeddings from Pre-trained Language Models*, EMNLP 2020."
 )
-# By class: what it does, and where it comes from.
+# By class: what it does, and its source.
 WHAT = {
     "AdaptiveWhitening": (
         "adaptive whitening: each principal axis of the cloud of vectors is made smaller, the more "
@@ -119,7 +119,7 @@ def calibrator_card(calibrator: Calibrator, name: str = HERE) -> str:
 
 
 def front_matter(**metadata: Any) -> str:
-    """Metadata as the hub reads them: YAML, names that have nothing left out."""
+    """Metadata as YAML for the hub, without empty entries."""
     from huggingface_hub import ModelCardData
 
     content = ModelCardData(**{name: value for name, value in metadata.items() if value})
@@ -127,7 +127,7 @@ def front_matter(**metadata: Any) -> str:
 
 
 def origin_metadata(origin: Any) -> dict[str, str]:
-    """What of an encoder's origin belongs to the metadata of what was made of it."""
+    """The base model and licence in an encoder's origin, as metadata."""
     if not isinstance(origin, Mapping):
         return {}
     found = {name: origin.get(name) for name in ("base_model", "license")}
@@ -189,7 +189,7 @@ def encoder_named(provenance: Mapping[str, Any]) -> str:
 
 
 def last_part(name: str) -> str:
-    """A path without the folders that are the user's affair; other names as they are."""
+    """The last part of a path, since its folders are private; other names unchanged."""
     parts = PureWindowsPath(name) if "\\" in name else PurePath(name)
     return parts.name if parts.is_absolute() or len(parts.parts) > 2 else name
 
@@ -226,13 +226,13 @@ def table(facts: Mapping[str, str]) -> str:
 
 
 def text(value: object) -> str:
-    """Any value as Markdown that means nothing but itself, also in a table."""
+    """Any value as escaped Markdown text, also in a table."""
     line = one_line(str(value))
     return re.sub(r"([\\`*_{}\[\]<>#|!~$&])", r"\\\1", line)
 
 
 def code(value: object) -> str:
-    """Any value between backticks, also in a table."""
+    """Any value as Markdown code, also in a table."""
     line = one_line(str(value)).replace("|", "\\|")
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
     space = " " if line.startswith("`") or line.endswith("`") else ""

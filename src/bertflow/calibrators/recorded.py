@@ -1,4 +1,4 @@
-"""Small steps on a GPU: recorded once as a CUDA graph, and replayed."""
+"""Training steps on a GPU, recorded once as a CUDA graph and then replayed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Calls that are made as they are before one is recorded: the first of them sets libraries up, which
-# cannot be recorded.
+# Calls before the first recording. The first call sets up CUDA libraries, which cannot be recorded.
 WARM_UP = 3
 
 
 @contextmanager
 def on_a_stream(device: torch.device) -> Iterator[None]:
-    """Compute in a stream of its own while inside: nothing can be recorded in the usual one."""
+    """Use a separate CUDA stream while inside: the default stream cannot be recorded."""
     if device.type != "cuda":
         yield
         return
@@ -38,17 +37,17 @@ def on_a_stream(device: torch.device) -> Iterator[None]:
 def recorded(compute: Callable[[T], Tensor], device: torch.device) -> Callable[[T], Tensor]:
     """A function of a tensor that is quick to call again and again on a GPU.
 
-    A step of training is hundreds of operations of microseconds, and to launch each takes longer
-    than to compute it. A CUDA graph launches all of them at once. What the function reads and
-    changes besides must stay where it is in memory; each shape of its argument is recorded anew.
+    A training step is hundreds of operations that take microseconds, less than their launch. A CUDA
+    graph launches all of them at once. Other tensors that the function reads or changes must stay
+    at the same place in memory. Each shape of the argument is recorded separately.
 
     Args:
-        compute: Takes a tensor (elsewhere than on a GPU, anything) and gives one.
-        device: Where it computes. To be called within `on_a_stream` of it.
+        compute: Takes a tensor and returns one; off the GPU it may take anything.
+        device: Where it computes. Call the result within `on_a_stream(device)`.
 
     Returns:
-        The function itself, where that is no CUDA device. There: one whose result is overwritten
-        by the next call. Where recording fails the function is called as it is.
+        On a CUDA device, a function whose result the next call overwrites; it falls back to
+        `compute` if recording fails. Elsewhere `compute` itself.
     """
     if device.type != "cuda":
         return compute

@@ -1,4 +1,4 @@
-"""Calibrators by their names, and read back from a folder."""
+"""Calibrators by name, and read back from a folder."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 LISTED = 5
 TYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64, "BOOL": torch.bool}
 
-# Arguments that came with a later version. A file of an earlier one has none of them and means
-# their defaults, with which a calibrator is what it was.
+# Arguments that a later version added. A file of an earlier version has none of them; their
+# defaults leave its calibrator as it was.
 ADDED = {"flow": {"normalize", "axes", "noise", "leading", "leading_gain", "centring"}}
 
 CALIBRATORS: dict[str, type[Calibrator]] = {
@@ -40,7 +40,7 @@ CALIBRATORS: dict[str, type[Calibrator]] = {
     "all-but-the-top": AllButTheTop,
 }
 
-# What a calibrator can be asked for by name, in Python and on the command line.
+# All names under which Python and the command line construct a calibrator.
 NAMED: dict[str, Callable[[], Calibrator]] = {
     **CALIBRATORS,
     **{name: partial(Flow, **changed) for name, changed in PRESETS.items()},
@@ -74,7 +74,7 @@ def named_calibrator(name: str, **arguments: Any) -> Calibrator:
 
 
 def _no_argument(name: str, key: str, known: Sequence[str]) -> InputError:
-    """The error for an argument that a calibrator has not, but another one may have."""
+    """The error for an argument that this calibrator does not have, but another may."""
     has = f"{name} has no {shown(key)}; it has {', '.join(known) or 'no arguments'}"
     if near := did_you_mean(key, known):
         return InputError(f"{has}{near}")
@@ -88,7 +88,7 @@ def _no_argument(name: str, key: str, known: Sequence[str]) -> InputError:
 
 
 def as_calibrator(given: Any) -> Calibrator:
-    """A calibrator of what stands for one: itself, its name, or None for `AdaptiveWhitening()`.
+    """A calibrator from an instance, a name, or None, which means `AdaptiveWhitening()`.
 
     Raises:
         InputError: It is none of these; or an unknown name.
@@ -112,7 +112,7 @@ def as_calibrator(given: Any) -> Calibrator:
 
 
 def recorded_name(recorded: Mapping[str, Any]) -> str:
-    """What people call a calibrator that scores and records describe: its name and arguments.
+    """The name and arguments, as people write them, of a calibrator described in a record.
 
     Args:
         recorded: Its name in files as "name", beside its arguments.
@@ -161,8 +161,8 @@ def load_calibrator(folder: str | Path) -> Calibrator:
             raise ModelError(f"{path} is {'no file' if path.exists() else 'missing'}")
         with safe_open(path, framework="pt") as file:
             _compare(file, calibrator, folder)
-            # In memory of torch's own, not the file's: it may change, and products of numbers that
-            # are aligned otherwise can differ in their last bit.
+            # Copied out of the file, which may change; and memory that is aligned otherwise can
+            # change the last bit of a product.
             learned = {name: file.get_tensor(name).clone() for name in file.keys()}
         _check_values(learned, calibrator, path)
         calibrator._restore(learned)
@@ -177,11 +177,10 @@ def load_calibrator(folder: str | Path) -> Calibrator:
 
 
 def calibrator_folder(folder: str | Path) -> Path:
-    """Where the two files lie: the folder itself, or the part of a saved model.
+    """The folder of the two files: the given one, or its `bertflow/` in a saved model.
 
     Raises:
-        ModelError: Neither holds them, or their configuration cannot be read; the message says
-            what is there.
+        ModelError: Neither holds them, or their configuration cannot be read.
     """
     folder = Path(folder)
     try:
@@ -239,7 +238,7 @@ def _constructed(config: Any) -> Calibrator:
 
 
 def _compare(file: Any, calibrator: Calibrator, folder: Path) -> None:
-    """Compare a weights file's table of contents with what belongs there."""
+    """Compare the names, shapes and types in a weights file with those expected."""
     path = folder / WEIGHTS
     found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
     try:

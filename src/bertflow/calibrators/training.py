@@ -28,8 +28,8 @@ Factors = tuple[float, float, float] | Tensor
 
 BETA1, BETA2 = 0.9, 0.999
 WINDOW_ROWS = 8192
-# How far training may move the product of the ActNorm scales that act on one dimension, and that
-# of the diagonals of learned matrices.
+# The largest factor by which training may change the product of the ActNorm scales of one
+# dimension, or of the diagonals of learned matrices.
 SCALE_DRIFT = 1000.0
 
 
@@ -122,9 +122,9 @@ def train(
     batches = _batches(fetch, rows, order, schedule.batch_size, device, generator, start, ahead)
     losses, norms = torch.empty(2, total, device=device)
     fetched = steps_fetched(device)
-    # A step is hundreds of operations of microseconds: a second thread gains nothing when the
-    # machine is idle, costs a factor when it is not, and would make the bits depend on its number.
-    # On a GPU what counts is how long it takes to say what is to be done, so that is recorded.
+    # A step is hundreds of operations that take microseconds. A second thread gains nothing on an
+    # idle machine, is several times slower on a busy one, and would make the bits depend on the
+    # number of threads. On a GPU launching takes longest, so the steps are recorded.
     with one_thread() if device.type == "cpu" else on_a_stream(device):
         loss_of: Callable[[Tensor], Tensor] = recorded(objective, device)
         update = recorded(optimizer.update, device)
@@ -154,7 +154,7 @@ def train(
 
 
 def steps_fetched(device: torch.device) -> int:
-    """The steps between two looks at the losses; a GPU would have to wait for each look."""
+    """Steps between two readings of the losses; each reading makes a GPU wait."""
     return 1 if device.type == "cpu" else KEPT_STEPS
 
 
@@ -191,7 +191,7 @@ def _batches(
 ) -> Iterator[Tensor]:
     """Batches without end, shuffled anew each epoch; rows are fetched a window at a time.
 
-    Those that are skipped cost the order of their epochs, but no fetching.
+    Skipped batches are not fetched; only the order of their epochs is drawn.
     """
     window = max(1, WINDOW_ROWS // batch_size) * batch_size
     while True:
@@ -209,7 +209,7 @@ def _batches(
 
 
 def _fetched(fetch: Fetch, windows: Sequence[Tensor], ahead: bool) -> Iterator[Tensor]:
-    """The rows of windows; ahead of time in a thread, by as many of torch's as training has."""
+    """The rows of windows; ahead of time in a thread that has training's number of threads."""
     if not ahead:
         yield from map(fetch, windows)
         return
@@ -284,10 +284,10 @@ class _Adam:
         return state.step
 
     def factors(self, step: int) -> Factors:
-        """What differs between steps, of one counted from 0: the argument of `update`.
+        """The argument of `update` for a step, counted from 0.
 
-        Its learning rate, by what the root of the second moment is divided, and what weight decay
-        leaves of the parameters. On a GPU a row of a table there, so that no step waits for it.
+        The learning rate, the divisor of the second moment's root, and the share of the parameters
+        that weight decay leaves. On a GPU it is a row of a table there, so that no step waits.
         """
         if self.flat.device.type != "cuda":
             return self._factors(step)

@@ -57,7 +57,7 @@ def read_vectors(path: str | Path) -> Array:
         vectors: np.memmap = np.lib.format.open_memmap(path, mode="r")
     except InputError:
         raise
-    # A header is Python text, and of one that is damaged numpy raises whatever it stumbles over.
+    # numpy parses a header as Python text, so a damaged one can raise any exception.
     except Exception as error:
         objects = " but of Python objects, as of rows that differ in length"
         raise InputError(
@@ -152,7 +152,7 @@ def _write(
         "shape": shape,
     }
     try:
-        # Written, not mapped: on a full disk a mapped file would end the process.
+        # Written, not memory-mapped: on a full disk a mapped file would kill the process.
         with part_folder(path), placed(path) as staging, staging.open("wb") as file:
             np.lib.format.write_array_header_1_0(file, description)
             for chunk in chunks:

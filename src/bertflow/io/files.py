@@ -1,6 +1,6 @@
-"""Files that are written: each is afterwards the new one whole, or still the old one.
+"""Writing files, so that each is either completely new or still the old one.
 
-What is written is made beside its target under a hidden name, and then moved to its place.
+New content is written beside its target under a hidden name, and then moved to its place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LONGEST_REASON = 500
 
 
 def reason_of(error: Exception) -> str:
-    """The reason an error gives, in one line that can be read."""
+    """The reason that an error gives, on one readable line."""
     said = (isinstance(error, OSError) and error.strerror) or str(error).split("\n")[0]
     if system := re.search(r"\(os error (\d+)\)", said):  # As libraries in Rust say it.
         said = os.strerror(int(system[1]))
@@ -43,14 +43,14 @@ def writing(target: str | Path) -> Iterator[None]:
     except BertflowError:
         raise
     except Exception as error:
-        # Not OSErrors alone: safetensors and tokenizers are written in Rust, and raise their own.
+        # safetensors and tokenizers are written in Rust and raise other classes than OSError.
         if not isinstance(error, OSError) and "(os error " not in str(error):
             raise
         raise ModelError(f"cannot write {target}: {reason_of(error)}") from error
 
 
 def followed(target: Path) -> Path:
-    """The place a link leads to; of "." and ".." the folder by its name."""
+    """The target of a link; for "." and ".." the folder under its real name."""
     named = target.name not in ("", "..") and not target.is_symlink()
     return target if named else Path(os.path.realpath(target))
 
@@ -59,7 +59,7 @@ def followed(target: Path) -> Path:
 def sole_writer(output: Path, lock: Path) -> Iterator[None]:
     """Keep other processes from writing an output while inside.
 
-    The lock ends with its process; the file of a killed one is taken over.
+    The lock ends with its process, so a killed process leaves none.
 
     Args:
         output: What is written; named in the error.
@@ -91,7 +91,7 @@ def sole_writer(output: Path, lock: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            lock.unlink()  # While it is held: whoever has opened it sees that it is gone.
+            lock.unlink()  # While the lock is held, so that a waiting process sees it is gone.
         held.release()
 
 
@@ -99,8 +99,8 @@ def sole_writer(output: Path, lock: Path) -> Iterator[None]:
 def staged(target: Path, *, folder: bool = False) -> Iterator[Path]:
     """Make an empty file or folder beside the target, to be filled and moved to its place.
 
-    If it is still there at the end it is removed. What killed processes left for the same target
-    is removed first; a lock tells that from what other processes are filling.
+    Anything not moved by the end is removed. Left-overs of killed processes for the same target are
+    removed first; files that another process is filling are locked, and stay.
 
     Raises:
         OSError: It cannot be made.
@@ -116,7 +116,7 @@ def staged(target: Path, *, folder: bool = False) -> Iterator[Path]:
                 staging.touch(exist_ok=False)
             with _locked(staging) as locked:
                 if locked is False or not staging.exists():
-                    continue  # Another writer took it for stale before it was locked.
+                    continue  # Another writer removed it as stale before we locked it.
                 yield staging
                 return
         finally:
@@ -124,11 +124,11 @@ def staged(target: Path, *, folder: bool = False) -> Iterator[Path]:
 
 
 def remove_stale(folder: Path, name: str) -> None:
-    """Remove what killed processes were filling for targets in a folder.
+    """Remove the left-overs of killed processes for some targets in a folder.
 
     Args:
-        folder: The targets'.
-        name: Regular expression of their names.
+        folder: The folder of the targets.
+        name: Regular expression that matches the targets' names.
     """
     stale = re.compile(rf"\.(?:{name})-[0-9a-f]{{8}}\.bertflow")
     with suppress(OSError):
@@ -141,7 +141,7 @@ def remove_stale(folder: Path, name: str) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[bool | None]:
-    """Lock a file or folder: True; False if another process has it, None if there are no locks."""
+    """Lock a file or folder. Gives False if another process holds it, None if locks do not work."""
     if sys.platform == "win32":
         yield None
         return
@@ -164,7 +164,7 @@ def _locked(path: Path) -> Iterator[bool | None]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, link or folder, as far as that can be done."""
+    """Remove a file, link or folder, and ignore errors."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -174,25 +174,25 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def placed(path: Path) -> Iterator[Path]:
-    """Give an empty file to fill, which then takes another's place in one move.
+    """Give an empty file to fill, which then replaces the target in one move.
 
-    A link is followed: the file it leads to is replaced, and the link stays. So do the permissions
-    of a file that was there.
+    A link is followed: its target is replaced, and the link stays. The permissions of the old file
+    stay, too.
 
     Raises:
         OSError: It cannot be made or moved.
-        ModelError: What is there is no regular file.
+        ModelError: The path exists and is no regular file.
     """
     _check_regular(path)
     target = followed(path)
     with staged(target) as staging:
-        keep_permissions(target, staging)  # At once: nobody else may read a private file meanwhile.
+        keep_permissions(target, staging)  # Before writing: a private file stays private.
         yield staging
         staging.replace(target)
 
 
 def keep_permissions(old: Path, new: Path) -> None:
-    """Give a file the permissions of another, if that is there; its owner may write to it.
+    """Give a new file the permissions of the old one, if any; the owner may always write.
 
     Raises:
         OSError: They cannot be changed.
@@ -200,13 +200,13 @@ def keep_permissions(old: Path, new: Path) -> None:
     if not old.exists():
         return
     mode = stat.S_IMODE(old.stat().st_mode) & PERMISSIONS | stat.S_IWUSR
-    # Some network file systems refuse any change; there all files are alike.
+    # Some network file systems refuse any change of permissions, so do not ask without need.
     if mode != stat.S_IMODE(new.stat().st_mode):
         new.chmod(mode)
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file, as `write_bytes` does, in UTF-8; what that cannot hold is escaped.
+    """Write a text file in UTF-8, as `write_bytes` does; lone surrogates are escaped.
 
     Raises:
         ModelError: It cannot be written.
@@ -215,9 +215,9 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write a file that is then the new one whole, or still the old one.
+    """Write a file, which is either completely new or still the old one.
 
-    Links are followed, and permissions stay. To a device or pipe the content is written directly.
+    Links are followed, and permissions stay. Devices and pipes are written to directly.
 
     Raises:
         ModelError: It cannot be written.
@@ -237,12 +237,11 @@ def check_writable(path: str | Path, *, rows: bool = False) -> None:
     """Refuse a file that cannot be written, before any work is done for it.
 
     Args:
-        path: The file. A device or pipe that is there may be one, if `rows` is False.
-        rows: Whether it is written row by row, which takes a regular file.
+        path: The file; an existing device or pipe only if `rows` is False.
+        rows: Whether it is written row by row, which needs a regular file.
 
     Raises:
-        ModelError: It is a folder, is read-only, cannot be made, or is there and something that
-            cannot be written.
+        ModelError: It is a folder, is read-only, is of another kind, or cannot be made.
     """
     path = Path(path)
     if str(path) == "-":
@@ -263,7 +262,7 @@ def check_writable(path: str | Path, *, rows: bool = False) -> None:
 
 
 def try_out(target: Path, *, folder: bool = False) -> None:
-    """Make what `staged` makes for a target, and remove it, before any work is done for that.
+    """Make and remove what `staged` makes, to find out early whether that works.
 
     Raises:
         OSError: It cannot be made.
@@ -274,7 +273,7 @@ def try_out(target: Path, *, folder: bool = False) -> None:
 
 @contextmanager
 def no_new_folders(path: Path) -> Iterator[None]:
-    """Remove the folders above a path that were made inside and hold nothing."""
+    """Afterwards remove the parent folders of a path that were made inside and are empty."""
     made = [parent for parent in path.absolute().parents if not parent.exists()]
     try:
         yield
@@ -285,7 +284,7 @@ def no_new_folders(path: Path) -> Iterator[None]:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether a device or pipe is there, to which text can be written."""
+    """Whether the path is a device or pipe, to which text can be written."""
     mode = path.stat().st_mode if path.exists() else 0
     return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
 
@@ -301,19 +300,18 @@ def _check_regular(path: Path) -> None:
 def check_apart(
     outputs: Mapping[str, str | Path | None], inputs: Iterable[tuple[str, str | Path]]
 ) -> None:
-    """Refuse outputs that are each other, or what is read, which would be lost.
+    """Refuse outputs that are the same as each other or as an input, which would be lost.
 
-    Files are told by what they are, not by their names: a link, another spelling or a hard link
-    is the same file.
+    Links, hard links and other spellings of a path count as the same file.
 
     Args:
-        outputs: Files or folders to write, by what messages call them; None is none.
-        inputs: Files and folders that are read, each after what messages call it. What is not
-            there, such as a name on the hub, is none of them.
+        outputs: Files or folders to write, by their names in messages; None is ignored.
+        inputs: Pairs of a name for messages and a file or folder to read. Paths that do not exist,
+            such as names on the hub, are ignored.
 
     Raises:
-        InputError: Two outputs are the same; or an output is an input, lies in a folder that is
-            one, or is a folder that holds one.
+        InputError: Two outputs are the same; or an output is an input, lies in an input folder, or
+            is a folder that holds an input.
 
     Example:
         >>> from tempfile import mkdtemp
@@ -335,7 +333,7 @@ def check_apart(
 
 
 def is_same(first: Path, second: Path) -> bool:
-    """Whether two paths are one file or folder, there or to be; never of devices and pipes."""
+    """Whether two paths, existing or not, are one file or folder; False for devices and pipes."""
     with suppress(OSError, ValueError):
         if first.exists() and second.exists():
             return first.samefile(second) and not _is_stream(first)
@@ -344,7 +342,7 @@ def is_same(first: Path, second: Path) -> bool:
 
 
 def is_within(path: Path, folder: Path) -> bool:
-    """Whether a path, there or to be, lies in a folder."""
+    """Whether a path, existing or not, lies in a folder."""
     with suppress(OSError, ValueError):
         real = Path(os.path.realpath(path))
         return any(parent.exists() and parent.samefile(folder) for parent in real.parents)
@@ -352,13 +350,13 @@ def is_within(path: Path, folder: Path) -> bool:
 
 
 def _is_there(path: Path) -> bool:
-    with suppress(OSError, ValueError):  # Names on the hub may be no paths at all.
+    with suppress(OSError, ValueError):  # Names on the hub may be invalid paths.
         return path.exists()
     return False
 
 
 def _touches(output: Path, path: Path) -> tuple[str, str] | None:
-    """How writing an output would change what is read, and what to do instead; None if not."""
+    """How writing an output would destroy an input, and the remedy; None if it would not."""
     elsewhere = "give another, or it would be lost"
     if is_same(output, path):
         return "is what {read} reads", elsewhere

@@ -1,4 +1,4 @@
-"""Folders that are written: replaced whole, and never one that holds something of others."""
+"""Writing folders: replaced as a whole, and only if they hold nothing but our own files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 MANIFEST = ".bertflow-files.json"
 LOCK = "lock"
-# What libraries look for in a model's folder; the first two hold weights.
+# Files that libraries load from a model's folder; the first two patterns are weights.
 WEIGHTS_FILES = (
     "model*.safetensors",
     "pytorch_model*.bin",
@@ -39,16 +39,16 @@ WEIGHTS_FILES = (
 
 
 def part_path(output: Path) -> Path:
-    """Where the folder of `part_folder` is: beside what a link leads to."""
+    """The path of `part_folder`: beside the output, or beside the target of a link."""
     whole = followed(output).absolute()
     return whole.with_name(f".{whole.name}.part")
 
 
 @contextmanager
 def part_folder(output: Path) -> Iterator[Path]:
-    """Give the folder beside an output that holds what is done of it, to one process at a time.
+    """Give the folder beside an output that holds unfinished work, to one process at a time.
 
-    It stays as long as there is something in it; `clear_part` ends that.
+    The folder stays as long as it holds something; `clear_part` empties it.
 
     Raises:
         ModelError: Another process is writing the output, or the folder cannot be made.
@@ -64,7 +64,7 @@ def part_folder(output: Path) -> Iterator[Path]:
 
 
 def clear_part(folder: Path) -> None:
-    """Remove what is in a folder of `part_folder`, except its lock."""
+    """Remove everything in a `part_folder` except its lock."""
     with suppress(OSError):
         for path in folder.iterdir():
             if path.name != LOCK:
@@ -73,14 +73,14 @@ def clear_part(folder: Path) -> None:
 
 @contextmanager
 def replaced_folder(target: str | Path) -> Iterator[Path]:
-    """Give an empty folder to fill, which then takes the target's place.
+    """Give an empty folder to fill, which then replaces the target.
 
-    If filling fails, the target stays what it was. A process that is killed while it moves the
-    folders leaves the old one under a hidden name; the next one brings it back.
+    If filling fails, the target stays as it was. A process that is killed while it moves the
+    folders leaves the old one under a hidden name; the next process brings it back.
 
     Args:
-        target: Must not exist, be empty, or hold nothing but what was written this way before: a
-            list of that is kept in the folder.
+        target: Must not exist, be empty, or hold only files that were written this way before. The
+            folder keeps a list of them.
 
     Raises:
         ModelError: The target holds something else, or cannot be written.
@@ -90,18 +90,17 @@ def replaced_folder(target: str | Path) -> Iterator[Path]:
     with writing(target), staged(target, folder=True) as staging:
         yield staging
         (staging / MANIFEST).write_text(json.dumps(_entries(staging)) + "\n", encoding="utf-8")
-        check_replaceable(target)  # Again: others may have put something there meanwhile.
+        check_replaceable(target)  # Again: others may have added files meanwhile.
         _take_place(staging, target)
 
 
 def check_replaceable(target: str | Path) -> None:
-    """Refuse a target that holds something that is not ours, before any work is done for it.
+    """Refuse a target that holds other files than ours, before any work is done for it.
 
-    A folder is made beside the target and removed again: what cannot be made then cannot be made
-    later.
+    A folder is made beside the target and removed again, to find out early whether that works.
 
     Raises:
-        ModelError: It does, or it cannot be written, or not be moved.
+        ModelError: It holds other files, or cannot be written or moved.
     """
     with writing(target):
         target = followed(Path(target))
@@ -135,7 +134,7 @@ def _check_movable(folder: Path) -> None:
 
 
 def _take_place(staging: Path, target: Path) -> None:
-    """Move a folder to where another is or was."""
+    """Move a folder to the target's place, which may be taken."""
     if target.exists():
         target.rename(_old(target))
     try:
@@ -145,7 +144,7 @@ def _take_place(staging: Path, target: Path) -> None:
 
 
 def _settle(target: Path) -> None:
-    """End a replacement, whichever of its steps came last: one folder, under the target's name."""
+    """Finish or undo an interrupted replacement, so that one folder is left at the target."""
     old = _old(target)
     if old.exists():
         if target.exists():
@@ -159,7 +158,7 @@ def _old(target: Path) -> Path:
 
 
 def foreign_entries(folder: Path) -> list[str]:
-    """The entries of a folder that `replaced_folder` did not write there.
+    """The entries of a folder that `replaced_folder` did not write.
 
     Raises:
         OSError: It cannot be read.
@@ -169,7 +168,7 @@ def foreign_entries(folder: Path) -> list[str]:
 
 
 def _manifest(folder: Path) -> list[str]:
-    """The list that was written into a folder with its files; empty if it is not one of ours."""
+    """The list of files that was written into a folder; empty if there is none."""
     try:
         names = read_json(folder / MANIFEST)
     except ModelError:
@@ -179,7 +178,7 @@ def _manifest(folder: Path) -> list[str]:
 
 
 def _entries(folder: Path) -> list[str]:
-    """Files, links and empty folders below a folder, if it is there; a folder's ends in a slash."""
+    """Relative paths of the files, links and empty folders (ending in a slash) in a folder."""
     names, folders = [], [folder] if folder.exists() else []
     for home in folders:
         inside = list(home.iterdir())
@@ -195,13 +194,13 @@ def _entries(folder: Path) -> list[str]:
 
 @contextmanager
 def merged_folder(target: Path) -> Iterator[Path]:
-    """Give an empty folder to fill, whose files then take their places in one that is there.
+    """Give an empty folder to fill, whose files are then moved into an existing folder.
 
-    Each is the old one or the new one, never half; a process that is killed while they are moved
-    leaves some of both. If filling fails, none is moved.
+    Each file is the old one or the new one, never half. A process that is killed while it moves
+    them leaves some of both. If filling fails, none is moved.
 
     Args:
-        target: A folder, whatever it holds.
+        target: A folder that may hold anything.
 
     Raises:
         ModelError: It cannot be written.
@@ -236,17 +235,17 @@ def save_or_keep(
 
     Args:
         output: Where to, a file or folder.
-        saves: What saves to the place it is given. Where the first of them fails in the temporary
-            folder, too, the next is tried there: it may save less.
-        when: Whether an error is one of saving; others are raised as they are.
+        saves: Functions that save to a given path. If the first also fails in the temporary folder,
+            the next one, which may save less, is tried there.
+        when: Whether an error is about saving; other errors are raised as they are.
 
     Raises:
-        ModelError: It could not be saved to the output; the message says why, and where it is.
+        ModelError: It could not be saved to the output; the message says why, and where it is now.
     """
     try:
         saves[0](output)
         return
-    except Exception as error:  # Whatever it is, what was computed is there.
+    except Exception as error:  # Of any kind: the result must not be lost.
         if not when(error):
             raise
         failed = error
