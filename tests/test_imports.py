@@ -22,7 +22,6 @@ ALLOWED = {
     "arrays": set(),
     "io": set(),
     "process_state": set(),
-    "threads": set(),
     "data": {"network"},
     "calibrators": {"flows", "display"},
     "encoders": {"flows", "calibrators", "display", "network"},
@@ -45,7 +44,7 @@ ALLOWED["report"] = {*ALLOWED["paper"], "paper", "display"}
 ALLOWED["cli"] = {*ALLOWED["report"], "demo", "report", "scale", "display"}
 ALLOWED["__main__"] = {"cli"}
 for allowed in ALLOWED.values():
-    allowed |= {"process_state", "threads", "arrays", "io"}
+    allowed |= {"process_state", "arrays", "io"}
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))
 INSIDE = [path for path in MODULES if path.parts[0] != "__init__.py"]
 HEAVY = ["torch", "transformers", "sentence_transformers", "sklearn", "scipy", "numpy"]
