@@ -32,9 +32,8 @@ from bertflow.data import (
 )
 from bertflow.encoders import load_word_vectors
 from bertflow.encoders.checks import read_modules
-from bertflow.encoders.sentence_cache import parse_size
+from bertflow.encoders.sentence_cache import VectorCache, parse_size
 from bertflow.encoders.sizes import check_gguf, check_sizes
-from bertflow.encoders.store import VectorCache
 from bertflow.encoders.streaming import _PartialFile
 from bertflow.finetuning.resuming import (
     CLASSIFIER,

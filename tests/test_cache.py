@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bertflow.encoders import VectorCache, embed, fill, load_encoder, load_poolings
-from bertflow.encoders import store as module
+from bertflow.encoders import sentence_cache as module
 from bertflow.encoders.encoding import Encoding
 from bertflow.errors import InputError, ModelError
 

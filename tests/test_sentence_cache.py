@@ -19,8 +19,13 @@ from sentence_transformers import SentenceTransformer
 from bertflow import Flow, SentenceCache, Whitening, calibrate, compare, load_encoder
 from bertflow.data import Pairs
 from bertflow.encoders import embed, encode_file, load, save_model
-from bertflow.encoders.sentence_cache import FILES, describe_vectors, parse_size
-from bertflow.encoders.store import SentenceIndex, digests_of
+from bertflow.encoders.sentence_cache import (
+    FILES,
+    SentenceIndex,
+    describe_vectors,
+    digests_of,
+    parse_size,
+)
 from bertflow.errors import InputError
 from bertflow.evaluation import score_pairs
 from conftest import WORDS
@@ -49,10 +54,12 @@ def test_hashes_are_found_whatever_their_bytes(rng):
     digests = digests_of(sentences)
     assert any(digest.endswith(b"\0") for digest in (d.ljust(16, b"\0") for d in digests.tolist()))
     index = SentenceIndex()
-    for start in range(0, 3000, 700):  # In several steps, some of them twice.
-        part = slice(start, start + 900)
+    # In several steps, some of them twice; small parts are apart from large ones for a while.
+    for start, stop in [(0, 2000), (1900, 2600), (2600, 2800), (2700, 2990), (2985, 3000)]:
+        part = slice(start, stop)
         index.add(digests[part], np.arange(3000)[part])
-    assert len(index) == 3000
+        assert len(index) == stop
+        assert np.array_equal(index.find(digests[:stop]), np.arange(stop))
     assert np.array_equal(index.find(digests), np.arange(3000))
     assert index.find(digests_of(["x", "0 "])).tolist() == [-1, -1]
     assert len(digests_of([])) == len(index.find(digests_of([]))) == 0
@@ -356,7 +363,7 @@ def test_a_full_disk_costs_one_warning(encoder, tiny_sentences, tmp_path, caplog
     def full(path, place, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bertflow.encoders.store._write_at", full)
+    monkeypatch.setattr("bertflow.encoders.sentence_cache._write_at", full)
     got = embed(encoder, tiny_sentences, cache=SentenceCache(tmp_path))
     assert np.array_equal(got.vectors, embed(encoder, tiny_sentences).vectors)
     assert len(warned(caplog)) == 1

@@ -15,9 +15,8 @@ from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.poolings import load_layers, load_poolings
 from bertflow.encoders.precision import Precision, resolved_precision
 from bertflow.encoders.sampling import SAMPLE, Sampled, sample_corpus
-from bertflow.encoders.sentence_cache import SentenceCache
+from bertflow.encoders.sentence_cache import SentenceCache, VectorCache
 from bertflow.encoders.states import hidden_states
-from bertflow.encoders.store import VectorCache
 from bertflow.encoders.streaming import Encoded, Rows, encode_file, encode_rows
 from bertflow.encoders.word_vectors import load_word_vectors
 

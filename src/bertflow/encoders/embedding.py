@@ -7,7 +7,7 @@ import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +18,9 @@ from bertflow.encoders.devices import DevicesEncoding
 from bertflow.encoders.encoder import as_sentences, check_text, encoder_of, is_usual
 from bertflow.encoders.encoding import Encoding, Group, prompt_of
 from bertflow.encoders.precision import Precision, resolved_precision
-from bertflow.encoders.store import VectorCache
+from bertflow.encoders.sentence_cache import SentenceCache, VectorCache
 from bertflow.errors import InputError
 from bertflow.process_state import pinned
-
-if TYPE_CHECKING:
-    from bertflow.encoders.sentence_cache import SentenceCache
 
 Progress = Callable[[int, int], None]
 # Called with a group, places in it, shape (n,), and the vectors of the sentences there, (n, D).

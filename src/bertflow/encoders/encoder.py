@@ -63,7 +63,8 @@ def part_of(model: SentenceTransformer, modules: Sequence[Any]) -> SentenceTrans
     a device and type on modules that other threads use.
     """
     part = copy.copy(model)
-    part._modules = {str(place): module for place, module in enumerate(modules)}
+    # The names stay: a digest of the weights contains them.
+    part._modules = {name: module for name, module in model._modules.items() if module in modules}
     part.truncate_dim = None
     return part
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from bertflow.arrays import Array
 from bertflow.encoders.checks import readable
 from bertflow.encoders.encoder import encoder_of, is_usual
-from bertflow.encoders.evaluating import evaluating
 from bertflow.encoders.precision import Precision, in_precision, raised, resolved_precision
 from bertflow.encoders.probe import check_own_encoding, name_of
+from bertflow.encoders.sharing import evaluating
 from bertflow.process_state import pinned, set_own_threads, usual_threads
 
 Batch = tuple[Tensor, dict[str, Any]]

@@ -31,11 +31,11 @@ from bertflow.encoders.checks import (
 from bertflow.encoders.encoder import Encoder
 from bertflow.encoders.gguf import check_readable, forget_gguf, quick_gguf
 from bertflow.encoders.origin import note_hub
-from bertflow.encoders.pickling import keep_picklable
 from bertflow.encoders.probe import (
     check_encoder,
     positions,
 )
+from bertflow.encoders.sharing import keep_picklable
 from bertflow.encoders.sizes import check_gguf, check_sizes, check_transformer
 from bertflow.encoders.states import parse_pooling, pooled
 from bertflow.errors import (

@@ -10,6 +10,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
+from bertflow.encoders.encoder import Encoder
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.states import hidden_states
 from bertflow.errors import InputError
@@ -121,4 +122,4 @@ def _side_by_side(
 ) -> SentenceTransformer:
     transformer: Any = encoder[0]
     last = SeveralPoolings(pools, transformer.get_embedding_dimension())
-    return SentenceTransformer(modules=[transformer, last], device=str(encoder.device)).eval()
+    return Encoder(modules=[transformer, last], device=str(encoder.device)).eval()

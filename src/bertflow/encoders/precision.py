@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bertflow.encoders.encoder import is_usual
 from bertflow.encoders.kernels import pack_attention, pack_products
-from bertflow.encoders.pickling import copied
+from bertflow.encoders.sharing import copied
 from bertflow.errors import InputError
 
 Precision = Literal["auto", "float32", "mixed", "fast"]

@@ -24,8 +24,8 @@ from sentence_transformers.util import import_from_string
 from bertflow.arrays import Array
 from bertflow.encoders.checks import quietly, readable
 from bertflow.encoders.encoder import encoder_of
-from bertflow.encoders.evaluating import evaluating
 from bertflow.encoders.precision import HALF
+from bertflow.encoders.sharing import evaluating
 from bertflow.errors import InputError, ModelError
 from bertflow.process_state import pinned
 

@@ -35,8 +35,7 @@ from bertflow.encoders.encoder import as_sentences, check_text, own_part
 from bertflow.encoders.encoding import Group
 from bertflow.encoders.fingerprint import describe_encoder, describe_vectors
 from bertflow.encoders.precision import Precision, resolved_precision
-from bertflow.encoders.sentence_cache import SentenceCache
-from bertflow.encoders.store import SentenceIndex, digests_of
+from bertflow.encoders.sentence_cache import SentenceCache, SentenceIndex, digests_of
 from bertflow.errors import InputError, ModelError
 from bertflow.io.files import check_writable, followed, keep_permissions
 from bertflow.io.outputs import clear_part, part_folder, part_path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from bertflow.calibrators.presets import calibrator_name, preset_of
@@ -103,40 +104,20 @@ def _new_card(model: CalibratedSentenceTransformer) -> str:
     )
     made = {**encoder_facts(provenance["encoder"]), **made_of(calibrator)}
     limits = "\n".join(f"- {limit}" for limit in (*LIMITS, HALF if portable else NEEDS_BERTFLOW))
-    return f"""---
-{metadata}
----
-
-# {text(title)}
-
-An encoder, {encoder}, and behind it {what}. The encoder's weights are as they were; \
-what follows them was fitted without labels, by bertflow. Sentences become vectors of \
-{model.get_embedding_dimension() or 0:,} dimensions, to be compared by cosine similarity.
-
-## Use
-
-{_use(kind, portable)}
-## How it was made
-
-{table({"encoder": encoder, **made})}
-## Scores
-
-{SCORES}
-{scores_text(())}
-{SCORES_END}
-
-## Limits
-
-{limits}
-
-## Licence
-
-{licence_text(licence, provenance["origin"])}
-
-## Source
-
-{source}
-"""
+    template = (files("bertflow.models") / "card.md").read_text(encoding="utf-8")
+    return template.format(
+        metadata=metadata,
+        title=text(title),
+        encoder=encoder,
+        what=what,
+        width=model.get_embedding_dimension() or 0,
+        use=_use(kind, portable),
+        made=table({"encoder": encoder, **made}),
+        scores=_scores_part(()),
+        limits=limits,
+        licence=licence_text(licence, provenance["origin"]),
+        source=source,
+    )
 
 
 def _use(kind: str, portable: bool) -> str:
@@ -152,7 +133,7 @@ def with_scores(content: str, scores: Sequence[Any]) -> str:
     """A card with these scores in their place, or at its end, and in its metadata."""
     from huggingface_hub import EvalResult, ModelCard
 
-    shown = f"{SCORES}\n{scores_text(scores)}\n{SCORES_END}"
+    shown = _scores_part(scores)
     between = re.compile(f"{re.escape(SCORES)}.*?{re.escape(SCORES_END)}", re.DOTALL)
     if between.search(content):
         content = between.sub(lambda _: shown, content, count=1)
@@ -181,6 +162,10 @@ def with_scores(content: str, scores: Sequence[Any]) -> str:
         ]
         return str(card)
     return content
+
+
+def _scores_part(scores: Sequence[Any]) -> str:
+    return f"{SCORES}\n{scores_text(scores)}\n{SCORES_END}"
 
 
 def scores_text(scores: Sequence[Any]) -> str:

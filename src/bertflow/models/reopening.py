@@ -23,9 +23,9 @@ from bertflow.encoders.encoder import CALIBRATOR
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import MODULE_PATH
 from bertflow.encoders.origin import read_card
-from bertflow.encoders.pickling import keep_picklable
 from bertflow.encoders.precision import HALF, raise_input
 from bertflow.encoders.sentence_cache import SentenceCache
+from bertflow.encoders.sharing import keep_picklable
 from bertflow.encoders.sizes import check_sizes
 from bertflow.errors import InputError, ModelError
 from bertflow.models.calibrated import CalibratedSentenceTransformer
