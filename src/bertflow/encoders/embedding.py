@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from bertflow.encoders.precision import Precision, resolved_precision
 from bertflow.encoders.sentence_cache import SentenceCache, VectorCache
 from bertflow.errors import InputError
 from bertflow.process_state import pinned
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 # Called with a group, places in it, shape (n,), and the vectors of the sentences there, (n, D).
@@ -161,6 +164,7 @@ class CorpusEncoder:
             for group in groups:
                 if self._kept is not None:
                     there, vectors = self._kept.take(group.texts(group.lacking))
+                    log.info("cache: %d found, %d not", there.sum(), (~there).sum())
                     if vectors is not None:
                         put(group, group.lacking[there], vectors)
                         self.tell(len(vectors))
