@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 NOTHING = "the same command begins anew: nothing was saved yet"
 _terminated: list[int] = []
+# The signal masks of each thread from before the forks that it is in.
+_held = threading.local()
 
 
 class Terminated(KeyboardInterrupt):
@@ -41,13 +44,29 @@ def catch_termination() -> None:
         return
     signal.signal(signal.SIGTERM, _terminate)
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=let_termination_end)
+        # Hold SIGTERM back during a fork: Python would lose one that comes to the child before it
+        # has let go of our handler.
+        os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_end_in_child)
 
 
 def let_termination_end() -> None:
     """Let SIGTERM end the process without a word, as it does where nothing catches it."""
     if signal.getsignal(signal.SIGTERM) is _terminate:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _hold() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    _held.masks = [*getattr(_held, "masks", []), before]
+
+
+def _release() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _held.masks.pop())
+
+
+def _end_in_child() -> None:
+    let_termination_end()
+    _release()
 
 
 @contextmanager
