@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -13,12 +14,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dropout, Normalize
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from bertflow.encoders import encoding, load_encoder
+from bertflow.encoders import embedding, encoding, load_encoder
 from bertflow.encoders import precision as precisions
 from bertflow.encoders.embedding import encode_lists
 from bertflow.encoders.encoding import Encoding, Group, encode_distinct
 from bertflow.encoders.kernels import packed_attention
 from bertflow.encoders.precision import resolved_precision
+from bertflow.encoders.sentence_cache import VectorCache
 from bertflow.errors import InputError
 
 POOLINGS = ["cls", "mean", "last2avg", "first-last-avg", "embed-last-avg"]
@@ -227,6 +229,32 @@ def test_lists_are_encoded_in_order_and_each_sentence_of_a_list_once(
     for vectors, wanted in zip(given, expected, strict=True):
         np.testing.assert_allclose(vectors, wanted, rtol=0, atol=2e-6)
     assert len(encoded) == 9 + len(set(some[9:12])) + 9
+
+
+def test_lists_that_were_stopped_go_on_to_the_same_bits(
+    tiny_bert, tiny_sentences, encoded, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(encoding, "PART_SECONDS", 0.0)
+    monkeypatch.setattr(embedding, "PART_SECONDS", 0.0)
+    encoder = load_encoder(tiny_bert)
+    some = list(dict.fromkeys(tiny_sentences))
+    lists = [some[:40], [], some[20:90], some[:40], some[90:120]]
+
+    def vectors(kept: VectorCache | None = None) -> Iterator[np.ndarray]:
+        return encode_lists(Encoding(encoder, batch_size=1), lists, kept)
+
+    expected = list(vectors())
+    stopped = vectors(VectorCache(tmp_path / "kept", {}))
+    assert [len(next(stopped)) for _ in range(3)] == [40, 0, 70]
+    stopped.close()
+    encoded.clear()
+    for one, other in zip(vectors(VectorCache(tmp_path / "kept", {})), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert len(encoded) <= 70
+    encoded.clear()
+    for one, other in zip(vectors(VectorCache(tmp_path / "kept", {})), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not encoded
 
 
 def test_who_stops_half_way_has_its_threads_and_modes_back(tiny_bert, tiny_sentences):

@@ -27,7 +27,7 @@ from bertflow import (
     save_calibrator,
 )
 from bertflow.calibrators import AdaptiveWhitening, Moments
-from bertflow.encoders import encode_distinct
+from bertflow.encoders import embedding, encode_distinct, encoding
 from bertflow.scale import (
     BlockMoments,
     Encode,
@@ -108,13 +108,13 @@ def content(folder: Path) -> dict[str, bytes]:
 class Lengths:
     """An encoder whose vector of a text is its length, its number and 1; made where it is used."""
 
-    def __init__(self, calls: Path | None = None) -> None:
-        self.calls = calls
+    def __init__(self, calls: Path | None = None, fails_at: int | None = None) -> None:
+        self.calls, self.fails_at = calls, fails_at
 
     def __call__(self) -> Any:
         from sentence_transformers import SentenceTransformer
 
-        calls = self.calls
+        calls, fails_at = self.calls, self.fails_at
 
         class Three(torch.nn.Module):
             def get_embedding_dimension(self) -> int:
@@ -126,6 +126,8 @@ class Lengths:
                     with calls.open("a") as file:
                         file.writelines(f"{text}\n" for text in texts if not of_probe(text))
                 numbers = [0.0 if of_probe(t) else float(t.split()[1]) for t in texts]
+                if fails_at in numbers:
+                    raise RuntimeError("killed")
                 rows = [[len(t), n, 1.0] for t, n in zip(texts, numbers, strict=True)]
                 return np.array(rows, dtype=np.float32)
 
@@ -355,6 +357,19 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path, corpus):
     assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
+def test_a_shard_that_was_stopped_goes_on_where_it_was(tmp_path, monkeypatch):
+    for module in (encoding, embedding):
+        monkeypatch.setattr(module, "PART_SECONDS", 0.0)
+    write_texts(tmp_path / "corpus/one.parquet", [f"sentence {n}" for n in range(10, 99)])
+    calls, killed = tmp_path / "calls", Lengths(tmp_path / "calls", fails_at=60)
+    with pytest.raises(ModelError, match=r"one\.parquet: .*killed"):
+        run(Encode(killed, batch_size=10), tmp_path / "corpus", tmp_path / "out")
+    run(Encode(Lengths(calls), batch_size=10), tmp_path / "corpus", tmp_path / "out")
+    assert len(calls.read_text().splitlines()) < 89 + 20
+    run(Encode(Lengths(), batch_size=10), tmp_path / "corpus", tmp_path / "whole")
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
 def test_a_stopped_run_is_no_finished_folder(tmp_path, corpus):
     write_texts(corpus / "1.parquet", ["sentence 1", None], 10)
     with pytest.raises(InputError):
@@ -578,6 +593,20 @@ def test_columns_without_a_value_have_the_others_type(tmp_path, corpus):
     assert rows_of(tmp_path / "out")["id"] == [*range(10), None, *range(10, 31)]
     kinds = {parquet.read_schema(path).field("id").type for path in files_of(tmp_path / "out")}
     assert kinds == {pyarrow.int64()}
+
+
+def test_text_of_any_arrow_type_is_text_in_one_folder(tmp_path):
+    kinds = [pyarrow.string(), pyarrow.large_string(), pyarrow.string_view()]
+    kinds.append(pyarrow.dictionary(pyarrow.int32(), pyarrow.string()))
+    (tmp_path / "in").mkdir()
+    for number, kind in enumerate(kinds):
+        texts = pyarrow.array([f"sentence {number}"]).cast(kind)
+        table = pyarrow.table({"text": texts, "source": pyarrow.array(["s"]).cast(kind)})
+        parquet.write_table(table, tmp_path / f"in/{number}.parquet")
+    run(Encode(Lengths(), column="text"), tmp_path / "in", tmp_path / "out")
+    found = rows_of(tmp_path / "out")
+    assert [vector[1] for vector in found["vector"]] == [0.0, 1.0, 2.0, 3.0]
+    assert found["source"] == ["s"] * 4
 
 
 def test_two_text_columns_ask_for_a_name(tmp_path):

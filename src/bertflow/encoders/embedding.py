@@ -8,6 +8,7 @@ import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 from bertflow.arrays import Array
 from bertflow.encoders.devices import DevicesEncoding
 from bertflow.encoders.encoder import as_sentences, check_text, encoder_of, is_usual
-from bertflow.encoders.encoding import Encoding, Group, prompt_of
+from bertflow.encoders.encoding import PART_SECONDS, Encoding, Group, prompt_of
 from bertflow.encoders.precision import Precision, resolved_precision
 from bertflow.encoders.sentence_cache import SentenceCache, VectorCache
 from bertflow.errors import InputError
@@ -314,7 +315,28 @@ def fill(
     ).encode(groups(), put)
 
 
-def encode_lists(encoding: Encoding, lists: Iterable[Sequence[str]]) -> Iterator[Array]:
+@dataclass
+class _List:
+    """A list of sentences that is being encoded.
+
+    Attributes:
+        number: How many lists come before it.
+        chunk: Its sentences.
+        places: Where the store has each distinct sentence, shape (distinct,); -1 where it has not.
+        left: How many are still to be encoded.
+        vectors: Of the distinct sentences, shape (distinct, D), once one has been encoded.
+    """
+
+    number: int
+    chunk: Chunk
+    places: Array
+    left: int
+    vectors: Array | None = None
+
+
+def encode_lists(
+    encoding: Encoding, lists: Iterable[Sequence[str]], kept: VectorCache | None = None
+) -> Iterator[Array]:
     """Encode lists of sentences one after the other, each distinct sentence of a list once.
 
     The next list is tokenized while one is being encoded.
@@ -322,38 +344,71 @@ def encode_lists(encoding: Encoding, lists: Iterable[Sequence[str]]) -> Iterator
     Args:
         encoding: What encodes.
         lists: Lists of text, taken some ahead of what is given.
+        kept: Gets the vectors every few seconds. If it has some of an earlier call with the same
+            lists, these are taken from it, and the result is the same to the last bit.
 
     Returns:
         The vectors of each list, in order, shape (N, D), float32; of an empty list (0, 0). They are
         not checked.
 
     Raises:
-        ModelError: As `Encoding.each`.
+        ModelError: As `Encoding.each`, or the store cannot be written.
     """
     size = group_size(encoding.encoder)
-    begun: deque[Chunk] = deque()
+    begun: deque[_List] = deque()
 
     def groups() -> Iterator[Group]:
-        for sentences in lists:
-            begun.append(chunk := Chunk(sentences))
-            yield from chunk.groups(size)
+        for number, sentences in enumerate(lists):
+            chunk = Chunk(sentences)
+            places = np.full(len(chunk.distinct), -1)
+            if kept is not None:
+                places = kept.find(_names(number, chunk.distinct))
+            begun.append(_List(number, chunk, places, int((places < 0).sum())))
+            for group in chunk.groups(size):
+                group.lacking = np.flatnonzero(places[group.numbers] < 0)
+                yield group
 
-    vectors: Array | None = None
-    left = 0
-    for group, rows, part in encoding.each(groups()):
-        while not begun[0].distinct:
-            begun.popleft()
-            yield np.empty((0, 0), dtype=np.float32)
-        if vectors is None:  # The groups of a list come one after the other.
-            left = len(begun[0].distinct)
-            vectors = np.empty((left, part.shape[1]), dtype=np.float32)
-        vectors[group.numbers[rows]] = part
-        left -= len(rows)
-        if not left:
-            yield vectors[begun.popleft().index]
-            vectors = None
-    for _ in begun:
-        yield np.empty((0, 0), dtype=np.float32)
+    def whole() -> Iterator[Array]:
+        while begun and not begun[0].left:
+            yield _rows_of(begun.popleft(), kept)
+
+    waiting: list[tuple[list[str], Array]] = []
+    written = monotonic()
+    for group, places, part in encoding.each(groups()):
+        yield from whole()
+        one = begun[0]  # Lists are encoded in order.
+        if one.vectors is None:
+            one.vectors = np.empty((len(one.chunk.distinct), part.shape[1]), dtype=np.float32)
+        one.vectors[group.numbers[places]] = part
+        one.left -= len(places)
+        if kept is not None:
+            waiting.append((_names(one.number, group.texts(places)), part))
+            if monotonic() - written >= PART_SECONDS:
+                names, parts = zip(*waiting, strict=True)
+                kept.add([name for some in names for name in some], np.concatenate(parts))
+                waiting, written = [], monotonic()
+    yield from whole()
+
+
+def _names(number: int, sentences: Sequence[str]) -> list[str]:
+    """What sentences of a list are called in the store of vectors.
+
+    The last bits of a vector depend on the batch, so a sentence has another name in each list.
+    """
+    return [f"{number} {sentence}" for sentence in sentences]
+
+
+def _rows_of(one: _List, kept: VectorCache | None) -> Array:
+    """A row for each sentence of a list, taken from the store where it was not encoded."""
+    there = np.flatnonzero(one.places >= 0)
+    if kept is not None and len(there):
+        stored = kept.vectors()
+        if one.vectors is None:
+            one.vectors = np.empty((len(one.places), stored.shape[1]), dtype=np.float32)
+        one.vectors[there] = stored[one.places[there]]
+    if one.vectors is None:
+        return np.empty((0, 0), dtype=np.float32)
+    return one.vectors[one.chunk.index]
 
 
 def halves(

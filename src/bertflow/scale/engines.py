@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import shutil
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -34,6 +35,7 @@ class Job:
         schema: The schema of what is read.
         folder: Where the file is written that comes of it.
         key: The key of the run.
+        unfinished: A folder for what a killed run goes on from.
     """
 
     shard: Shard
@@ -41,6 +43,7 @@ class Job:
     schema: Any
     folder: Path
     key: str
+    unfinished: Path
 
 
 @dataclass(frozen=True)
@@ -186,9 +189,11 @@ def _done(worker: Worker, job: Job) -> Result:
     name = job.place.named(job.shard.path)
     try:
         batches = read(job.place, job.shard, job.schema, worker.columns)
-        made = worker.process(batches, name, job.shard.first)
+        made = worker.process(batches, name, job.shard.first, job.unfinished)
         note = note_of(job.shard, job.key)
-        return Result(job.shard, path, write_shard(path, worker.schema(job.schema), made, note))
+        rows = write_shard(path, worker.schema(job.schema), made, note)
+        shutil.rmtree(job.unfinished, ignore_errors=True)
+        return Result(job.shard, path, rows)
     except InputError as error:
         failure: BertflowError = error
     except BertflowError as error:

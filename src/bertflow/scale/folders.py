@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -23,14 +24,14 @@ from bertflow.calibrators.adaptive import SAMPLE
 from bertflow.errors import InputError
 from bertflow.io.files import sole_writer, writing
 from bertflow.scale.engines import Engine, Job, Local
-from bertflow.scale.manifest import Manifest, files_of, run_key
+from bertflow.scale.manifest import Manifest, files_of, note_of, run_key
 from bertflow.scale.shards import SHARD_ROWS, VECTOR, Bad, Place, Plan, plan, read, vectors_of
 from bertflow.scale.workers import BlockMoments, Worker, merged_moments
 
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
-LOCK, UNFINISHED = ".lock", ".part"
+LOCK, UNFINISHED, WORK = ".lock", ".part", ".unfinished"
 # In a large folder near duplicates are looked for at the start of this many shards.
 SHARDS_SAMPLED = 20
 
@@ -150,7 +151,11 @@ def run(
         rows = dict(before)
         with _unfinished_files(output) as folder:
             todo = [shard for shard in planned.shards if shard.name not in before]
-            jobs = [Job(shard, place, planned.schema, folder, key) for shard in todo]
+            unfinished = _unfinished_work(output, [note_of(shard, key) for shard in todo])
+            jobs = [
+                Job(shard, place, planned.schema, folder, key, work)
+                for shard, work in zip(todo, unfinished, strict=True)
+            ]
             for result in engine.run(worker, jobs):
                 if result.error is None:
                     manifest.put(result.path, result.shard.name)
@@ -164,6 +169,7 @@ def run(
                 report(done, total)
         shards = [shard for shard in planned.shards if shard.path not in skipped]
         manifest.finish(shards, list(skipped.values()))
+        shutil.rmtree(output / WORK, ignore_errors=True)
     made = sum(rows[shard.name] for shard in shards)
     left_out = sum(shard.rows for shard in shards) - made
     return Outcome(
@@ -297,6 +303,16 @@ def _unfinished_files(output: Path) -> Iterator[Path]:
         yield folder.absolute()
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+def _unfinished_work(output: Path, notes: Sequence[str]) -> list[Path]:
+    """A folder for each shard, by what its file will say; those of other work are removed."""
+    names = [hashlib.sha256(note.encode()).hexdigest()[:32] for note in notes]
+    home = output.absolute() / WORK
+    for path in home.iterdir() if home.is_dir() else ():
+        if path.name not in names:
+            shutil.rmtree(path, ignore_errors=True)
+    return [home / name for name in names]
 
 
 def _is_inside(place: Place, output: Path) -> bool:

@@ -20,7 +20,7 @@ from pyarrow.parquet import ParquetFile
 
 from bertflow.arrays import Array, let_go
 from bertflow.calibrators.vectors import read_vectors
-from bertflow.data.tables import column_index, listed
+from bertflow.data.tables import column_index, is_text, listed
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.io.files import reason_of
 
@@ -322,7 +322,7 @@ def _chosen(schema: Any, choose: ColumnChoice, name: str) -> Any:
 
 
 def _unified(first: Any, other: Any) -> Any:
-    """A schema that both have. A column without any value has no type, and takes the other's.
+    """A schema for both: a column without any value takes the other's type, and all text is text.
 
     Raises:
         InputError: Their columns or types differ.
@@ -333,6 +333,8 @@ def _unified(first: Any, other: Any) -> Any:
     for expected, field in zip(first, other, strict=True):
         if types.is_null(expected.type):
             expected = field
+        elif expected.type != field.type and is_text(expected.type) and is_text(field.type):
+            expected = expected.with_type(pyarrow.large_string())
         elif expected.type != field.type and not types.is_null(field.type):
             raise InputError(f"column {field.name!r} is {field.type}, but {expected.type}")
         fields.append(expected)
@@ -378,11 +380,8 @@ def _check_unchanged(place: Place, shard: Shard) -> None:
 
 
 def _typed(batch: Any, schema: Any) -> Any:
-    """A batch whose columns without a type have that of all shards."""
-    columns = [
-        column if column.type == field.type else pyarrow.nulls(len(column), field.type)
-        for column, field in zip(batch.columns, schema, strict=True)
-    ]
+    """A batch whose columns have the types of all shards."""
+    columns = [column.cast(field.type) for column, field in zip(batch.columns, schema, strict=True)]
     return pyarrow.RecordBatch.from_arrays(columns, schema=schema)
 
 

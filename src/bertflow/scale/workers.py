@@ -85,13 +85,21 @@ class Worker(ABC):
         """The schema of the output, from the schema of what is read."""
 
     @abstractmethod
-    def process(self, batches: Iterable[Any], place: str = BATCH, first: int = 0) -> Iterator[Any]:
+    def process(
+        self,
+        batches: Iterable[Any],
+        place: str = BATCH,
+        first: int = 0,
+        unfinished: Path | None = None,
+    ) -> Iterator[Any]:
         """Map record batches, in order.
 
         Args:
             batches: With the columns that `columns` gives.
             place: The file they are of, for messages.
             first: The number of their first row in that file.
+            unfinished: A folder for what slow work has got so far; the same call after a kill goes
+                on from it.
 
         Raises:
             InputError: A row cannot be used; the message names it.
@@ -245,11 +253,19 @@ class Encode(Worker):
             [*kept, pyarrow.field(self.vector, pyarrow.list_(number, self._width))]
         )
 
-    def process(self, batches: Iterable[Any], place: str = BATCH, first: int = 0) -> Iterator[Any]:
+    def process(
+        self,
+        batches: Iterable[Any],
+        place: str = BATCH,
+        first: int = 0,
+        unfinished: Path | None = None,
+    ) -> Iterator[Any]:
         """Encode record batches, the next of which is tokenized while one is encoded."""
         from bertflow.encoders.embedding import encode_lists, first_not_finite
+        from bertflow.encoders.sentence_cache import VectorCache
 
         encoding = self._opened()
+        kept = None if unfinished is None else VectorCache(unfinished, {})
         begun: deque[_Rows] = deque()
 
         def lists() -> Iterator[list[str]]:
@@ -259,7 +275,7 @@ class Encode(Worker):
                 start += batch.num_rows
                 yield rows.texts
 
-        for vectors in encode_lists(encoding, lists()):
+        for vectors in encode_lists(encoding, lists(), kept):
             rows = begun.popleft()
             if (bad := first_not_finite(vectors)) is not None:
                 raise InputError(
@@ -401,7 +417,13 @@ class Transform(Worker):
         number = pyarrow.float32() if str(kind) == "null" else kind.value_type
         return read.set(at, pyarrow.field(self.vector, pyarrow.list_(number, width)))
 
-    def process(self, batches: Iterable[Any], place: str = BATCH, first: int = 0) -> Iterator[Any]:
+    def process(
+        self,
+        batches: Iterable[Any],
+        place: str = BATCH,
+        first: int = 0,
+        unfinished: Path | None = None,
+    ) -> Iterator[Any]:
         """Map record batches."""
         calibrator = self._opened()
         apply = calibrator.inverse_transform if self.inverse else calibrator._rows
@@ -471,7 +493,13 @@ class BlockMoments(Worker):
         numbers = pyarrow.list_(pyarrow.float64())
         return pyarrow.schema([("count", pyarrow.int64()), ("mean", numbers), ("second", numbers)])
 
-    def process(self, batches: Iterable[Any], place: str = BATCH, first: int = 0) -> Iterator[Any]:
+    def process(
+        self,
+        batches: Iterable[Any],
+        place: str = BATCH,
+        first: int = 0,
+        unfinished: Path | None = None,
+    ) -> Iterator[Any]:
         """Take moments of all of them together; nothing where there is no row."""
         moments: Moments | None = None
         schema: Any = None
