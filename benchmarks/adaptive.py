@@ -148,7 +148,7 @@ def print_test(names: list[str], seeds: int) -> None:
         for name, entry in found.entries.items():
             cells = []
             for how in ("wmean", "all"):
-                lead = ours.overall_replicates(how) - entry.overall_replicates(how)
+                lead = ours.overall(how).replicates - entry.overall(how).replicates
                 low, high = 100 * np.quantile(lead, [0.025, 0.975])
                 value, own = (100 * (one.overall(how).value or np.nan) for one in (entry, ours))
                 cells += [f"{value:.2f}", f"{own - value:+.2f}", f"{low:+.1f} to {high:+.1f}"]

@@ -19,7 +19,7 @@ from bertflow import Flow, SentenceCache, Standardization, Whitening, load_encod
 from bertflow.calibrators.base import Calibrator
 from bertflow.data import read_sentences, read_task
 from bertflow.encoders import embed, sample_corpus
-from bertflow.evaluation.correlation import correlate, paired_cosine
+from bertflow.evaluation import correlate, paired_cosine
 
 NAMES = ["sts12", "sts13", "sts14", "sts15", "sts16", "sick-r", "qnli", "snli"]
 SIZES = [500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000]

@@ -38,7 +38,7 @@ from bertflow.demo import default_encoder
 from bertflow.encoders import load_encoder
 from bertflow.encoders.encoding import encode_distinct
 from bertflow.encoders.precision import Precision, resolved_precision
-from bertflow.evaluation.correlation import correlate, paired_cosine
+from bertflow.evaluation import correlate, paired_cosine
 
 PLAIN = DATA.parent / "bench" / "plain_fit.py"
 VECTORS = DATA / "embeddings" / "smollm2-135m_first-last-avg.npy"

@@ -541,7 +541,7 @@ def test_a_score_survives_json(encoder, pairs, tiny_sentences, name):
     assert read["calibrator"]["name"] == name
     assert read["fitted_on"]["sentences"] == 300
     assert read["scored"] == {"": PAIRS}
-    assert set(read) == set(score.__dataclass_fields__) - {"graded", "cosines", "replicates"}
+    assert set(read) == set(score.__dataclass_fields__) - {"graded", "cosines"}
     assert_allclose(numbers(read), numbers(score.to_dict()), rtol=0)
     assert len(numbers(read)) > 10
 

@@ -153,4 +153,4 @@ def cache(*, clear: bool = flag("--clear", "Remove what bertflow has written the
     if read := [one.bytes for one in before if one.gguf]:
         show(f"{len(read):,} .gguf files as they were read, {sum(read) / 1e6:,.1f} MB of that")
     if results:
-        show(f"{results:,} fits and scores of comparisons, {room / 1e6:,.1f} MB of that")
+        show(f"{results:,} fits of comparisons, {room / 1e6:,.1f} MB of that")

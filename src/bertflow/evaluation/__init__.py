@@ -2,20 +2,23 @@
 
 from bertflow.data import TASKS
 from bertflow.evaluation.bootstrap import Difference, Resamples, holm, paired_difference
-from bertflow.evaluation.compare_methods import METHODS, Method, compare
-from bertflow.evaluation.comparison import Comparison
-from bertflow.evaluation.correlation import (
+from bertflow.evaluation.comparison import METHODS, Comparison, Method, compare
+from bertflow.evaluation.scores import (
     Correlation,
+    Estimate,
     area_under_curve,
+    as_json,
     correlate,
+    figures,
+    over_seeds,
     paired_cosine,
 )
-from bertflow.evaluation.differences import difference, differences
-from bertflow.evaluation.scores import Estimate, as_json, figures, over_seeds
 from bertflow.evaluation.tasks import (
     Score,
     Scores,
     describe_calibrator,
+    difference,
+    differences,
     evaluate,
     evaluate_all,
     read_tasks,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -266,24 +267,19 @@ def paired_difference(value: float | None, before: Array, after: Array) -> Diffe
 
 
 def holm(differences: Mapping[str, Difference]) -> dict[str, Difference]:
-    """Correct p-values for how many differences are looked at.
-
-    Source:
-        Holm (1979).
+    """Correct p-values for how many differences are looked at, by Holm (1979).
 
     Example:
         >>> two = {"a": Difference(1.0, p=0.03), "b": Difference(2.0, p=0.01)}
         >>> {name: one.adjusted for name, one in holm(two).items()}
-        {'b': 0.02, 'a': 0.03}
+        {'a': 0.03, 'b': 0.02}
     """
-    tested = sorted(
-        ((name, one) for name, one in differences.items() if one.p is not None),
-        key=lambda item: item[1].p or 0.0,
-    )
-    corrected = {name: one for name, one in differences.items() if one.p is None}
-    highest = 0.0
-    for place, (name, one) in enumerate(tested):
-        assert one.p is not None
-        highest = min(1.0, max(highest, (len(tested) - place) * one.p))
-        corrected[name] = Difference(one.value, one.low, one.high, one.p, highest)
-    return corrected
+    tested = {name: one.p for name, one in differences.items() if one.p is not None}
+    ordered = sorted(tested, key=lambda name: tested[name])
+    # The smallest p counts once a test, the next once less; none falls below those before it.
+    raised = [(len(ordered) - place) * tested[name] for place, name in enumerate(ordered)]
+    adjusted = dict(zip(ordered, accumulate(raised, max), strict=True))
+    return {
+        name: replace(one, adjusted=min(1.0, adjusted[name])) if name in adjusted else one
+        for name, one in differences.items()
+    }

@@ -1,22 +1,128 @@
-"""What a comparison holds: every method on every task, and which differences are real."""
+"""Calibrators side by side on one encoder: the rivals, the comparison, and what it holds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from sentence_transformers import SentenceTransformer
 
 from bertflow.arrays import Array
+from bertflow.calibrators import (
+    AdaptiveWhitening,
+    AllButTheTop,
+    Calibrator,
+    Flow,
+    Standardization,
+    Whitening,
+)
+from bertflow.data import CATALOG, STS_TASKS, Pairs, Texts, read_sentences, read_task, read_texts
 from bertflow.display import block, facts_table
-from bertflow.encoders import library_versions
-from bertflow.errors import InputError
-from bertflow.evaluation.bootstrap import Difference, holm, paired_difference
+from bertflow.encoders import (
+    Precision,
+    SentenceCache,
+    describe_encoder,
+    embed,
+    library_versions,
+)
+from bertflow.errors import InputError, MissingDataError, check_number, unknown
+from bertflow.evaluation.bootstrap import Difference, holm
+from bertflow.evaluation.experiment import Outcome, PairRows, Trial, run_all, run_trials
 from bertflow.evaluation.score_grids import comparison_grids, comparison_title
-from bertflow.evaluation.scores import Estimate, as_json, counted, less
+from bertflow.evaluation.scores import (
+    Estimate,
+    Figures,
+    as_json,
+    counted,
+    figures,
+    mean_over,
+    on_all_pairs,
+    over_seeds,
+)
+from bertflow.evaluation.tasks import read_available, read_tasks
+from bertflow.models import CalibratedSentenceTransformer
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+NLI = ("snli", "mnli")
+# The name of a corpus that is the same for all tasks.
+CORPUS = "corpus"
+# The published width of whitening; narrower vectors are halved instead.
+DIM = 256
+SOFT = 0.75
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to calibrate.
+
+    Attributes:
+        name: Its name on the command line.
+        label: Its name in a table.
+        build: Gives the calibrator for vectors of so many dimensions and a seed; None for the
+            vectors as they are.
+        seeded: Whether the seed matters.
+        tuned: Whether n_components is chosen on a dev split, from 1 to 20, where there is one.
+    """
+
+    name: str
+    label: str
+    build: Callable[[int, int], Calibrator | None]
+    seeded: bool = False
+    tuned: bool = False
+
+
+def published_dim(width: int) -> int:
+    """The dimensions that whitening keeps: 256, as published, or half of narrower vectors."""
+    return DIM if width > DIM else max(1, width // 2)
+
+
+def _whitening(width: int, power: float = 1.0) -> Whitening:
+    return Whitening(published_dim(width), power=power, shrinkage=0.0)
+
+
+_DECLARED = (
+    Method("none", "none", lambda width, seed: None),
+    Method("adaptive-whitening", "adaptive whitening", lambda width, seed: AdaptiveWhitening()),
+    Method("standardization", "standardization", lambda width, seed: Standardization()),
+    Method("all-but-the-top", "all-but-the-top", lambda width, seed: AllButTheTop(), tuned=True),
+    Method(
+        "standardization+all-but-the-top",
+        "standardization + all-but-the-top",
+        lambda width, seed: AllButTheTop(standardize=True),
+        tuned=True,
+    ),
+    Method("whitening", "whitening", lambda width, seed: Whitening(shrinkage=0.0)),
+    Method("whitening-dim", "whitening {dim}", lambda width, seed: _whitening(width)),
+    Method(
+        "soft-whitening",
+        f"soft whitening {{dim}} (power {SOFT})",
+        lambda width, seed: _whitening(width, SOFT),
+    ),
+    Method("flow", "flow", lambda width, seed: Flow(random_state=seed), seeded=True),
+    Method(
+        "released-flow",
+        "released-flow",
+        lambda width, seed: Flow.released(random_state=seed),
+        seeded=True,
+    ),
+    Method(
+        "tempered-flow",
+        "tempered-flow",
+        lambda width, seed: Flow.tempered(random_state=seed),
+        seeded=True,
+    ),
+)
+METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _DECLARED})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +135,6 @@ class Entry:
         estimates: By aggregation and task, the mean over seeds with its interval: of pairs and,
             where the method has one, of the seed.
         spread: By aggregation and task, the deviation over seeds; 0 where there is one.
-        replicates: By aggregation and task, the main measure in each resample.
         components: By task, the n_components chosen on a dev split.
         fit_seconds: Of one seed, all tasks together.
         megabytes: What one fitted calibrator weighs as it is saved.
@@ -39,26 +144,14 @@ class Entry:
     label: str
     estimates: Mapping[str, Mapping[str, Estimate]]
     spread: Mapping[str, Mapping[str, float]]
-    replicates: Mapping[str, Mapping[str, Array]] = field(repr=False, compare=False)
     components: Mapping[str, int]
     fit_seconds: float
     megabytes: float
 
     def overall(self, aggregation: str) -> Estimate:
-        """The mean over the tasks that count (see `Comparison.counted`)."""
-        names = counted(list(self.estimates[aggregation]))
-        parts = [self.estimates[aggregation][name] for name in names]
-        for name, one in zip(names, parts, strict=True):
-            if one.value is None:
-                return Estimate(None, undefined=f"{name}: {one.undefined}")
-        value = float(np.mean([one.value for one in parts]))
-        return Estimate.of(value, self.overall_replicates(aggregation))
-
-    def overall_replicates(self, aggregation: str) -> Array:
-        """The same in each resample; the pairs of tasks are drawn independently."""
-        names = counted(list(self.estimates[aggregation]))
-        mean: Array = np.mean([self.replicates[aggregation][name] for name in names], axis=0)
-        return mean
+        """The mean over the tasks that count: the STS ones, or all if there is none."""
+        tasks = self.estimates[aggregation]
+        return mean_over({name: tasks[name] for name in counted(list(tasks))})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,19 +222,14 @@ class Comparison:
                 f"no {reference!r} under {aggregation!r}; there are {', '.join(self.entries)} "
                 f"under {', '.join(self.aggregations)}"
             )
-        base = self.entries[reference]
-        start = base.overall(aggregation).value
-        raw = {}
-        for name, entry in self.entries.items():
-            if name == reference:
-                continue
-            raw[name] = paired_difference(
-                less(entry.overall(aggregation).value, start),
-                base.overall_replicates(aggregation),
-                entry.overall_replicates(aggregation),
-            )
-        corrected = holm(raw)
-        return {name: corrected[name] for name in raw}
+        base = self.entries[reference].overall(aggregation)
+        return holm(
+            {
+                name: entry.overall(aggregation).above(base)
+                for name, entry in self.entries.items()
+                if name != reference
+            }
+        )
 
     def __repr__(self) -> str:
         grids = [grid.text() for grid in comparison_grids(self)]
@@ -186,3 +274,329 @@ class Comparison:
             "fit_seconds": entry.fit_seconds,
             "megabytes": entry.megabytes,
         }
+
+
+@dataclass(frozen=True)
+class _Dev:
+    """Pairs to choose n_components on, and the text to fit on for that; empty: the task's own."""
+
+    pairs: Pairs
+    corpus: Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Material:
+    """All that is read before anything is encoded.
+
+    Attributes:
+        tests: The pairs to score on, each task once.
+        read: What is fitted on, by task or data set, or as "corpus" if it is the user's own.
+        corpora: The sentences of that by task, or as "corpus" if they are the same for all.
+        devs: By task, if a method needs one; None where there is none.
+    """
+
+    tests: Sequence[Pairs]
+    read: Mapping[str, Texts]
+    corpora: Mapping[str, Sequence[str]]
+    devs: Mapping[str, _Dev | None]
+
+    def texts(self) -> list[str]:
+        """Every sentence that needs a vector, with repeats."""
+        devs = [dev for dev in self.devs.values() if dev is not None]
+        corpora = [*self.corpora.values(), *(dev.corpus for dev in devs)]
+        texts = [text for corpus in corpora for text in corpus]
+        for pairs in (*self.tests, *(dev.pairs for dev in devs)):
+            for side in pairs.graded()[:2]:
+                texts += side
+        return texts
+
+
+def compare(
+    encoder: SentenceTransformer,
+    tasks: Sequence[str | Pairs] = STS_TASKS,
+    *,
+    fit: str | Sequence[str] = "target",
+    methods: Sequence[str] = tuple(METHODS),
+    seeds: int = 5,
+    data: str | Path | None = None,
+    batch_size: int = 32,
+    jobs: int | None = None,
+    cache: SentenceCache | None = None,
+    precision: Precision = "auto",
+    progress: Progress | None = None,
+) -> Comparison:
+    """Fit every calibrator on an encoder's vectors, and score them side by side.
+
+    Every distinct sentence is encoded once. All methods are scored on the same pairs and the same
+    resamples of them.
+
+    All-but-the-top's n_components is chosen on the task's dev split or, where a task has none, on
+    that of STS-B. Where neither is there, and for pairs of one's own, it is D // 100, at least 1.
+
+    Args:
+        encoder: Any SentenceTransformer that is not calibrated.
+        tasks: Names of tasks, each scored on its published split, or pairs of one's own.
+        fit: Unlabelled sentences: "target" takes all text of each task, also of ungraded pairs;
+            "nli" takes SNLI and MNLI, as far as they are there; or sentences of one's own.
+        methods: Names in `METHODS`.
+        seeds: How often methods with a seed are fitted, with seeds from 0.
+        data: Folder of the data; None takes the environment variable BERTFLOW_DATA.
+        batch_size: Sentences a forward pass.
+        jobs: Processes that fit; None takes one a CPU. Results do not depend on it.
+        cache: Where vectors and fits are taken from and kept, such as `SentenceCache()`, so that a
+            stopped comparison goes on; None computes all.
+        precision: What the encoder computes in, as in `bertflow.calibrate`.
+        progress: Called with "encode", "fit" or "score", the steps done and their total.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        InputError: A task, method or fit is unknown, the encoder is calibrated, or data are not
+            readable.
+        MissingDataError: The data of all tasks, or those to fit on, are not there.
+    """
+    began = time.perf_counter()
+    methods = list(dict.fromkeys(methods))
+    check_number("seeds", seeds, 1, integer=True)
+    if not methods or not tasks:
+        raise InputError(f"nothing to compare: give at least one {'method' if tasks else 'task'}")
+    for name in methods:
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
+    if isinstance(encoder, CalibratedSentenceTransformer):
+        raise InputError("the model is calibrated already; give the encoder that it was fitted on")
+    report = progress or (lambda stage, done, total: None)
+    material, absent = _gather(tasks, fit, methods, data)
+    texts = material.texts()
+    start = time.perf_counter()
+    embedded = embed(
+        encoder,
+        texts,
+        batch_size=batch_size,
+        cache=cache,
+        precision=precision,
+        progress=partial(report, "encode"),
+    )
+    encode_seconds = time.perf_counter() - start
+    log.info("%d distinct sentences in %.1f s", len(embedded.vectors), encode_seconds)
+    width = embedded.vectors.shape[1]
+    row_of = dict(zip(texts, embedded.index.tolist(), strict=True))
+    named, trials = zip(*_plan(material, row_of, methods, seeds, width), strict=True)
+    outcomes = run_trials(
+        embedded.vectors,
+        trials,
+        cache=cache,
+        jobs=jobs,
+        report=lambda done: report("fit", done, len(trials)),
+    )
+    ran = [*zip(named, trials, outcomes, strict=True)]
+    scored = _score(material.tests, ran, jobs, report)
+    return Comparison(
+        entries={
+            name: _entry(
+                METHODS[name],
+                width,
+                [(trial, outcome) for method, trial, outcome in ran if method == name],
+                {task: by_method[name] for task, by_method in scored.items()},
+            )
+            for name in methods
+        },
+        tasks={
+            pairs.task: _described(pairs, scored[pairs.task][methods[0]][0])
+            for pairs in material.tests
+        },
+        absent=absent,
+        fitted_on={
+            "fit": fit if isinstance(fit, str) else CORPUS,
+            "sets": [name for name in material.read if name in NLI],
+            "sentences": {name: len(corpus) for name, corpus in material.corpora.items()},
+            "skipped": {
+                name: dict(one.skipped) for name, one in material.read.items() if one.skipped
+            },
+        },
+        dev={
+            task: f"{dev.pairs.task} {dev.pairs.split}" if dev else None
+            for task, dev in material.devs.items()
+        },
+        encoder=describe_encoder(encoder),
+        seeds=seeds,
+        sentences=len(embedded.vectors),
+        cut=embedded.cut,
+        encode_seconds=encode_seconds,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _gather(
+    tasks: Sequence[str | Pairs],
+    fit: str | Sequence[str],
+    methods: Sequence[str],
+    data: str | Path | None,
+) -> tuple[_Material, dict[str, str]]:
+    """The tasks and corpora that are there, and why a task is not."""
+    known = [task for task in tasks if isinstance(task, str)]
+    tests, absent = read_tasks(known, data) if known else ([], {})
+    tests += [task for task in tasks if isinstance(task, Pairs)]
+    names = [pairs.task for pairs in tests]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"{twice[0]} is there twice; give each task once")
+    read = _texts_to_fit(fit, tests, data)
+    corpora = {name: one.sentences for name, one in read.items()}
+    if not isinstance(fit, str) or fit == "nli":
+        corpora = {CORPUS: [text for sentences in corpora.values() for text in sentences]}
+    tuned = any(METHODS[name].tuned for name in methods)
+    devs = {pairs.task: _dev(pairs, fit, data) for pairs in tests} if tuned else {}
+    return _Material(tests, read, corpora, devs), absent
+
+
+def _texts_to_fit(
+    fit: str | Sequence[str], tests: Sequence[Pairs], data: str | Path | None
+) -> dict[str, Texts]:
+    """By name, the text of each task or data set, or the user's own."""
+    if not isinstance(fit, str):
+        return {CORPUS: Texts(list(fit), {})}
+    if fit == "nli":
+        return read_available(NLI, lambda name: read_texts(name, data))[0]
+    if fit != "target":
+        raise InputError(f"unknown fit {fit!r}; expected 'target', 'nli' or sentences")
+    return {
+        pairs.task: read_texts(pairs.task, data)
+        if pairs.task in CATALOG
+        else Texts([*pairs.first, *pairs.second], {})
+        for pairs in tests
+    }
+
+
+def _dev(pairs: Pairs, fit: str | Sequence[str], data: str | Path | None) -> _Dev | None:
+    """The task's dev split or, where it has none, STS-B's; none for pairs of one's own."""
+    declared = CATALOG.get(pairs.task)
+    if declared is None:
+        return None
+    own = "dev" in declared.splits and pairs.split != "dev"
+    name = pairs.task if own else "stsb"
+    if (name, "dev") == (pairs.task, pairs.split):
+        return None  # Never on the pairs that are scored.
+    try:
+        dev = read_task(name, data, "dev")
+        return _Dev(dev, read_sentences("stsb", data) if fit == "target" and not own else [])
+    except MissingDataError:
+        return None
+
+
+def _plan(
+    material: _Material,
+    row_of: Mapping[str, int],
+    methods: Sequence[str],
+    seeds: int,
+    width: int,
+) -> list[tuple[str, Trial]]:
+    """Every fit, after the name of its method: one a seed and, where they differ, a corpus."""
+
+    def rows(texts: Sequence[str]) -> Array:
+        return np.fromiter((row_of[text] for text in texts), dtype=np.int64, count=len(texts))
+
+    tests = {pairs.task: PairRows.of(pairs, rows) for pairs in material.tests}
+    # Each corpus, and the pairs that a calibrator fitted on it is judged on.
+    fits = [
+        (rows(texts), [*tests.values()] if name == CORPUS else [tests[name]])
+        for name, texts in material.corpora.items()
+    ]
+    devs = {
+        task: (PairRows.of(dev.pairs, rows), rows(dev.corpus) if dev.corpus else None)
+        for task, dev in material.devs.items()
+        if dev is not None
+    }
+    trials: list[tuple[str, Trial]] = []
+    for name in methods:
+        method = METHODS[name]
+        for seed in range(seeds if method.seeded else 1):
+            calibrator = method.build(width, seed)
+            for corpus, judged in fits:
+                if method.tuned:
+                    trials += [
+                        (name, Trial(calibrator, corpus, [test], *devs.get(test.task, ())))
+                        for test in judged
+                    ]
+                else:
+                    trials.append((name, Trial(calibrator, corpus, judged)))
+    return trials
+
+
+def _score(
+    tests: Sequence[Pairs],
+    ran: Sequence[tuple[str, Trial, Outcome]],
+    jobs: int | None,
+    report: Progress,
+) -> dict[str, dict[str, list[Figures]]]:
+    """By task and method, the figures of each seed, all on the same pairs."""
+    cosines: dict[str, list[tuple[str, Array]]] = {pairs.task: [] for pairs in tests}
+    for name, trial, outcome in ran:
+        for test, of_test in zip(trial.tests, outcome.cosines, strict=True):
+            cosines[test.task].append((name, of_test))
+    works = [
+        partial(
+            figures,
+            pairs,
+            on_all_pairs(pairs, np.stack([of_test for _, of_test in cosines[pairs.task]])),
+        )
+        for pairs in tests
+    ]
+    scored: dict[str, dict[str, list[Figures]]] = {pairs.task: {} for pairs in tests}
+    for done, (number, found) in enumerate(run_all(works, jobs), 1):
+        task = tests[number].task
+        for (name, _), one in zip(cosines[task], found, strict=True):
+            scored[task].setdefault(name, []).append(one)
+        report("score", done, len(works))
+    return scored
+
+
+def _entry(
+    method: Method,
+    width: int,
+    ran: Sequence[tuple[Trial, Outcome]],
+    scored: Mapping[str, Sequence[Figures]],
+) -> Entry:
+    """How a method did in its fits, given by task the figures of each seed."""
+    estimates: dict[str, dict[str, Estimate]] = {}
+    spread: dict[str, dict[str, float]] = {}
+    subsets = any(len(seeds[0].aggregations) > 1 for seeds in scored.values())
+    for aggregation in ("wmean", "all") if subsets else ("all",):
+        estimates[aggregation], spread[aggregation] = {}, {}
+        for task, seeds in scored.items():
+            estimate, deviation, _ = over_seeds(
+                [seed.main(aggregation) for seed in seeds],
+                np.stack([seed.drawn(aggregation) for seed in seeds]),
+            )
+            estimates[aggregation][task] = estimate
+            spread[aggregation][task] = deviation or 0.0
+    return Entry(
+        method=method.name,
+        label=method.label.format(dim=published_dim(width)),
+        estimates=estimates,
+        spread=spread,
+        components={
+            trial.tests[0].task: outcome.components
+            for trial, outcome in ran
+            if outcome.components is not None
+        },
+        fit_seconds=sum(outcome.seconds for _, outcome in ran) / max(map(len, scored.values())),
+        megabytes=float(np.mean([outcome.bytes for _, outcome in ran])) / 1e6,
+    )
+
+
+def _described(pairs: Pairs, found: Figures) -> dict[str, Any]:
+    """What a task was scored on: the same pairs for every method."""
+    graded = len(pairs.graded()[0])
+    return {
+        "split": pairs.split,
+        "measure": found.measure,
+        "pairs": len(pairs) + sum(pairs.skipped.values()),
+        "scored": dict(found.scored),
+        "skipped": {
+            **pairs.skipped,
+            "no gold score": len(pairs) - graded,
+            "no cosine in some method": graded - sum(found.scored.values()),
+        },
+        "data": pairs.source,
+    }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
 from importlib.resources import files
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from joblib import Parallel, delayed
@@ -23,8 +23,7 @@ from bertflow.calibrators import AllButTheTop, Calibrator
 from bertflow.data import Pairs
 from bertflow.encoders import SentenceCache
 from bertflow.errors import BertflowError, FewRowsWarning, ModelError
-from bertflow.evaluation.correlation import correlate, paired_cosine
-from bertflow.evaluation.scores import Figures, figures, gold_of
+from bertflow.evaluation.scores import correlate, paired_cosine
 from bertflow.io.result_store import Result, ResultStore, key_of
 from bertflow.process_state import usual_threads
 
@@ -114,38 +113,6 @@ class Outcome:
         return cls(cosines, stored.seconds, **stored.result)
 
 
-@dataclass(frozen=True)
-class ModelFigures:
-    """Figures of several models on the same pairs."""
-
-    models: Sequence[Figures]
-
-    def to_result(self, recipe: Recipe) -> Result:
-        """As they are stored."""
-        return Result(
-            kind="figures",
-            key=key_of(recipe),
-            recipe=recipe,
-            result={"models": [one.to_dict() for one in self.models]},
-            seconds=0.0,
-            arrays={
-                f"{model} {name}": drawn
-                for model, one in enumerate(self.models)
-                for name, drawn in one.replicates.items()
-            },
-        )
-
-    @classmethod
-    def from_result(cls, stored: Result) -> Self:
-        """From what `to_result` gave."""
-        models = stored.result["models"]
-        drawn: list[dict[str, Array]] = [{} for _ in models]
-        for key, array in stored.arrays.items():
-            model, _, name = key.partition(" ")
-            drawn[int(model)][name] = array
-        return cls([Figures.from_dict(*one) for one in zip(models, drawn, strict=True)])
-
-
 def run_trial(vectors: Array, trial: Trial) -> Outcome:
     """Fit a calibrator, and take the cosines of pairs of vectors under it.
 
@@ -173,11 +140,6 @@ def run_trial(vectors: Array, trial: Trial) -> Outcome:
         bytes=sum(t.numel() * t.element_size() for t in calibrator._learned().values()),
         components=chosen,
     )
-
-
-def score_models(pairs: Pairs, cosines: Array) -> ModelFigures:
-    """Score the cosines of several models on the same pairs, shape (models, N)."""
-    return ModelFigures(figures(pairs, cosines))
 
 
 def trial_recipes(vectors: Array, trials: Sequence[Trial]) -> list[Recipe]:
@@ -215,72 +177,42 @@ def trial_recipes(vectors: Array, trials: Sequence[Trial]) -> list[Recipe]:
     return recipes
 
 
-def figures_recipe(pairs: Pairs, cosines: Array) -> Recipe:
-    """All that the figures of some cosines depend on."""
-    return {
-        "job": "figures",
-        "task": pairs.task,
-        "split": pairs.split,
-        "binary": pairs.binary,
-        "subsets": list(pairs.subset) if pairs.subset else None,
-        "gold": _digest(gold_of(pairs)),
-        "cosines": _digest(cosines),
-        **_environment(),
-    }
-
-
-class Storable(Protocol):
-    """What `run_stored` can store."""
-
-    def to_result(self, recipe: Recipe) -> Result:
-        """As it is stored."""
-
-    @classmethod
-    def from_result(cls, stored: Result) -> Self:
-        """From what `to_result` gave."""
-
-
-S = TypeVar("S", bound=Storable)
-
-
-def run_stored(
-    works: Sequence[Callable[[], S]],
-    kind: type[S],
+def run_trials(
+    vectors: Array,
+    trials: Sequence[Trial],
     *,
-    recipes: Sequence[Recipe],
     cache: SentenceCache | None,
     jobs: int | None,
     report: Callable[[int], None],
-) -> list[S]:
-    """Take the results that are stored, run the other pieces of work, and store theirs at once.
+) -> list[Outcome]:
+    """Take the outcomes that are stored, run the other trials, and store theirs at once.
 
     Args:
-        works: Each gives a result.
-        kind: Of the results.
-        recipes: Of each piece of work; empty without a cache.
-        cache: Where results are stored; None stores none.
+        vectors: Shape (sentences, D).
+        trials: On these vectors.
+        cache: Where outcomes are stored; None stores none.
         jobs: As in `run_all`.
-        report: Called with the number of results so far.
+        report: Called with the number of outcomes so far.
     """
     store = None if cache is None else cache.results
-    done: dict[int, S] = {}
-    if store is not None:
-        for number, recipe in enumerate(recipes):
-            if (stored := store.get(key_of(recipe))) is not None:
-                done[number] = kind.from_result(stored)
+    recipes = [] if store is None else trial_recipes(vectors, trials)
+    done: dict[int, Outcome] = {}
+    for number, recipe in enumerate(recipes):
+        if store is not None and (stored := store.get(key_of(recipe))) is not None:
+            done[number] = Outcome.from_result(stored)
     if done:
         report(len(done))
-    lacking = [number for number in range(len(works)) if number not in done]
-    waiting = [
-        partial(_run_and_store, works[number], store, recipes[number] if store else {})
+    lacking = [number for number in range(len(trials)) if number not in done]
+    works = [
+        partial(_run_and_store, vectors, trials[number], store, recipes[number] if store else {})
         for number in lacking
     ]
-    for place, (one, error) in run_all(waiting, jobs):
-        done[lacking[place]] = one
+    for place, (outcome, error) in run_all(works, jobs):
+        done[lacking[place]] = outcome
         if cache is not None and error is not None:
             cache.warn(ModelError(error))
         report(len(done))
-    return [done[number] for number in range(len(works))]
+    return [done[number] for number in range(len(trials))]
 
 
 def run_all(works: Sequence[Callable[[], T]], jobs: int | None) -> Iterator[tuple[int, T]]:
@@ -309,16 +241,16 @@ def _numbered(number: int, work: Callable[[], T]) -> tuple[int, T]:
 
 
 def _run_and_store(
-    work: Callable[[], S], store: ResultStore | None, recipe: Recipe
-) -> tuple[S, str | None]:
-    """The result, and why it could not be stored, or None."""
-    one = work()
+    vectors: Array, trial: Trial, store: ResultStore | None, recipe: Recipe
+) -> tuple[Outcome, str | None]:
+    """The outcome, and why it could not be stored, or None."""
+    outcome = run_trial(vectors, trial)
     if store is not None:
         try:
-            store.put(one.to_result(recipe))
+            store.put(outcome.to_result(recipe))
         except BertflowError as error:  # The work does not depend on it.
-            return one, str(error)
-    return one, None
+            return outcome, str(error)
+    return outcome, None
 
 
 def _best_count(calibrator: AllButTheTop, rows: Array, vectors: Array, dev: PairRows) -> int:

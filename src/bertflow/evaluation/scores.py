@@ -1,23 +1,119 @@
-"""Scores: estimates with intervals, each named by its aggregation, from cosines and gold."""
+"""Cosines, and what they score against gold: estimates with intervals, by aggregation."""
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
+import scipy.stats
+from sklearn.metrics import roc_auc_score
 
 from bertflow.arrays import Array
 from bertflow.data import CATALOG, STS_TASKS, Pairs
-from bertflow.evaluation.bootstrap import Resamples, interval
-from bertflow.evaluation.correlation import area_under_curve, correlate
+from bertflow.errors import InputError
+from bertflow.evaluation.bootstrap import (
+    RESAMPLES,
+    Difference,
+    Resamples,
+    interval,
+    paired_difference,
+)
 
 Measure: TypeAlias = Literal["spearman", "pearson", "auc"]
-AGGREGATIONS = ("wmean", "mean", "all")
 # Those under which the average of the seven tasks is published.
 AVERAGES = ("wmean", "all")
+
+
+def paired_cosine(first: Array, second: Array) -> Array:
+    r"""Cosine of each row with its partner, in float64.
+
+    .. math:: c_i = \frac{a_i \cdot b_i}{\lVert a_i \rVert \lVert b_i \rVert}
+
+    Args:
+        first: Shape (N, D).
+        second: Shape (N, D).
+
+    Returns:
+        Shape (N,). NaN where a row is zero or not finite: such pairs have no cosine, and are for
+        the caller to count. Equal rows give exactly 1.
+
+    Raises:
+        InputError: The shapes differ.
+
+    Example:
+        >>> import numpy as np
+        >>> paired_cosine(np.array([[1.0, 1.0], [0.0, 0.0]]), np.array([[2.0, 0.0], [1.0, 0.0]]))
+        array([0.70710678,        nan])
+    """
+    if first.shape != second.shape:
+        raise InputError(f"pairs need equal shapes, got {first.shape} and {second.shape}")
+    first, second = first.astype(np.float64), second.astype(np.float64)
+    with np.errstate(all="ignore"):
+        a = first / np.abs(first).max(axis=1, keepdims=True, initial=0)
+        b = second / np.abs(second).max(axis=1, keepdims=True, initial=0)
+        product = np.einsum("nd,nd->n", a, b)
+        square = np.einsum("nd,nd->n", a, a) * np.einsum("nd,nd->n", b, b)
+        cosine: Array = product / np.sqrt(square)
+        cosine[(first == second).all(axis=1) & np.isfinite(cosine)] = 1.0
+    return cosine
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Spearman's and Pearson's correlation; None with the reason where they are not defined."""
+
+    spearman: float | None
+    pearson: float | None
+    undefined: str | None = None
+
+
+def correlate(similarity: Array, gold: Array) -> Correlation:
+    """Correlate similarities with gold scores, shape (N,) each.
+
+    Example:
+        >>> import numpy as np
+        >>> correlate(np.array([0.1, 0.5, 0.9]), np.array([1.0, 2.0, 5.0])).spearman
+        1.0
+        >>> correlate(np.array([0.5, 0.5]), np.array([1.0, 2.0])).undefined
+        'all similarities are equal'
+    """
+    if len(similarity) < 2:
+        return Correlation(None, None, f"{len(similarity)} scored pairs, but it takes 2")
+    if np.ptp(similarity) == 0:
+        return Correlation(None, None, "all similarities are equal")
+    if np.ptp(gold) == 0:
+        return Correlation(None, None, "all gold scores are equal")
+    with warnings.catch_warnings():
+        # Similarities that are almost equal still have an order; it is what is asked for.
+        warnings.simplefilter("ignore", scipy.stats.NearConstantInputWarning)
+        return Correlation(
+            spearman=float(scipy.stats.spearmanr(similarity, gold).statistic),
+            pearson=float(scipy.stats.pearsonr(similarity, gold).statistic),
+        )
+
+
+def area_under_curve(similarity: Array, gold: Array) -> tuple[float | None, str | None]:
+    """Area under the ROC curve of similarities, gold being 1 and 0, shape (N,) each.
+
+    Returns:
+        The area and None, or None and the reason where it is not defined.
+
+    Example:
+        >>> import numpy as np
+        >>> area_under_curve(np.array([0.2, 0.4, 0.9]), np.array([0.0, 1.0, 1.0]))
+        (1.0, None)
+        >>> area_under_curve(np.array([0.2, 0.4]), np.array([1.0, 1.0]))
+        (None, 'all 2 pairs are of one class')
+    """
+    if len(gold) == 0:
+        return None, "no pair is scored"
+    if np.ptp(gold) == 0:
+        return None, f"all {len(gold)} pairs are of one class"
+    return float(roc_auc_score(gold, similarity)), None
 
 
 @dataclass(frozen=True)
@@ -29,25 +125,34 @@ class Estimate:
         low: Lower end of the 95 % interval by bootstrap over pairs; None where there is none.
         high: Upper end.
         undefined: Why there is no value, or None.
+        replicates: The figure in each resample, shape (resamples,); empty where it was read from
+            JSON, which has none.
     """
 
     value: float | None
     low: float | None = None
     high: float | None = None
     undefined: str | None = None
+    replicates: Array = field(default_factory=lambda: np.empty(0), repr=False, compare=False)
 
     @classmethod
     def of(cls, value: float | None, replicates: Array, undefined: str | None = None) -> Self:
         """A value with the interval that its resamples give."""
         span = None if value is None else interval(replicates)
         low, high = span or (None, None)
-        return cls(value, low, high, undefined)
+        return cls(value, low, high, undefined, replicates)
 
     @classmethod
     def from_json(cls, shown: Mapping[str, Any]) -> Self:
         """From what `as_json` gave."""
         low, high = shown["interval"] or (None, None)
         return cls(shown["value"], low, high, shown.get("undefined"))
+
+    def above(self, other: Estimate) -> Difference:
+        """How much higher this is than another estimate on the same resamples."""
+        if self.value is None or other.value is None:
+            return Difference(None)
+        return paired_difference(self.value - other.value, other.replicates, self.replicates)
 
 
 def as_json(estimate: Estimate) -> dict[str, Any]:
@@ -70,14 +175,17 @@ class Figures:
             no subsets) and measure, the estimate.
         subsets: By subset and measure, the estimate.
         scored: How many pairs count, by subset; "" is the only one where there is none.
-        replicates: By aggregation, the main measure in each resample, shape (resamples,).
     """
 
     measure: Measure
     aggregations: Mapping[str, Mapping[str, Estimate]]
     subsets: Mapping[str, Mapping[str, Estimate]]
     scored: Mapping[str, int]
-    replicates: Mapping[str, Array] = field(repr=False, compare=False)
+
+    @property
+    def replicates(self) -> dict[str, Array]:
+        """By aggregation, the main measure in each resample, shape (resamples,)."""
+        return {name: self.main(name).replicates for name in self.aggregations}
 
     def main(self, aggregation: str) -> Estimate:
         """The main measure under an aggregation; without subsets all of them are the same."""
@@ -85,7 +193,7 @@ class Figures:
 
     def drawn(self, aggregation: str) -> Array:
         """The same in each resample, shape (resamples,)."""
-        return self.replicates.get(aggregation, self.replicates["all"])
+        return self.main(aggregation).replicates
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as JSON has them, without the resamples."""
@@ -97,18 +205,6 @@ class Figures:
             for part in ("aggregations", "subsets")
         }
         return {"measure": self.measure, "scored": dict(self.scored), **nested}
-
-    @classmethod
-    def from_dict(cls, shown: Mapping[str, Any], replicates: Mapping[str, Array]) -> Self:
-        """From what `to_dict` gave, and the resamples."""
-        nested = {
-            part: {
-                name: {measure: Estimate.from_json(one) for measure, one in measures.items()}
-                for name, measures in shown[part].items()
-            }
-            for part in ("aggregations", "subsets")
-        }
-        return cls(**{**shown, **nested}, replicates=replicates)
 
 
 def gold_of(pairs: Pairs) -> Array:
@@ -130,7 +226,7 @@ def less(one: float | None, other: float | None) -> float | None:
 
 
 def figures(
-    pairs: Pairs, cosines: Array, *, resamples: int = 1000, random_state: int = 0
+    pairs: Pairs, cosines: Array, *, resamples: int = RESAMPLES, random_state: int = 0
 ) -> list[Figures]:
     r"""Score the cosines of several models on the same pairs.
 
@@ -157,7 +253,7 @@ def figures(
     measures: tuple[Measure, ...] = ("auc",) if pairs.binary else ("spearman", "pearson")
     whole = np.concatenate([*strata.values(), np.empty(0, dtype=np.int64)])
     parts = {"": whole} if len(strata) == 1 else {**strata, "": whole}
-    drawn: dict[tuple[str, str], Array] = {}
+    drawn: dict[tuple[str, Measure], Array] = {}
     for number, (name, rows) in enumerate(parts.items()):
         draws = Resamples(
             list(strata.values()) if name == "" else [rows],
@@ -170,106 +266,93 @@ def figures(
         for measure in measures:
             drawn[name, measure] = getattr(draws, measure)(cosines, gold)
     return [
-        _figures(pairs, cosine, gold, parts, {key: rows[model] for key, rows in drawn.items()})
+        _aggregated(
+            pairs,
+            {
+                name: _estimates(
+                    cosine[rows],
+                    gold[rows],
+                    {measure: drawn[name, measure][model] for measure in measures},
+                )
+                for name, rows in parts.items()
+            },
+            {name: len(rows) for name, rows in parts.items()},
+        )
         for model, cosine in enumerate(cosines)
     ]
 
 
-def _figures(
-    pairs: Pairs,
-    cosine: Array,
-    gold: Array,
-    parts: Mapping[str, Array],
-    drawn: Mapping[tuple[str, str], Array],
+def _estimates(cosine: Array, gold: Array, drawn: Mapping[Measure, Array]) -> dict[str, Estimate]:
+    """By measure, the estimate over some pairs; `drawn` has it in each resample."""
+    if "auc" in drawn:
+        area, reason = area_under_curve(cosine, gold)
+        return {"auc": Estimate.of(area, drawn["auc"], reason)}
+    found = correlate(cosine, gold)
+    return {
+        "spearman": Estimate.of(found.spearman, drawn["spearman"], found.undefined),
+        "pearson": Estimate.of(found.pearson, drawn["pearson"], found.undefined),
+    }
+
+
+def _aggregated(
+    pairs: Pairs, parts: Mapping[str, Mapping[str, Estimate]], sizes: Mapping[str, int]
 ) -> Figures:
-    measures = list(dict.fromkeys(measure for _, measure in drawn))
-    values = {
-        name: _values(cosine[rows], gold[rows], binary=pairs.binary) for name, rows in parts.items()
-    }
-    estimates = {
-        name: {
-            measure: Estimate.of(found[measure][0], drawn[name, measure], found[measure][1])
-            for measure in measures
-        }
-        for name, found in values.items()
-    }
-    subsets = {name: found for name, found in estimates.items() if name}
-    aggregations = {"all": estimates[""]}
-    main: Measure = "auc" if pairs.binary else "spearman"
-    replicates = {"all": drawn["", main]}
+    """Figures of estimates and numbers of pairs by subset, "" being all pairs together."""
+    whole = parts[""]
+    subsets = {name: found for name, found in parts.items() if name}
+    aggregations = {}
     declared = CATALOG[pairs.task].subsets if pairs.task in CATALOG else {}
     if subsets or declared:
-        sizes = np.array([len(parts[name]) for name in subsets], dtype=np.float64)
-        for name, weights in {"wmean": sizes, "mean": np.ones(len(sizes))}.items():
-            aggregations[name] = {}
-            for measure in measures:
-                rows = [drawn[subset, measure] for subset in subsets]
-                estimate, mixed = _weighted(
+        counts = np.array([sizes[name] for name in subsets], dtype=np.float64)
+        for name, weights in {"wmean": counts, "mean": np.ones(len(counts))}.items():
+            aggregations[name] = {
+                measure: _weighted(
                     {subset: found[measure] for subset, found in subsets.items()},
                     weights,
-                    np.array(rows).reshape(len(rows), len(drawn["", measure])),
+                    len(one.replicates),
                 )
-                aggregations[name][measure] = estimate
-                if measure == main:
-                    replicates[name] = mixed
+                for measure, one in whole.items()
+            }
     return Figures(
-        measure=main,
-        aggregations={name: aggregations[name] for name in AGGREGATIONS if name in aggregations},
+        measure="auc" if pairs.binary else "spearman",
+        aggregations={**aggregations, "all": whole},
         subsets=subsets,
-        scored={name: len(parts[name]) for name in (subsets or [""])},
-        replicates=replicates,
+        scored={name: sizes[name] for name in (subsets or [""])},
     )
 
 
-def _values(
-    cosine: Array, gold: Array, *, binary: bool
-) -> dict[str, tuple[float | None, str | None]]:
-    if binary:
-        area, reason = area_under_curve(cosine, gold)
-        return {"auc": (area, reason)}
-    found = correlate(cosine, gold)
-    return {
-        "spearman": (found.spearman, found.undefined),
-        "pearson": (found.pearson, found.undefined),
-    }
-
-
-def _weighted(
-    subsets: Mapping[str, Estimate], weights: Array, drawn: Array
-) -> tuple[Estimate, Array]:
-    """A weighted mean over subsets, and its resamples; drawn has shape (subsets, resamples)."""
+def _weighted(subsets: Mapping[str, Estimate], weights: Array, resamples: int) -> Estimate:
+    """A weighted mean over subsets."""
     reason = None if subsets else "the source does not tell the subsets apart"
     for name, one in subsets.items():
         if one.value is None:
             reason = f"undefined for {name}: {one.undefined}"
     if reason is not None:
-        return Estimate(None, undefined=reason), np.full(drawn.shape[1], np.nan)
+        return Estimate.of(None, np.full(resamples, np.nan), reason)
     share = weights / weights.sum()
-    mixed = share @ drawn
-    value = float(share @ np.array([one.value for one in subsets.values()]))
-    return Estimate.of(value, mixed), mixed
+    mixed = share @ np.array([one.replicates for one in subsets.values()])
+    return Estimate.of(float(share @ np.array([one.value for one in subsets.values()])), mixed)
+
+
+def mean_over(tasks: Mapping[str, Estimate]) -> Estimate:
+    """The plain mean over tasks, each resampled by itself; undefined if one of them is."""
+    for name, one in tasks.items():
+        if one.value is None:
+            return Estimate(None, undefined=f"{name} is undefined: {one.undefined}")
+    drawn: Array = np.mean([one.replicates for one in tasks.values()], axis=0)
+    return Estimate.of(float(np.mean([one.value for one in tasks.values()])), drawn)
 
 
 def average(scores: Mapping[str, Figures], aggregation: str) -> Estimate:
-    """The plain mean over the seven STS tasks, if all are there and defined.
-
-    Its interval comes from resampling each task by itself.
-    """
+    """The plain mean over the seven STS tasks, if all are there and defined."""
     if absent := [name for name in STS_TASKS if name not in scores]:
         return Estimate(None, undefined=f"not all seven ran: {', '.join(absent)} absent")
-    seven = {name: scores[name].main(aggregation) for name in STS_TASKS}
-    values = []
-    for name, one in seven.items():
-        if one.value is None:
-            return Estimate(None, undefined=f"{name} is undefined: {one.undefined}")
-        values.append(one.value)
-    return Estimate.of(float(np.mean(values)), average_replicates(scores, aggregation))
+    return mean_over({name: scores[name].main(aggregation) for name in STS_TASKS})
 
 
 def average_replicates(scores: Mapping[str, Figures], aggregation: str) -> Array:
     """The average over the seven STS tasks in each resample, shape (resamples,)."""
-    mean: Array = np.mean([scores[name].drawn(aggregation) for name in STS_TASKS], axis=0)
-    return mean
+    return average(scores, aggregation).replicates
 
 
 def counted(tasks: Sequence[str]) -> list[str]:

@@ -1,11 +1,11 @@
-"""Scoring an encoder on tasks: results that carry everything they depend on."""
+"""Scores of models on tasks, with everything they depend on, and the differences of two."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.arrays import Array
 from bertflow.calibrators.presets import calibrator_name
-from bertflow.data import TASKS, Pairs, read_task
+from bertflow.data import STS_TASKS, TASKS, Pairs, read_task
 from bertflow.display import block, facts_table
 from bertflow.encoders import (
     Precision,
@@ -26,8 +26,8 @@ from bertflow.encoders import (
     resolved_precision,
 )
 from bertflow.encoders.embedding import count_cut_of
-from bertflow.errors import MissingDataError, unknown
-from bertflow.evaluation.correlation import paired_cosine
+from bertflow.errors import InputError, MissingDataError, unknown
+from bertflow.evaluation.bootstrap import Difference, holm
 from bertflow.evaluation.score_grids import model_name, score_facts, score_line, scores_grid
 from bertflow.evaluation.scores import (
     AVERAGES,
@@ -36,7 +36,9 @@ from bertflow.evaluation.scores import (
     as_json,
     average,
     figures,
+    gold_of,
     on_all_pairs,
+    paired_cosine,
 )
 from bertflow.models import CalibratedSentenceTransformer
 
@@ -61,7 +63,6 @@ class Score(Figures):
             pairs together, and alone there where the task has no subsets.
         subsets: By subset and measure, the estimate.
         scored: Those that count, by subset; "" where there is none.
-        replicates: By aggregation, the main measure in each resample; not part of the JSON.
         task: The task's name.
         split: Which part of it.
         pairs: All pairs of the split.
@@ -127,10 +128,8 @@ class Score(Figures):
 
     def to_dict(self) -> dict[str, Any]:
         """The score as JSON has it."""
-        arrays = ("replicates", "graded", "cosines")
-        plain = {
-            one.name: getattr(self, one.name) for one in fields(self) if one.name not in arrays
-        }
+        plain = {**vars(self)}
+        del plain["graded"], plain["cosines"]
         return {"task": self.task, "split": self.split, **plain, **super().to_dict()}
 
 
@@ -155,10 +154,8 @@ class Scores:
         return average(self.scores, aggregation)
 
     def __repr__(self) -> str:
-        absent = f"\nabsent: {', '.join(self.absent)}" if self.absent else ""
-        return (
-            f"{scores_grid(self).text()}{absent}" if self.scores else f"Scores of no task{absent}"
-        )
+        shown = scores_grid(self).text() if self.scores else "Scores of no task"
+        return f"{shown}\nabsent: {', '.join(self.absent)}" if self.absent else shown
 
     def _repr_html_(self) -> str:
         several = list(self.scores.values())
@@ -231,11 +228,11 @@ def evaluate_all(
     Args:
         model: A SentenceTransformer, calibrated or not.
         tasks: Their names.
-        data: As in `evaluate`.
+        data: As the others, described in `evaluate`.
         batch_size: Sentences a forward pass.
-        cache: As in `evaluate`.
-        precision: As in `evaluate`.
-        progress: As in `evaluate`.
+        cache: Where vectors are taken from and kept.
+        precision: What the encoder computes in.
+        progress: Called with the distinct sentences encoded and their total.
 
     Returns:
         Scores of the tasks whose data are there, and why the others are absent.
@@ -403,3 +400,66 @@ def describe_calibrator(calibrator: Any) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+
+
+def difference(before: Score, after: Score, aggregation: str = "all") -> Difference:
+    """How much higher one score is than another on the same pairs, and whether that is chance.
+
+    Args:
+        before: A score.
+        after: Another model's on the same pairs.
+        aggregation: "wmean", "mean" or "all".
+
+    Returns:
+        The difference of the main measure, its 95 % interval and p-value by paired bootstrap. If
+        one of the two has no cosine for a pair, that counts for neither.
+
+    Raises:
+        InputError: They are scores of different pairs, or of other subsets of them.
+    """
+    one, other = _together(before, after)
+    return other.main(aggregation).above(one.main(aggregation))
+
+
+def differences(before: Scores, after: Scores) -> dict[str, Difference]:
+    """The same for every task and aggregation, and for the average of the seven if all ran.
+
+    Returns:
+        By name, such as "stsb" or "sts12, wmean"; p-values are corrected for their number (Holm).
+
+    Raises:
+        InputError: They are scores of different pairs.
+    """
+    pairs = {
+        task: _together(before.scores[task], score)
+        for task, score in after.scores.items()
+        if task in before.scores
+    }
+    found = {}
+    for task, (one, other) in pairs.items():
+        for aggregation in one.aggregations:
+            name = f"{task}, {aggregation}" if len(one.aggregations) > 1 else task
+            found[name] = other.main(aggregation).above(one.main(aggregation))
+    if all(task in pairs for task in STS_TASKS):
+        sides = [{task: both[side] for task, both in pairs.items()} for side in (0, 1)]
+        for aggregation in AVERAGES:
+            before_all, after_all = (average(side, aggregation) for side in sides)
+            found[f"average of the seven, {aggregation}"] = after_all.above(before_all)
+    return holm(found)
+
+
+def _together(before: Score, after: Score) -> list[Figures]:
+    """Both models' figures on the pairs that have a cosine in both."""
+    first, second = before.graded, after.graded
+    same = (
+        list(first.first) == list(second.first)
+        and list(first.second) == list(second.second)
+        and list(first.subset) == list(second.subset)
+        and np.array_equal(gold_of(first), gold_of(second), equal_nan=True)
+    )
+    if not same:
+        raise InputError(
+            f"the scores are of different pairs or subsets: {before.task} {before.split} from "
+            f"{before.data}, and {after.task} {after.split} from {after.data}"
+        )
+    return figures(first, np.stack([before.cosines, after.cosines]))

@@ -16,7 +16,7 @@ from bertflow.analysis.rows import checked, sampled, unit_rows, within_range
 from bertflow.arrays import Array
 from bertflow.calibrators.moments import moments_of
 from bertflow.errors import InputError, check_number
-from bertflow.evaluation.correlation import correlate
+from bertflow.evaluation.scores import correlate
 from bertflow.paper.results import RowResult, TableResult
 from bertflow.process_state import one_thread
 
