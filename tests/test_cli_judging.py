@@ -66,7 +66,7 @@ def work(tmp_path, written, monkeypatch) -> Path:
     (tmp_path / "corpus.txt").write_text("".join(f"{a}\n{b}\n" for a, b, _ in rows))
     (tmp_path / "data").symlink_to(written)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bertflow.data.readers.hub_answers", lambda: False)
+    monkeypatch.setattr("bertflow.data.sources.hub_answers", lambda: False)
     return tmp_path
 
 

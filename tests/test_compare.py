@@ -85,7 +85,7 @@ def encoder(tiny_bert):
 def no_data_but_what_is_written():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("BERTFLOW_DATA", raising=False)
-        patch.setattr("bertflow.data.readers.hub_answers", lambda: False)
+        patch.setattr("bertflow.data.sources.hub_answers", lambda: False)
         yield
 
 

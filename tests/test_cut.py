@@ -24,7 +24,7 @@ SHORT = [f"the {noun} runs ." for noun in ("dog", "cat", "man", "woman", "bird",
 @pytest.fixture(autouse=True)
 def no_data_but_what_a_test_writes(monkeypatch):
     monkeypatch.delenv("BERTFLOW_DATA", raising=False)
-    monkeypatch.setattr("bertflow.data.readers.hub_answers", lambda: False)
+    monkeypatch.setattr("bertflow.data.sources.hub_answers", lambda: False)
 
 
 @pytest.fixture(scope="module")

@@ -223,7 +223,7 @@ def test_verbose_tells_of_encoder_corpus_cache_and_fit(cli, work, tiny_bert):
     for said in [
         f"encoders.loading: {tiny_bert} from a folder in ",
         "at most 32 tokens",
-        "data.corpus: s.txt: 2 sentences",
+        "data.sources: s.txt: 2 sentences",
         "2 sentences, 2 of them new",
         "2 sentences, 2 distinct, 0 of these cut to 32 tokens; in float32 (asked: auto)",
         "fitted in ",

@@ -250,7 +250,7 @@ def test_too_little_to_divide_is_refused(tmp_path):
 
 
 def test_a_set_that_is_nowhere_is_said_to_be(data, monkeypatch):
-    monkeypatch.setattr("bertflow.data.readers.hub_answers", lambda: False)
+    monkeypatch.setattr("bertflow.data.sources.hub_answers", lambda: False)
     with pytest.raises(MissingDataError, match="no data for mnli"):
         nli_corpus(["snli", "mnli"], data)
 

@@ -10,7 +10,7 @@ from scipy.spatial.distance import pdist
 from scipy.stats import ortho_group
 from sklearn.neighbors import NearestNeighbors
 
-import bertflow.analysis.rows
+import bertflow.analysis.neighbours
 from bertflow.analysis import Hubness, alignment, hubness, uniformity
 from bertflow.errors import InputError
 from bertflow.evaluation import paired_cosine
@@ -23,7 +23,7 @@ def unit(vectors):
 @pytest.fixture(params=[2**22, 1000])
 def _blocks(request, monkeypatch):
     """All rows in one block, and three at a time with a rest."""
-    monkeypatch.setattr(bertflow.analysis.rows, "BLOCK_ENTRIES", request.param)
+    monkeypatch.setattr(bertflow.analysis.neighbours, "BLOCK_ENTRIES", request.param)
 
 
 @pytest.mark.usefixtures("_blocks")

@@ -20,7 +20,7 @@ from bertflow.data import (
     read_sentences,
     read_task,
     read_texts,
-    readers,
+    sources,
 )
 from bertflow.errors import InputError, MissingDataError
 
@@ -241,7 +241,7 @@ def once(name: str, values: Sequence[str], cases: dict[str, Case]):
 
 @pytest.fixture(autouse=True)
 def no_hub(monkeypatch):
-    monkeypatch.setattr(readers, "hub_answers", lambda: False)
+    monkeypatch.setattr(sources, "hub_answers", lambda: False)
     monkeypatch.delenv(DATA_VARIABLE, raising=False)
 
 
@@ -596,18 +596,6 @@ def test_files_of_different_length_are_named_with_their_lengths(tmp_path, case, 
     message = rf"{re.escape(case.main)} has 3 lines, but .*{re.escape(path.name)} has {3 + change}"
     with pytest.raises(InputError, match=message):
         case.read(tmp_path)
-
-
-def test_a_blank_last_score_without_an_end_counts_where_the_sentences_have_none_either(tmp_path):
-    case = CASES["sts13"]
-    folder = case.write(tmp_path)
-    texts, gold = folder / case.main, folder / case.labelled
-    texts.write_text("a\tb\nc\td\ne\tf\ng\th")
-    gold.write_text("5\n\n1\n")
-    assert list(read_task("sts13", tmp_path).gold[:4]) == [5.0, None, 1.0, None]
-    texts.write_text("a\tb\nc\td\ne\tf\ng\th\n")
-    with pytest.raises(InputError, match=r"has 4 lines, but .* has 3"):
-        read_task("sts13", tmp_path)
 
 
 def test_glue_publishes_sts_b_test_without_scores(tmp_path):

@@ -369,7 +369,7 @@ def test_a_data_set_of_the_hub_is_streamed(table, monkeypatch):
 
 def test_a_hub_that_does_not_answer_or_has_no_such_data_is_one_line(monkeypatch):
     monkeypatch.setattr(module, "hub_answers", lambda: False)
-    with pytest.raises(InputError, match=r"^hub:owner/name:train cannot be read: the hub does not"):
+    with pytest.raises(InputError, match=r"^hub:owner/name:train cannot be read: no connection"):
         read_corpus(["hub:owner/name:train"])
 
     def load(*_: Any, **__: Any) -> Any:

@@ -50,7 +50,7 @@ every_calibrator = pytest.mark.parametrize("name", CALIBRATORS)
 @pytest.fixture(autouse=True)
 def no_data_but_what_a_test_writes(monkeypatch):
     monkeypatch.delenv("BERTFLOW_DATA", raising=False)
-    monkeypatch.setattr("bertflow.data.readers.hub_answers", lambda: False)
+    monkeypatch.setattr("bertflow.data.sources.hub_answers", lambda: False)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,11 @@
-"""Looking at clouds of vectors."""
+"""Measures of clouds of vectors.
+
+The measures take vectors of shape (N, D), N ≥ 2, in any container. Those that look at directions
+leave out rows that are zero. Of a large cloud, `rows` rows or `pairs` pairs are drawn by the seed
+`random_state`; a measure without these arguments goes through all rows in chunks. An `InputError`
+says that too few rows are left, that all rows are equal where that leaves nothing to measure, or
+which row is NaN or infinite.
+"""
 
 from bertflow.analysis.diagnosis import Diagnosis, diagnose
 from bertflow.analysis.frequency import (
@@ -9,11 +16,13 @@ from bertflow.analysis.frequency import (
 )
 from bertflow.analysis.isotropy import (
     Dominance,
+    Hubness,
     Isotropy,
     alignment,
     dead_dimensions,
     dominance,
     effective_rank,
+    hubness,
     isoscore,
     mean_cosine,
     measure_isotropy,
@@ -22,7 +31,7 @@ from bertflow.analysis.isotropy import (
     uniformity,
 )
 from bertflow.analysis.lexical import Lexical, edit_distances, lexical_statistics
-from bertflow.analysis.neighbours import Hubness, hubness, nearest
+from bertflow.analysis.neighbours import nearest
 
 __all__ = [
     "Diagnosis",

@@ -13,17 +13,18 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.analysis.isotropy import (
     Dominance,
+    Hubness,
     alignment,
     dead_dimensions,
     dominance,
     effective_rank,
+    hubness,
     isoscore,
     mean_cosine,
     partition_isotropy,
     uniformity,
 )
-from bertflow.analysis.neighbours import Hubness, hubness
-from bertflow.analysis.rows import checked, directed, sampled, unit_rows
+from bertflow.analysis.neighbours import checked, directed, sampled, unit_rows
 from bertflow.arrays import Array
 from bertflow.data import sample_sentences
 from bertflow.display import Grid, block, facts_table
@@ -125,43 +126,41 @@ class Diagnosis:
         return {**asdict(self), "dominance": top, "hubness": asdict(self.hubness)}
 
 
-# Of each measure its name, what it is of a cloud, and what it would be at best.
-MEASURES: tuple[tuple[str, Callable[[Diagnosis], str], Callable[[Diagnosis], str]], ...] = (
-    ("mean cosine of random pairs", lambda one: f"{one.mean_cosine:.3f}", lambda one: "0"),
-    (
-        "deviation of cosines, centred",
-        lambda one: f"{one.cosine_deviation:.3f}",
-        lambda one: f"from {one.width**-0.5:.3f}",
-    ),
-    ("partition function isotropy", lambda one: f"{one.partition_isotropy:.3f}", lambda one: "1"),
-    ("IsoScore", lambda one: f"{one.isoscore:.3f}", lambda one: "1"),
-    (
-        "effective rank",
-        lambda one: f"{one.effective_rank:.0f}",
-        lambda one: f"{min(one.width, one.rows - 1)}",
-    ),
-    ("hubness (skewness, k = 10)", lambda one: f"{one.hubness.skewness:.2f}", lambda one: "0"),
-    (
-        "rows that are nobody's neighbour",
-        lambda one: f"{100 * one.hubness.antihubs:.0f} %",
-        lambda one: "0 %",
-    ),
-    ("uniformity", lambda one: f"{one.uniformity:.2f}", lambda one: "-4"),
-    ("dimensions that do not vary", lambda one: f"{len(one.dead_dimensions)}", lambda one: "0"),
-)
-
-
 def evidence_of(diagnoses: Mapping[str, Diagnosis]) -> Grid:
     """Every measure of some clouds, by name, beside what it would be at best."""
-    several = list(diagnoses.values())
+    several = [_evidence(one) for one in diagnoses.values()]
+    # What not all of them have, such as the alignment, is left out.
+    names = [name for name in several[0] if all(name in one for one in several)]
     rows = [
-        [name, *map(measure, several), " / ".join(dict.fromkeys(map(best, several)))]
-        for name, measure, best in MEASURES
+        [
+            name,
+            *(one[name][0] for one in several),
+            " / ".join(dict.fromkeys(one[name][1] for one in several)),
+        ]
+        for name in names
     ]
-    if all(one.alignment is not None for one in several):
-        aligned = [f"{one.alignment:.3f}" for one in several]
-        rows.append(["alignment of pairs alike", *aligned, "0"])
     return Grid("evidence", ["measure", *diagnoses, "at best"], rows)
+
+
+def _evidence(one: Diagnosis) -> dict[str, tuple[str, str]]:
+    """By measure, its value and what it would be at best."""
+    shown = {
+        "mean cosine of random pairs": (f"{one.mean_cosine:.3f}", "0"),
+        "deviation of cosines, centred": (
+            f"{one.cosine_deviation:.3f}",
+            f"from {one.width**-0.5:.3f}",
+        ),
+        "partition function isotropy": (f"{one.partition_isotropy:.3f}", "1"),
+        "IsoScore": (f"{one.isoscore:.3f}", "1"),
+        "effective rank": (f"{one.effective_rank:.0f}", f"{min(one.width, one.rows - 1)}"),
+        "hubness (skewness, k = 10)": (f"{one.hubness.skewness:.2f}", "0"),
+        "rows that are nobody's neighbour": (f"{100 * one.hubness.antihubs:.0f} %", "0 %"),
+        "uniformity": (f"{one.uniformity:.2f}", "-4"),
+        "dimensions that do not vary": (f"{len(one.dead_dimensions)}", "0"),
+    }
+    if one.alignment is not None:
+        shown["alignment of pairs alike"] = (f"{one.alignment:.3f}", "0")
+    return shown
 
 
 def diagnose(
@@ -178,17 +177,15 @@ def diagnose(
     r"""Measure a cloud of vectors without labels, and judge whether calibration will help.
 
     The verdict goes by the mean cosine of random pairs. From 0.35 up vectors crowd around a common
-    direction, and whitening and flows gained on all nine clouds we measured; below 0.1 they are
-    spread out already, as contrastive training leaves them, and on the one we measured all lost.
-    Between the two it says "unclear". The other measures are shown because they say what is wrong,
-    not whether.
+    direction, and whitening and flows gained on all nine clouds we measured. Below 0.1 they are
+    spread out already, and on the one cloud we measured all lost. Between the two it says
+    "unclear". The other measures tell what is wrong, not whether.
 
-    Two things go before the mean. Of an encoder whose modules or card say that it was trained to be
+    Two things go before the mean. If an encoder's modules or card say that it was trained to be
     compared by cosine, the verdict is "no": text of one field has a high mean cosine there, too.
-    And where the cosines of all pairs are nearly equal, it is "uninformative": with
-    :math:`\bar u` the mean of the directions :math:`u_i = x_i / |x_i|`, the cosines of
-    :math:`u_i - \bar u` vary by :math:`1/\sqrt D` or more, unless a map was fitted on these very
-    rows and they were few. The limit is half of that.
+    If the cosines of all pairs are nearly equal, it is "uninformative": with :math:`\bar u` the
+    mean of the directions :math:`u_i = x_i / |x_i|`, the cosines of :math:`u_i - \bar u` vary by
+    less than half of :math:`1/\sqrt D`, as only a map fitted on few of these very rows leaves them.
 
     Args:
         vectors: Shape (N, D), N > 10 without zero rows: of sentences like those that will be

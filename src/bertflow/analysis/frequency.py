@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from bertflow.analysis.neighbours import Neighbours, nearest_neighbours
-from bertflow.analysis.rows import checked
+from bertflow.analysis.neighbours import checked, nearest_neighbours
 from bertflow.arrays import Array
 from bertflow.errors import InputError, MissingDependencyError, ModelError, check_number
 
@@ -43,9 +42,8 @@ def frequent_words(tokenizer: Any, *, most: int = 10000, language: str = "en") -
     """The most frequent words of a language that are one whole piece of a tokenizer.
 
     Ranks count all words, also those of several pieces, so that a range of ranks means the same
-    for every tokenizer. Tokenizers that mark the beginning of a word (byte-level BPE,
-    SentencePiece) have another piece for the same letters within a word. Words are therefore
-    looked up as most of them are one piece: after a space, or by themselves.
+    for every tokenizer. Words are looked up after a space or by themselves, whichever makes more
+    of them one piece: some tokenizers mark the beginning of a word.
 
     Args:
         tokenizer: Of transformers.
@@ -212,9 +210,9 @@ def word_statistics(
     G are the words of a range, :math:`N_k(w)` the k rows of the whole matrix, without w, that are
     nearest by ℓ2 distance, and :math:`P_k(w)` the k with the largest dot products.
 
-    That these are two sets is our reading. The paper's dot products are larger than those of
-    neighbours by distance can be: of rows with norm n at distance d the product is
-    (n² + n² − d²)/2, which in its last range gives 1.26 for k = 3, where 1.63 is printed.
+    That these are two sets is our reading: the paper's dot products are larger than neighbours by
+    distance can have. Rows of norm n at distance d have (n² + n² − d²)/2, in its last range 1.26
+    for k = 3, where 1.63 is printed.
 
     Args:
         embeddings: Of all tokens, shape (N, D).
@@ -254,13 +252,17 @@ def word_statistics(
     members = [(words.ranks >= low) & (words.ranks < high) for low, high in ranges]
     asked = np.flatnonzero(np.any(members, axis=0)) if members else np.empty(0, dtype=np.int64)
     rows = words.rows[asked]
-    table = embeddings[rows].astype(np.float64)
-    norms = np.linalg.norm(table, axis=1)
+    norms = np.linalg.norm(embeddings[rows].astype(np.float64), axis=1)
     found = nearest_neighbours(rows, embeddings, k=max(counts), progress=progress)
-    groups = [
-        _group(span, counts, norms, found, np.flatnonzero(member[asked]))
-        for span, member in zip(ranges, members, strict=True)
-    ]
+    groups = []
+    for (low, high), member in zip(ranges, members, strict=True):
+        within = np.flatnonzero(member[asked])
+        # The k best are the first k of the best.
+        distance, dot = (
+            {k: mean_of(measures[within, :k].mean(axis=1)) for k in counts}
+            for measures in (found.distances, found.dots)
+        )
+        groups.append(WordGroup(low, high, len(within), mean_of(norms[within]), distance, dot))
     return WordStatistics(groups, *embeddings.shape)
 
 
@@ -275,23 +277,6 @@ def check_rows(words: Words, embeddings: Array) -> None:
             f"words have rows {words.rows.min()} to {words.rows.max()}, but there are "
             f"{len(embeddings)} embeddings; take those of the tokenizer's own encoder"
         )
-
-
-def _group(
-    span: tuple[int, int], counts: Sequence[int], norms: Array, found: Neighbours, within: Array
-) -> WordGroup:
-    def means(measures: Array) -> dict[int, Mean | None]:
-        # The k best are the first k of the best.
-        return {k: mean_of(measures[within, :k].mean(axis=1)) for k in counts}
-
-    return WordGroup(
-        low=span[0],
-        high=span[1],
-        words=len(within),
-        norm=mean_of(norms[within]),
-        distance=means(found.distances),
-        dot=means(found.dots),
-    )
 
 
 def mean_of(values: Array) -> Mean | None:

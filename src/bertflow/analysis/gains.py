@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bertflow.analysis.isotropy import mean_cosine
-from bertflow.analysis.rows import unit_rows
+from bertflow.analysis.neighbours import unit_rows
 from bertflow.arrays import Array
 from bertflow.data import Pairs
 from bertflow.errors import InputError
@@ -19,7 +19,6 @@ from bertflow.evaluation import (
     figures,
     holm,
     paired_cosine,
-    paired_difference,
 )
 
 # Pairs with this grade or a higher one say the same, but for unimportant details.
@@ -92,8 +91,8 @@ def measure_gains(pairs: Pairs, texts: Sequence[str], before: Array, after: Arra
         >>> found.places.tolist(), found.first_hit.after.value
         ([[5, 5], [1, 1]], 1.0)
     """
-    sides = [before, after]
-    if {len(side) for side in sides} != {len(texts)}:
+    vectors = [before, after]
+    if {len(side) for side in vectors} != {len(texts)}:
         raise InputError(
             f"{len(texts):,} texts need as many rows, got {len(before):,} and {len(after):,}"
         )
@@ -108,8 +107,8 @@ def measure_gains(pairs: Pairs, texts: Sequence[str], before: Array, after: Arra
     searched = np.flatnonzero(np.array(alike) & (first != second))
     if not len(searched):
         raise InputError(f"no pair is graded {PARAPHRASE:.0f} or more: there is nothing to search")
-    cosines = np.stack([paired_cosine(side[first], side[second]) for side in sides])
-    places = np.stack([_places(side, first[searched], second[searched]) for side in sides])
+    cosines = np.stack([paired_cosine(side[first], side[second]) for side in vectors])
+    places = np.stack([_places(side, first[searched], second[searched]) for side in vectors])
     ordered = figures(pairs, cosines)
     spearman = [one.main("all") for one in ordered]
     hits = (places == 1).astype(np.float64)
@@ -118,10 +117,7 @@ def measure_gains(pairs: Pairs, texts: Sequence[str], before: Array, after: Arra
         Estimate.of(float(hit.mean()), drawn) for hit, drawn in zip(hits, resampled, strict=True)
     ]
     changes = holm(
-        {
-            "spearman": _change(spearman, [one.replicates["all"] for one in ordered]),
-            "first hit": _change(shares, [*resampled]),
-        }
+        {"spearman": spearman[1].above(spearman[0]), "first hit": shares[1].above(shares[0])}
     )
     return PairGains(
         spearman=Gain(spearman[0], spearman[1], changes["spearman"]),
@@ -142,9 +138,3 @@ def _places(vectors: Array, queries: Array, others: Array) -> Array:
     cosines[each, queries] = -np.inf
     places: Array = (cosines >= cosines[each, others][:, None]).sum(axis=1)
     return places
-
-
-def _change(estimates: Sequence[Estimate], resampled: Sequence[Array]) -> Difference:
-    before, after = (one.value for one in estimates)
-    rise = None if before is None or after is None else after - before
-    return paired_difference(rise, *resampled)

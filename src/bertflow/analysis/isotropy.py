@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertflow.analysis.rows import (
+from bertflow.analysis.neighbours import (
     checked,
     cosine_blocks,
     directed,
@@ -23,20 +23,12 @@ from bertflow.errors import InputError, check_number
 from bertflow.evaluation import paired_cosine
 from bertflow.flows import bounded_deviation
 
+# Above what rounding adds to a cosine, and far below what a float32 vector can tell.
+TIE = 4e-15
+
 
 def mean_cosine(vectors: Array, *, pairs: int = 20000, random_state: int = 0) -> float:
     """Mean cosine of random pairs of different rows: near 0 in an isotropic cloud.
-
-    Args:
-        vectors: Shape (N, D), N ≥ 2. Rows that are zero have no cosine and are left out.
-        pairs: How many pairs are drawn.
-        random_state: Seed of the draw.
-
-    Returns:
-        The mean over the pairs.
-
-    Raises:
-        InputError: Fewer than 2 rows that are not zero, or a NaN or infinite row (named).
 
     Source:
         Ethayarajh (2019), as the measure of anisotropy.
@@ -74,24 +66,11 @@ def partition_isotropy(vectors: Array, *, rows: int = 20000, random_state: int =
         Z(c) = \sum_i e^{c \cdot w_i}
 
     C are the eigenvectors of :math:`W^\top W`, W not centred, each with both signs: the paper
-    defines I over all directions and then takes the eigenvectors for them, whose sign is
-    arbitrary, but Z(c) and Z(−c) differ. With one sign the value would be an accident of the
-    linear algebra; with both it is the closer, never larger, bound. Where eigenvalues coincide the
-    vectors themselves are arbitrary, and the value depends on them.
+    takes the eigenvectors for all directions, but their sign is arbitrary and Z(c) ≠ Z(−c). Where
+    eigenvalues coincide the eigenvectors are arbitrary, and the value depends on them.
 
-    Scale matters, because the vectors enter an exponential as they are: shrinking a cloud brings
-    I to 1, enlarging it brings I to 0. Compare clouds of one scale, or scale them first.
-
-    Args:
-        vectors: Shape (N, D), N ≥ 2.
-        rows: A larger cloud is sampled: this many rows are drawn.
-        random_state: Seed of the draw.
-
-    Returns:
-        Between 0 and 1; 0.0 where it is too small for a float.
-
-    Raises:
-        InputError: Fewer than 2 rows, a NaN or infinite row (named), or `rows` is below 2.
+    Scale matters: shrinking a cloud brings I to 1, enlarging it brings I to 0. Compare clouds of
+    one scale. A value too small for a float is 0.0.
 
     Source:
         Mu and Viswanath (2018).
@@ -120,34 +99,16 @@ def partition_isotropy(vectors: Array, *, rows: int = 20000, random_state: int =
 
 
 def isoscore(vectors: Array) -> float:
-    r"""IsoScore: the share of dimensions the cloud uses evenly, 0 for a line, 1 for a ball.
+    r"""IsoScore: the share of D ≥ 2 dimensions used evenly, 0 for a line, 1 for a ball.
 
-    The paper's steps, λ being the variances along the principal axes:
-
-    .. math::
-        \hat\lambda = \sqrt D\, \lambda / \lVert \lambda \rVert, \qquad
-        \delta = \frac{\lVert \hat\lambda - 1 \rVert}{\sqrt{2 (D - \sqrt D)}}, \qquad
-        \phi = \frac{(D - \delta^2 (D - \sqrt D))^2}{D^2}, \qquad
-        \iota = \frac{D \phi - 1}{D - 1}
-
-    Inserted into each other they give, with the participation ratio R,
+    With the variances λ along the principal axes, the paper's steps come to
 
     .. math:: \iota = \frac{R - 1}{D - 1}, \qquad
         R = \frac{(\sum \lambda)^2}{\sum \lambda^2}
         = \frac{(\operatorname{tr} \Sigma)^2}{\lVert \Sigma \rVert_F^2}
 
-    which is what is computed: no axes are needed. It does not depend on the mean, on rotation or
-    on scale. From few rows it comes out low: of N rows of a ball it is about N / (N + D).
-
-    Args:
-        vectors: Shape (N, D), N ≥ 2, D ≥ 2. All rows are used, in chunks.
-
-    Returns:
-        Between 0 and 1.
-
-    Raises:
-        InputError: Fewer than 2 rows or dimensions, all rows equal, or a NaN or infinite row
-            (named).
+    R being the participation ratio; no axes are needed. The score does not depend on the mean, on
+    rotation or on scale. Of N rows of a ball it is about N / (N + D).
 
     Source:
         Rudman et al. (2022), algorithm 1.
@@ -156,8 +117,6 @@ def isoscore(vectors: Array) -> float:
         >>> import numpy as np
         >>> isoscore(np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
         1.0
-        >>> isoscore(np.array([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]))
-        0.0
     """
     rows = within_range(checked(vectors))[0]
     width = rows.shape[1]
@@ -172,16 +131,8 @@ def isoscore(vectors: Array) -> float:
 def singular_spectrum(vectors: Array) -> Array:
     """Singular values of the matrix as it is (not centred), falling, the first being 1.
 
-    An anisotropic cloud has one or a few that dwarf the others; that of a white one is flat.
-
-    Args:
-        vectors: Shape (N, D).
-
-    Returns:
-        Shape (min(N, D),), float64.
-
-    Raises:
-        InputError: A NaN or infinite row (named).
+    An anisotropic cloud has one or a few that dwarf the others; that of a white one is flat. The
+    shape is (min(N, D),), in float64.
 
     Source:
         Paper, section 3.1; Mu and Viswanath (2018).
@@ -224,26 +175,14 @@ class Isotropy:
 
 
 def measure_isotropy(vectors: Array) -> Isotropy:
-    """Measure a cloud's isotropy.
-
-    Args:
-        vectors: Of different sentences, shape (N, D), N ≥ 3.
-
-    Raises:
-        InputError: Too few rows, or one that is not finite.
-
-    Source:
-        Ethayarajh (2019), which looks at it layer by layer; Mu and Viswanath (2018); Rudman et
-        al. (2022); Roy and Vetterli (2007).
+    """Measure the isotropy of a cloud of different sentences, N ≥ 3.
 
     Example:
         >>> import numpy as np
         >>> ball = np.random.default_rng(0).normal(size=(2000, 8))
-        >>> cone = ball + 10.0
-        >>> [round(abs(measure_isotropy(cloud).mean_cosine), 1) for cloud in (ball, cone)]
+        >>> [round(abs(measure_isotropy(cloud).mean_cosine), 1) for cloud in (ball, ball + 10.0)]
         [0.0, 1.0]
     """
-    leading = dominance(vectors).top(1)
     return Isotropy(
         rows=len(vectors),
         width=vectors.shape[1],
@@ -251,7 +190,7 @@ def measure_isotropy(vectors: Array) -> Isotropy:
         partition_isotropy=partition_isotropy(vectors),
         isoscore=isoscore(vectors),
         effective_rank=effective_rank(vectors),
-        leading_share=float(leading[0][1]),
+        leading_share=dominance(vectors).top(1)[0][1],
     )
 
 
@@ -261,18 +200,8 @@ def effective_rank(vectors: Array) -> float:
     .. math:: \operatorname{erank} = \exp\Big(-\sum_k p_k \ln p_k\Big), \qquad
         p_k = \sigma_k / \sum_j \sigma_j
 
-    σ are the singular values (not their squares) of the centred matrix, taken as the roots of the
-    eigenvalues of the covariance; eigenvalues that are rounding count as 0. It does not depend on
-    the mean, on rotation or on scale.
-
-    Args:
-        vectors: Shape (N, D), N ≥ 2. All rows are used, in chunks.
-
-    Returns:
-        A number of dimensions, rarely a whole one.
-
-    Raises:
-        InputError: Fewer than 2 rows, all rows equal, or a NaN or infinite row (named).
+    σ are the singular values (not their squares) of the centred matrix; those that are rounding
+    count as 0. It does not depend on the mean, on rotation or on scale.
 
     Source:
         Roy and Vetterli (2007); they do not centre.
@@ -308,12 +237,10 @@ class Dominance:
 
     @property
     def shares(self) -> Array:
-        r"""The part of each dimension, shape (D,): :math:`|c_d| / \sum_e |c_e|`, adding up to 1.
+        r"""The part of each dimension, shape (D,): :math:`|c_d| / \sum_e |c_e|`, or all 0.
 
-        Absolute values, because contributions may cancel, and the mean cosine, which the paper
-        divides by, may be 0; where all are positive this is the paper's share. All shares are 0 if
-        all contributions are. If the mean cosine is near 0 no dimension dominates, and the shares
-        are those of chance.
+        Where all contributions are positive this is the paper's share; its divisor, the mean
+        cosine, may be 0.
         """
         size = np.abs(self.contributions)
         shares: Array = size / (size.sum() or 1.0)
@@ -333,17 +260,8 @@ def dominance(vectors: Array) -> Dominance:
         = \frac{(\sum_i u_{id})^2 - \sum_i u_{id}^2}{N (N - 1)}, \qquad
         u_i = x_i / \lVert x_i \rVert
 
-    The paper draws random pairs; by the right-hand side all pairs cost one pass, so nothing is
-    drawn. It depends on the length of no row, but on the axes: it is not for rotated vectors.
-
-    Args:
-        vectors: Shape (N, D), N ≥ 2. Rows that are zero have no cosine and are left out.
-
-    Returns:
-        Contributions, their shares and their sum.
-
-    Raises:
-        InputError: Fewer than 2 rows that are not zero, or a NaN or infinite row (named).
+    The paper draws random pairs; by the right-hand side all pairs cost one pass. It depends on the
+    axes: it is not for rotated vectors.
 
     Source:
         Timkey and van Schijndel (2021).
@@ -370,15 +288,7 @@ def dead_dimensions(vectors: Array) -> Array:
     """Dimensions that do not vary, by the rule by which the calibrators set them apart.
 
     Their deviation is rounding, or below 1e-4 of the typical one: see `flows.bounded_deviation`.
-
-    Args:
-        vectors: Shape (N, D), N ≥ 2. All rows are used, in chunks.
-
-    Returns:
-        Their numbers, rising, counted from 0.
-
-    Raises:
-        InputError: Fewer than 2 rows, all rows equal, or a NaN or infinite row (named).
+    Their numbers rise, and count from 0.
 
     Example:
         >>> import numpy as np
@@ -398,16 +308,8 @@ def alignment(first: Array, second: Array) -> float:
     .. math:: \ell_{\text{align}} = \frac{1}{N} \sum_i
         \Big\lVert \frac{x_i}{\lVert x_i \rVert} - \frac{y_i}{\lVert y_i \rVert} \Big\rVert^2
 
-    Args:
-        first: Shape (N, D), N ≥ 2. Pairs with a row that is zero are left out.
-        second: Their partners, shape (N, D).
-
-    Returns:
-        The mean; 2 − 2 × the mean cosine of the pairs.
-
-    Raises:
-        InputError: The shapes differ, fewer than 2 pairs are without a zero row, or a row is NaN
-            or infinite (named).
+    It is 2 − 2 × the mean cosine of the pairs, `first` and `second` being of shape (N, D) each.
+    Pairs with a row that is zero are left out.
 
     Source:
         Wang and Isola (2020), section 4.1, with α = 2.
@@ -440,19 +342,7 @@ def uniformity(vectors: Array, *, rows: int = 5000, random_state: int = 0) -> fl
     .. math:: \ell_{\text{uniform}} = \ln \frac{1}{N (N - 1)} \sum_{i \ne j}
         e^{-2 \lVert u_i - u_j \rVert^2}, \qquad u_i = x_i / \lVert x_i \rVert
 
-    Even in many dimensions is near −4; no cloud is below −8.
-
-    Args:
-        vectors: Shape (N, D), N ≥ 2. Rows that are zero have no direction and are left out.
-        rows: A larger cloud is sampled: this many rows are drawn, and all their pairs taken.
-        random_state: Seed of the draw.
-
-    Returns:
-        The logarithm of the mean.
-
-    Raises:
-        InputError: Fewer than 2 rows that are not zero, a NaN or infinite row (named), or `rows`
-            is below 2.
+    Even in many dimensions is near −4; no cloud is below −8. All pairs of the sample are taken.
 
     Source:
         Wang and Isola (2020), section 4.1, with t = 2.
@@ -471,3 +361,65 @@ def uniformity(vectors: Array, *, rows: int = 5000, random_state: int = 0) -> fl
         potential[np.arange(len(numbers)), numbers] = 0.0
         total += float(potential.sum())
     return float(np.log(total / (count * (count - 1))))
+
+
+@dataclass(frozen=True)
+class Hubness:
+    """How unevenly rows occur among each other's nearest neighbours.
+
+    Attributes:
+        skewness: Of the occurrences: near 0 without hubs, and rising with them.
+        antihubs: Share of the rows that are among nobody's k nearest.
+        largest: How many rows have the strongest hub among their k nearest; the mean is k.
+        k: How many neighbours each row had.
+        rows: How many rows were looked at.
+    """
+
+    skewness: float
+    antihubs: float
+    largest: int
+    k: int
+    rows: int
+
+
+def hubness(vectors: Array, *, k: int = 10, rows: int = 5000, random_state: int = 0) -> Hubness:
+    r"""Skewness of the k-occurrence: in how many rows' k nearest, by cosine, each row is.
+
+    .. math:: S = \frac{1}{N} \sum_i \Big(\frac{N_k(i) - k}{\sigma}\Big)^3
+
+    :math:`N_k(i)` counts the rows that have row i among their k nearest others, σ is its deviation
+    (ddof 0); S = 0 if that is 0. A cloud even around the origin has no hubs by cosine; where all
+    rows share a direction, those near it become hubs.
+
+    The search is exact, among the rows of the sample; S depends on their number, so compare equal
+    ones. Of neighbours that tie, those that follow the row come first, cyclically, so that equal
+    rows do not make hubs of the first of them.
+
+    Source:
+        Radovanović, Nanopoulos and Ivanović (2010).
+
+    Example:
+        >>> import numpy as np
+        >>> star = np.array([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+        >>> result = hubness(star, k=1)
+        >>> result.largest, result.antihubs
+        (3, 0.5)
+    """
+    unit = unit_rows(sampled(directed(vectors), rows, random_state))
+    count = len(unit)
+    check_number("k", k, 1, count - 1, integer=True)
+    occurrence = np.zeros(count, dtype=np.int64)
+    for numbers, cosine in cosine_blocks(unit):
+        cosine -= TIE * ((np.arange(count) - numbers[:, None]) % count)
+        cosine[np.arange(len(numbers)), numbers] = -np.inf
+        near = np.argpartition(cosine, count - k, axis=1)[:, count - k :]
+        occurrence += np.bincount(near.ravel(), minlength=count)
+    centred = occurrence - k
+    deviation = np.sqrt(np.mean(centred**2))
+    return Hubness(
+        skewness=float(np.mean(centred**3) / deviation**3) if deviation > 0 else 0.0,
+        antihubs=float(np.mean(occurrence == 0)),
+        largest=int(occurrence.max()),
+        k=k,
+        rows=count,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,9 +11,8 @@ import numpy as np
 
 from bertflow.arrays import Array
 from bertflow.errors import InputError, MissingDependencyError, check_number
-from bertflow.evaluation.bootstrap import RESAMPLES, Difference, Resamples, paired_difference
-from bertflow.evaluation.correlation import correlate
-from bertflow.evaluation.scores import Estimate, as_json
+from bertflow.evaluation.bootstrap import RESAMPLES, Difference, Resamples
+from bertflow.evaluation.scores import Estimate, as_json, correlate
 
 GOLD = "gold"
 UNITS = ("characters", "words")
@@ -29,9 +28,9 @@ def edit_distances(
     .. math:: d(a, b) = \min \#\{\text{insertions, deletions, substitutions that make } b
         \text{ of } a\}
 
-    The paper does not say of what. On STS-B dev gold correlates −20.2 with the distance in
-    characters and −23.9 with that in words, where −24.61 is published; at most 4 apart are 14 of
-    the 1,500 pairs by characters, and 383 by words.
+    The paper does not name the unit. On STS-B dev gold correlates −20.2 with the distance in
+    characters and −23.9 with that in words; −24.61 is published. At most 4 apart are 14 of the
+    1,500 pairs by characters, and 383 by words.
 
     Args:
         first: N sentences.
@@ -64,13 +63,10 @@ def edit_distances(
         raise MissingDependencyError("edit distance needs rapidfuzz: pip install 'bertflow[words]'")
     from rapidfuzz.distance import Levenshtein
 
+    sides: list[Any] = [first, second]
     if unit == "words":
-        apart = [
-            Levenshtein.distance(one.lower().split(), other.lower().split())
-            for one, other in zip(first, second, strict=True)
-        ]
-    else:
-        apart = [Levenshtein.distance(one, other) for one, other in zip(first, second, strict=True)]
+        sides = [[text.lower().split() for text in side] for side in sides]
+    apart = [Levenshtein.distance(*pair) for pair in zip(*sides, strict=True)]
     return np.array(apart, dtype=np.int64)
 
 
@@ -88,9 +84,6 @@ class Lexical:
         gold: Of each similarity with gold; "gold" itself is 1.
         short_edit: The first over the pairs at most `short` apart.
         short_gold: The second over those.
-        replicates: By name and column, "edit" or "gold", the correlation over all pairs in each
-            resample, shape (resamples,), the same resamples for all. Gold with itself is left
-            out.
     """
 
     pairs: int
@@ -101,7 +94,6 @@ class Lexical:
     gold: Mapping[str, Estimate]
     short_edit: Mapping[str, Estimate]
     short_gold: Mapping[str, Estimate]
-    replicates: Mapping[tuple[str, str], Array] = field(repr=False, compare=False)
 
     def difference(self, one: str, other: str, column: str = "edit") -> Difference:
         """How much higher one similarity's correlation is than another's, over all pairs.
@@ -114,20 +106,17 @@ class Lexical:
         Raises:
             InputError: A name or column that is not there.
         """
+        # Gold with itself tells nothing.
+        others = {name: estimate for name, estimate in self.gold.items() if name != GOLD}
+        estimates = {"edit": self.edit, "gold": others}.get(column, {})
         for name in (one, other):
-            if (name, column) not in self.replicates:
-                known = ", ".join(repr(key) for key, among in self.replicates if among == column)
+            if name not in estimates:
+                known = ", ".join(map(repr, estimates))
                 raise InputError(
                     f"{name!r} has no column {column!r} to compare; "
                     + (f"expected one of {known}" if known else "the columns are edit and gold")
                 )
-        estimates = self.edit if column == "edit" else self.gold
-        after, before = estimates[one].value, estimates[other].value
-        return paired_difference(
-            None if after is None or before is None else after - before,
-            self.replicates[other, column],
-            self.replicates[one, column],
-        )
+        return estimates[one].above(estimates[other])
 
     def to_dict(self) -> dict[str, Any]:
         """The correlations as JSON has them."""
@@ -138,10 +127,8 @@ class Lexical:
             "skipped": self.skipped,
             "similarities": {
                 name: {
-                    "edit": as_json(self.edit[name]),
-                    "gold": as_json(self.gold[name]),
-                    "short_edit": as_json(self.short_edit[name]),
-                    "short_gold": as_json(self.short_gold[name]),
+                    column: as_json(getattr(self, column)[name])
+                    for column in ("edit", "gold", "short_edit", "short_gold")
                 }
                 for name in self.edit
             },
@@ -203,10 +190,13 @@ def lexical_statistics(
     rows: Array = np.stack([gold, *similarities.values()]).astype(np.float64)
     used = np.flatnonzero(np.isfinite(rows).all(axis=0))
     near = used[distances[used] <= short]
-    (edit, with_gold, replicates), (short_edit, short_gold, _) = (
-        _correlations(rows, list(similarities), distances, part, resamples, random_state)
-        for part in (used, near)
-    )
+    names = [GOLD, *similarities]
+    found = []
+    for part in (used, near):
+        draws = Resamples([np.arange(len(part))], resamples=resamples, random_state=random_state)
+        named = dict(zip(names, rows[:, part], strict=True))
+        found.append(_correlations(named, distances[part], draws))
+    (edit, with_gold), (short_edit, short_gold) = found
     return Lexical(
         pairs=len(used),
         short_pairs=len(near),
@@ -216,46 +206,30 @@ def lexical_statistics(
         gold=with_gold,
         short_edit=short_edit,
         short_gold=short_gold,
-        replicates=replicates,
     )
 
 
 def _correlations(
-    rows: Array,
-    names: Sequence[str],
-    distances: Array,
-    used: Array,
-    resamples: int,
-    random_state: int,
-) -> tuple[dict[str, Estimate], dict[str, Estimate], dict[tuple[str, str], Array]]:
-    """Correlate gold, the first of the rows, and similarities, the rest, over pairs by number.
-
-    Returns:
-        What `Lexical` has as edit, gold and replicates.
-    """
-    draws = Resamples([used], resamples=resamples, random_state=random_state)
-    drawn_edit = draws.spearman(rows, distances)
-    drawn_gold = draws.spearman(rows[1:], rows[0])
-    kept, apart = rows[:, used], distances[used]
-    grades = kept[0]
-    edit = {GOLD: _estimate(grades, apart, drawn_edit[0], (GRADES, EDIT))}
-    itself = _estimate(grades, grades, np.full(resamples, np.nan), (GRADES, GRADES))
-    # Not the 1 − 1e-16 that rounding may leave.
-    gold = {GOLD: itself if itself.value is None else Estimate(1.0)}
-    replicates = {(GOLD, "edit"): drawn_edit[0]}
-    for number, name in enumerate(names):
-        values = kept[1 + number]
-        edit[name] = _estimate(values, apart, drawn_edit[1 + number], (OTHERS, EDIT))
-        gold[name] = _estimate(values, grades, drawn_gold[number], (OTHERS, GRADES))
-        replicates[name, "edit"] = drawn_edit[1 + number]
-        replicates[name, "gold"] = drawn_gold[number]
-    return edit, gold, replicates
+    values: Mapping[str, Array], distances: Array, draws: Resamples
+) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
+    """By name, the correlation of gold and similarities with edit distance, and with gold."""
+    gold = values[GOLD]
+    stack = np.stack([*values.values()])
+    drawn = draws.spearman(stack, distances), draws.spearman(stack, gold)
+    edit, with_gold = {}, {}
+    for (name, one), drawn_edit, drawn_gold in zip(values.items(), *drawn, strict=True):
+        kind = GRADES if name == GOLD else OTHERS
+        edit[name] = _estimate(one, distances, drawn_edit, (kind, EDIT))
+        with_gold[name] = _estimate(one, gold, drawn_gold, (kind, GRADES))
+    if with_gold[GOLD].value is not None:
+        with_gold[GOLD] = Estimate(1.0)  # Not the 1 − 1e-16 that rounding may leave.
+    return edit, with_gold
 
 
 def _estimate(one: Array, other: Array, drawn: Array, kinds: tuple[str, str]) -> Estimate:
     """Spearman's correlation with its interval; kinds say in the reason what is constant."""
     for kind, values in zip(kinds, (one, other), strict=True):
         if len(values) > 1 and np.ptp(values) == 0:
-            return Estimate(None, undefined=f"all {kind} are equal")
+            return Estimate.of(None, drawn, f"all {kind} are equal")
     found = correlate(one, other)
     return Estimate.of(found.spearman, drawn, found.undefined)

@@ -1,26 +1,101 @@
-"""Nearest neighbours: of queries, within a matrix, and the hubs that are everybody's neighbours."""
+"""Rows of a cloud: checked, sampled, of length 1, and the rows that are nearest to them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bertflow.analysis.rows import checked, cosine_blocks, directed, sampled, unit_rows
-from bertflow.arrays import Array
+from bertflow.arrays import Array, finite, matrix
 from bertflow.errors import InputError, check_number
 
-# So many candidates beyond the k are looked at; of the rows left out none may come near the k-th.
-SPARE = 8
-# Products are taken in blocks of about so many entries.
-BLOCK_ENTRIES = 2**24
-SCAN_ROWS = 4096
-# Above what rounding adds to a cosine, and far below what a float32 vector can tell.
-TIE = 4e-15
+# Cosines, and products in a search, are taken in blocks of about so many entries.
+BLOCK_ENTRIES = 2**22
+SEARCH_ENTRIES = 2**24
+
+
+def checked(vectors: Array) -> Array:
+    """The vectors, shape (N, D), as a matrix of floats: at least 2 rows, all of them finite.
+
+    Raises:
+        InputError: Another shape, fewer than 2 rows, or a NaN or infinite row (named).
+    """
+    given = matrix(vectors)
+    if isinstance(given, Tensor):
+        given = (given.float() if given.dtype == torch.bfloat16 else given).cpu().numpy()
+    if len(given) < 2:
+        raise InputError(f"a cloud of vectors takes at least 2 rows, got {len(given)}")
+    if given.shape[1] == 0:
+        raise InputError(f"expected vectors of shape (rows, dimensions), got shape {given.shape}")
+    rows: Array = finite(given)
+    return rows
+
+
+def directed(vectors: Array) -> Array:
+    """The checked vectors without the rows that are zero: those have no direction.
+
+    Raises:
+        InputError: As `checked`, or fewer than 2 rows are left.
+    """
+    vectors = checked(vectors)
+    nonzero = vectors.any(axis=1)
+    if int(nonzero.sum()) < 2:
+        raise InputError(
+            f"cosines take at least 2 rows that are not zero, got {int(nonzero.sum())} "
+            f"of {len(vectors)}"
+        )
+    # Indexing copies, so only where it changes something.
+    return vectors if nonzero.all() else vectors[nonzero]
+
+
+def sampled(vectors: Array, rows: int, random_state: int) -> Array:
+    """At most so many of the rows, drawn without replacement, in their order.
+
+    Raises:
+        InputError: `rows` is below 2.
+    """
+    check_number("rows", rows, 2, integer=True)
+    if len(vectors) <= rows:
+        return vectors
+    drawn = np.random.default_rng(random_state).choice(len(vectors), size=rows, replace=False)
+    return vectors[np.sort(drawn)]
+
+
+def within_range(vectors: Array) -> tuple[Array, float]:
+    """Rows whose squares stay in the range of float64, and their divisor for that."""
+    size = max(float(vectors.max()), -float(vectors.min()))
+    if size == 0 or 1e-100 < size < 1e100:
+        return vectors, 1.0
+    return vectors / size, size
+
+
+def unit_rows(vectors: Array) -> Array:
+    """Each row divided by its length, in float64; rows that are zero stay so.
+
+    Example:
+        >>> import numpy as np
+        >>> unit_rows(np.array([[3e200, 4e200], [0.0, 0.0]]))
+        array([[0.6, 0.8],
+               [0. , 0. ]])
+    """
+    wide = vectors.astype(np.float64)
+    # By the largest entry first: squares of tiny or huge numbers leave the range of float64.
+    largest = np.abs(wide).max(axis=1, keepdims=True)
+    wide /= np.where(largest > 0, largest, 1.0)
+    length = np.linalg.norm(wide, axis=1, keepdims=True)
+    wide /= np.where(length > 0, length, 1.0)
+    return wide
+
+
+def cosine_blocks(unit: Array) -> Iterator[tuple[Array, Array]]:
+    """Row numbers, shape (B,), and their cosines to all rows, shape (B, N), block after block."""
+    size = max(1, BLOCK_ENTRIES // len(unit))
+    for start in range(0, len(unit), size):
+        numbers = np.arange(start, min(start + size, len(unit)))
+        yield numbers, unit[numbers] @ unit.T
 
 
 def nearest(queries: Array, vectors: Array, k: int) -> tuple[Array, Array]:
@@ -74,23 +149,21 @@ def nearest_neighbours(
     k: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> Neighbours:
-    r"""The k nearest other rows by distance, and the k with the largest dot product, exactly.
+    r"""The k nearest other rows by distance, and the k with the largest dot product.
 
-    .. math:: \tfrac12 \lVert q - x \rVert^2 = \tfrac12 \lVert q \rVert^2
-        - \big(q \cdot x - \tfrac12 \lVert x \rVert^2\big)
+    With x = σx' + μ, μ being the mean row, the order of distances and that of dot products are
 
-    The products of centred rows propose :math:`k + 8` candidates for both, block after block. Their
-    measures are then taken from the rows as they are, so that equal rows have a distance of exactly
-    0. Where a row left out could, within rounding, belong to the k, all rows are gone through.
+    .. math:: \lVert q - x \rVert \sim \tfrac12 \lVert x' \rVert^2 - q' \cdot x', \qquad
+        q \cdot x \sim q' \cdot x' + \tfrac{\mu}{\sigma} \cdot x'
+
+    so one product in float64 serves both, and loses no digits to a mean far from the origin. The
+    measures of the k are then taken from the rows as they are: equal rows have distance 0.
 
     Args:
         rows: Numbers of the rows whose neighbours are sought, shape (Q,).
         vectors: Shape (N, D). A row is no neighbour of itself, but one equal to it is.
         k: How many, 1 ≤ k < N.
         progress: Called with the rows done and their total.
-
-    Returns:
-        Numbers and measures. Of rows that tie, the first come first.
 
     Raises:
         InputError: k or a row's number is out of its range, or a row is NaN or infinite (named).
@@ -103,9 +176,7 @@ def nearest_neighbours(
         >>> found.largest.tolist(), found.dots.tolist()
         ([[1]], [[9.0]])
     """
-    vectors = checked(vectors)
-    if vectors.dtype == np.float16:
-        vectors = vectors.astype(np.float32)
+    vectors = checked(vectors).astype(np.float64)
     check_number("k", k, 1, len(vectors) - 1, integer=True)
     numbers = np.asarray(rows, dtype=np.int64)
     if numbers.size and not 0 <= numbers.min() <= numbers.max() < len(vectors):
@@ -113,170 +184,33 @@ def nearest_neighbours(
             f"row numbers must be between 0 and {len(vectors) - 1}, "
             f"got {numbers.min()} to {numbers.max()}"
         )
-    search = _Search(vectors, k)
-    parts = [
-        search.best(numbers[start : start + search.block])
-        for start in _counted(range(0, len(numbers), search.block), len(numbers), progress)
-    ]
-    empty = np.empty((0, k), dtype=np.int64), np.empty((0, k))
-    near, large = (
-        tuple(map(np.concatenate, zip(*(part[side] for part in parts), strict=True)))
-        if parts
-        else empty
-        for side in (0, 1)
-    )
-    return Neighbours(nearest=near[0], distances=-near[1], largest=large[0], dots=large[1])
-
-
-def _counted(
-    starts: range, total: int, progress: Callable[[int, int], None] | None
-) -> Iterator[int]:
-    """The beginnings of blocks; tells after each how many rows are done."""
-    for start in starts:
-        yield start
+    centre = vectors.mean(axis=0)
+    centred = vectors - centre
+    scale = float(np.abs(centred).max()) or 1.0
+    scaled, shifts = torch.from_numpy(centred / scale), torch.from_numpy(centre / scale)
+    halves, shifts = scaled.square().sum(dim=1) / 2, scaled @ shifts
+    near, large = np.empty((2, len(numbers), k), dtype=np.int64)
+    distances, dots = np.empty((2, len(numbers), k))
+    size = min(max(1, SEARCH_ENTRIES // len(vectors)), 512)
+    for start in range(0, len(numbers), size):
+        part = slice(start, start + size)
+        block = numbers[part]
+        products = scaled[block] @ scaled.T
+        products[torch.arange(len(block)), torch.from_numpy(block)] = -torch.inf
+        queries = vectors[block][:, None]
+        chosen = (products - halves).topk(k, dim=1).indices.numpy()
+        apart = vectors[chosen] - queries
+        measured = np.sqrt(np.einsum("qkd,qkd->qk", apart, apart))
+        near[part], distances[part] = _ordered(chosen, measured, measured)
+        chosen = (products + shifts).topk(k, dim=1).indices.numpy()
+        measured = (vectors[chosen] * queries).sum(axis=2)
+        large[part], dots[part] = _ordered(chosen, measured, -measured)
         if progress is not None:
-            progress(min(start + starts.step, total), total)
+            progress(min(start + size, len(numbers)), len(numbers))
+    return Neighbours(nearest=near, distances=distances, largest=large, dots=dots)
 
 
-Measure: TypeAlias = Callable[[Array, Array], Array]
-
-
-def _nearness(queries: Array, others: Array) -> Array:
-    """Minus the distance: as of dot products, the largest is the best."""
-    apart = np.subtract(others, queries)
-    return np.asarray(-np.sqrt(np.einsum("...d,...d->...", apart, apart)))
-
-
-def _dot(queries: Array, others: Array) -> Array:
-    return np.asarray(np.multiply(others, queries).sum(axis=-1))
-
-
-class _Search:
-    """The matrix centred and scaled, and what turns products into scores.
-
-    With x = σx' + μ, the order of distances is that of q'·x' − ½‖x'‖², and the order of dot
-    products that of q'·x' + (μ/σ)·x': one product for both, and no digits lost to a mean that is
-    far from the origin.
-    """
-
-    def __init__(self, vectors: Array, k: int) -> None:
-        count = len(vectors)
-        self.vectors, self.k = vectors, k
-        self.kept = min(k + SPARE, count - 1)
-        self.block = min(max(1, BLOCK_ENTRIES // count), 512)
-        centre = vectors.mean(axis=0, dtype=np.float64)
-        centred = vectors - centre
-        scale = float(np.abs(centred).max()) or 1.0
-        centred /= scale
-        self.matrix = torch.from_numpy(centred)
-        squares = self.matrix.square().sum(dim=1)
-        shifts = self.matrix @ torch.from_numpy(centre / scale)
-        # A score is off by no more than this: a sum of D products, each rounded.
-        self.rounding = (vectors.shape[1] + 4) * float(np.finfo(np.float64).eps)
-        self.added: tuple[tuple[Measure, Tensor], ...] = ((_nearness, -squares / 2), (_dot, shifts))
-        self.longest = float(squares.max().sqrt())
-
-    def best(self, numbers: Array) -> list[tuple[Array, Array]]:
-        """Row numbers and measures of the k nearest, and of the k largest, each of shape (B, k)."""
-        products = self.matrix[numbers] @ self.matrix.T
-        products[torch.arange(len(numbers)), torch.from_numpy(numbers)] = -torch.inf
-        return [self._best(numbers, products + added, measure) for measure, added in self.added]
-
-    def _best(self, numbers: Array, scores: Tensor, measure: Measure) -> tuple[Array, Array]:
-        highest = scores.topk(self.kept, dim=1)
-        # In the order of rows, so that of equal measures the first come first.
-        candidates = highest.indices.sort(dim=1).values.numpy()
-        queries = self.vectors[numbers].astype(np.float64)
-        values = measure(queries[:, None], self.vectors[candidates])
-        order = np.argsort(-values, axis=1, kind="stable")[:, : self.k]
-        candidates = np.take_along_axis(candidates, order, axis=1)
-        values = np.take_along_axis(values, order, axis=1)
-        if self.kept < len(self.vectors) - 1:
-            tops = highest.values.numpy()
-            bound = self.rounding * (self.longest**2 + np.abs(tops[:, self.k - 1]))
-            for row in np.flatnonzero(tops[:, self.k - 1] - tops[:, -1] <= 2 * bound):
-                candidates[row], values[row] = self._scan(numbers[row], queries[row], measure)
-        return candidates, values
-
-    def _scan(self, number: int, query: Array, measure: Measure) -> tuple[Array, Array]:
-        """The k best of all rows."""
-        parts = range(0, len(self.vectors), SCAN_ROWS)
-        values = np.concatenate([measure(query, self.vectors[i : i + SCAN_ROWS]) for i in parts])
-        values[number] = -np.inf
-        order = np.argsort(-values, kind="stable")[: self.k]
-        return order, values[order]
-
-
-@dataclass(frozen=True)
-class Hubness:
-    """How unevenly rows occur among each other's nearest neighbours.
-
-    Attributes:
-        skewness: Of the occurrences: near 0 without hubs, and rising with them.
-        antihubs: Share of the rows that are among nobody's k nearest.
-        largest: How many rows have the strongest hub among their k nearest; the mean is k.
-        k: How many neighbours each row had.
-        rows: How many rows were looked at.
-    """
-
-    skewness: float
-    antihubs: float
-    largest: int
-    k: int
-    rows: int
-
-
-def hubness(vectors: Array, *, k: int = 10, rows: int = 5000, random_state: int = 0) -> Hubness:
-    r"""Skewness of the k-occurrence: in how many rows' k nearest, by cosine, each row is.
-
-    .. math:: S = \frac{1}{N} \sum_i \Big(\frac{N_k(i) - k}{\sigma}\Big)^3
-
-    :math:`N_k(i)` counts the rows that have row i among their k nearest others, σ is its deviation
-    (ddof 0); S = 0 if that is 0. A cloud even around the origin has no hubs by cosine; where all
-    rows share a direction, those near it become hubs.
-
-    The search is exact. Of neighbours that tie, the ones that follow the row come first,
-    cyclically, so that equal rows do not make hubs of the first of them.
-
-    Args:
-        vectors: Shape (N, D). Rows that are zero have no cosine and are left out.
-        k: Neighbours of each row, 1 ≤ k < N.
-        rows: A larger cloud is sampled: this many rows are drawn, and neighbours sought among
-            them. S depends on their number: compare equal ones.
-        random_state: Seed of the draw.
-
-    Returns:
-        Skewness, share of anti-hubs, largest occurrence.
-
-    Raises:
-        InputError: Fewer than 2 rows that are not zero, a NaN or infinite row (named), or k or
-            rows out of its range.
-
-    Source:
-        Radovanović, Nanopoulos and Ivanović (2010).
-
-    Example:
-        >>> import numpy as np
-        >>> star = np.array([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
-        >>> result = hubness(star, k=1)
-        >>> result.largest, result.antihubs
-        (3, 0.5)
-    """
-    unit = unit_rows(sampled(directed(vectors), rows, random_state))
-    count = len(unit)
-    check_number("k", k, 1, count - 1, integer=True)
-    occurrence = np.zeros(count, dtype=np.int64)
-    for numbers, cosine in cosine_blocks(unit):
-        cosine -= TIE * ((np.arange(count) - numbers[:, None]) % count)
-        cosine[np.arange(len(numbers)), numbers] = -np.inf
-        near = np.argpartition(cosine, count - k, axis=1)[:, count - k :]
-        occurrence += np.bincount(near.ravel(), minlength=count)
-    centred = occurrence - k
-    deviation = np.sqrt(np.mean(centred**2))
-    return Hubness(
-        skewness=float(np.mean(centred**3) / deviation**3) if deviation > 0 else 0.0,
-        antihubs=float(np.mean(occurrence == 0)),
-        largest=int(occurrence.max()),
-        k=k,
-        rows=count,
-    )
+def _ordered(numbers: Array, values: Array, cost: Array) -> tuple[Array, Array]:
+    """Rows and their values by rising cost; of equals the first rows come first."""
+    order = np.lexsort((numbers, cost), axis=1)
+    return np.take_along_axis(numbers, order, axis=1), np.take_along_axis(values, order, axis=1)

@@ -9,7 +9,6 @@ from bertflow.data.catalog import (
     Layout,
     find_data_set,
 )
-from bertflow.data.corpus import check_corpus, checked_corpus, read_corpus, stream_corpus
 from bertflow.data.pairs import (
     DATA_VARIABLE,
     NLI_LABELS,
@@ -28,6 +27,7 @@ from bertflow.data.readers import (
     read_task,
     read_texts,
 )
+from bertflow.data.sources import check_corpus, checked_corpus, read_corpus, stream_corpus
 
 __all__ = [
     "CATALOG",

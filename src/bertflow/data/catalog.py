@@ -107,20 +107,14 @@ class DataSet:
 
 def _catalog() -> Iterator[DataSet]:
     content = (files("bertflow.data") / "catalog.toml").read_text(encoding="utf-8")
-    declared = _tuples(tomllib.loads(content))
+    declared = tomllib.loads(content)
     homes = declared.pop("homes")
     for name, facts in declared.items():
         file_names = {**{split: split for split in facts["splits"]}, **facts.pop("file_names", {})}
         layouts = [_layout(one, facts, file_names, homes) for one in facts.pop("layouts")]
         hub = HubSource(**facts.pop("hub")) if "hub" in facts else None
-        yield DataSet(name=name, layouts=layouts, hub=hub, **facts)
-
-
-def _tuples(value: Any) -> Any:
-    """A value of TOML with tuples for its arrays."""
-    if isinstance(value, dict):
-        return {key: _tuples(inner) for key, inner in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+        span = tuple(facts.pop("score_range")) if "score_range" in facts else None
+        yield DataSet(name=name, layouts=layouts, hub=hub, score_range=span, **facts)
 
 
 def _layout(

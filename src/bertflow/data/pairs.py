@@ -10,9 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from bertflow.data.sources import STANDARD_INPUT
 from bertflow.data.tables import (
     PACKED,
+    STANDARD_INPUT,
     TABLES,
     Columns,
     File,

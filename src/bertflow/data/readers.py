@@ -1,4 +1,4 @@
-"""Reading data sets by name: from files in any layout people have them, else from the hub."""
+"""Data sets by name: found in any layout that people have them in, else read from the hub."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from bertflow.data.catalog import DataSet, HubSource, find_data_set
-from bertflow.data.layouts import Row, find_files, read_found
+from bertflow.data.catalog import DataSet, HubSource, Layout, find_data_set
 from bertflow.data.pairs import (
     DATA_VARIABLE,
     NLI_LABELS,
@@ -23,14 +21,74 @@ from bertflow.data.pairs import (
     score,
     sentence,
 )
+from bertflow.data.sources import HubTable, first_line, open_table
+from bertflow.data.tables import column_index, read_lines, read_rows
 from bertflow.errors import InputError, MissingDataError, shown
-from bertflow.network import hub_answers
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 QNLI_GOLD = {"entailment": 1.0, "not_entailment": 0.0}
 NLI_NAMES = {**{name: name for name in NLI_LABELS}, "contradictory": "contradiction"}
+
+
+class Row(NamedTuple):
+    """A row of a file or of the hub, its label not yet understood.
+
+    Attributes:
+        place: Where it stands, for messages.
+        first: The first text.
+        second: The second.
+        label: Score or label; None where there is none.
+        row: Its own number, or that of its line, among the rows of its split or subset.
+        label_place: Where the label stands, if elsewhere.
+        subset: Which subset it is of, or "".
+        fault: Why it is no pair, or "".
+    """
+
+    place: str
+    first: Any
+    second: Any
+    label: Any
+    row: str
+    label_place: str = ""
+    subset: str = ""
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A split's files, all there.
+
+    Attributes:
+        data_set: Of which data set.
+        split: Which part of it.
+        layout: Their form.
+        paths: The files.
+    """
+
+    data_set: DataSet
+    split: str
+    layout: Layout
+    paths: Sequence[Path]
+
+    @property
+    def source(self) -> str:
+        """The file, or the folder of several."""
+        return str(self.paths[0] if len(self.paths) == 1 else self.paths[0].parent)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The text of a data set.
+
+    Attributes:
+        sentences: Both sides of every pair, repeats kept.
+        skipped: Rows of the files that are no pair, counted by reason.
+    """
+
+    sentences: list[str]
+    skipped: Mapping[str, int]
 
 
 def read_task(name: str, data: str | Path | None = None, split: str | None = None) -> Pairs:
@@ -54,18 +112,25 @@ def read_task(name: str, data: str | Path | None = None, split: str | None = Non
     data_set = find_data_set(name, ("sts", "qnli"))
     split = _known_split(data_set, split)
     ((source, rows),) = _sources(data_set, [split], data)
-    binary = data_set.kind == "qnli"
     skipped: Counter[str] = Counter()
+    read = _pairs(rows, skipped)
     pairs: list[tuple[Row, float | None]]
-    if binary:
-        pairs = list(_labelled(_pairs(rows, skipped), QNLI_GOLD, "no label", skipped))
+    if data_set.kind == "qnli":
+        pairs = list(_labelled(read, QNLI_GOLD, "no label", skipped))
     else:
         span = data_set.score_range
-        pairs = [
-            (row, score(row.label, row.label_place, span=span)) for row in _pairs(rows, skipped)
-        ]
+        pairs = [(row, score(row.label, row.label_place or row.place, span=span)) for row in read]
     gold = [grade for _, grade in pairs]
-    _check_graded(data_set, split, source, gold, skipped)
+    try:
+        check_graded(gold, source, skipped)
+    except InputError as error:
+        # GLUE publishes some splits without labels. Those are not the split that is looked for.
+        bare = any(split in layout.unlabelled for layout in data_set.layouts)
+        if bare and (gold or set(skipped) == {"no label"}):
+            raise MissingDataError(
+                f"{error}; there are releases without labels: give one with them"
+            ) from None
+        raise
     log.info("%s %s: %d pairs of %s", name, split, len(pairs), source)
     return Pairs(
         task=name,
@@ -75,7 +140,7 @@ def read_task(name: str, data: str | Path | None = None, split: str | None = Non
         gold=gold,
         source=source,
         subset=[row.subset for row, _ in pairs if row.subset],
-        binary=binary,
+        binary=data_set.kind == "qnli",
         skipped=dict(skipped),
         rows=[row.row for row, _ in pairs],
     )
@@ -133,7 +198,7 @@ def nli_splits(name: str, data: str | Path | None = None) -> tuple[str, ...]:
         ('train', 'dev-matched', 'dev-mismatched')
     """
     data_set = find_data_set(name, ("nli",))
-    there = [split for split in data_set.splits if _found(data_set, [split], data)[0]]
+    there = [split for split in data_set.splits if _in_folder(data_set, [split], data)[0]]
     return tuple(there or data_set.splits)
 
 
@@ -153,29 +218,8 @@ def read_sentences(name: str, data: str | Path | None = None) -> list[str]:
     return read_texts(name, data).sentences
 
 
-@dataclass(frozen=True)
-class Texts:
-    """The text of a data set.
-
-    Attributes:
-        sentences: Both sides of every pair, repeats kept.
-        skipped: Rows of the files that are no pair, counted by reason.
-    """
-
-    sentences: list[str]
-    skipped: Mapping[str, int]
-
-
 def read_texts(name: str, data: str | Path | None = None) -> Texts:
-    """Read the text of a data set as `read_sentences` does, and count what is left out.
-
-    Args:
-        name: Any data set of the catalogue.
-        data: As in `read_sentences`.
-
-    Raises:
-        InputError: As `read_task`.
-    """
+    """Read the text of a data set as `read_sentences` does, and count the rows left out."""
     data_set = find_data_set(name)
     texts: list[str] = []
     skipped: Counter[str] = Counter()
@@ -202,45 +246,8 @@ def _known_split(data_set: DataSet, split: str | None) -> str:
     return split
 
 
-def _sources(
-    data_set: DataSet, splits: Sequence[str], data: str | Path | None
-) -> list[tuple[str, Iterable[Row]]]:
-    """The splits' sources and rows: those found in the folder, else all from the hub."""
-    found, tried = _found(data_set, splits, data)
-    if found:
-        return found
-    try:
-        return [_read_hub(data_set, split) for split in splits]
-    except NotOnHubError as error:
-        looked = f"tried {', '.join(map(str, tried))}" if tried else "no folder is given"
-        raise MissingDataError(
-            f"no data for {data_set.name} ({', '.join(splits)}): {looked}; hub: {error}; give "
-            f"the folder that holds {data_set.title} by --data DIR or {DATA_VARIABLE}"
-        ) from error
-
-
-def _found(
-    data_set: DataSet, splits: Sequence[str], data: str | Path | None
-) -> tuple[list[tuple[str, Iterable[Row]]], list[Path]]:
-    if data is None:
-        data = os.environ.get(DATA_VARIABLE)
-    if not data:
-        return [], []
-    root = Path(data)
-    if not root.is_dir():
-        raise InputError(f"{root} is no folder; give the folder that holds {data_set.title}")
-    sources: list[tuple[str, Iterable[Row]]] = []
-    tried: list[Path] = []
-    for split in splits:
-        files, places = find_files(data_set, split, root)
-        tried += places
-        if files is not None:
-            sources.append((files.source, read_found(files)))
-    return sources, tried
-
-
 def _pairs(rows: Iterable[Row], skipped: Counter[str]) -> Iterator[Row]:
-    """The rows that are two sentences; what is no pair is counted by reason."""
+    """The rows that are two sentences; the others are counted by reason."""
     for row in rows:
         if row.fault:
             skipped[row.fault] += 1
@@ -253,7 +260,7 @@ def _pairs(rows: Iterable[Row], skipped: Counter[str]) -> Iterator[Row]:
 def _labelled(
     rows: Iterable[Row], labels: Mapping[str, T], reason: str, skipped: Counter[str]
 ) -> Iterator[tuple[Row, T]]:
-    """The rows with a label and what it stands for; those without are counted."""
+    """The rows with a label and its meaning; those without are counted."""
     for row in rows:
         text = "" if row.label is None else str(row.label).strip()
         if text in ("", "-"):
@@ -262,75 +269,114 @@ def _labelled(
             yield row, labels[text.lower()]
         else:
             raise InputError(
-                f"{row.label_place}: unknown label {shown(text)}; "
+                f"{row.label_place or row.place}: unknown label {shown(text)}; "
                 f"expected one of {', '.join(labels)}"
             )
 
 
-def _check_graded(
-    data_set: DataSet,
-    split: str,
-    source: str,
-    gold: Sequence[float | None],
-    skipped: Mapping[str, int],
-) -> None:
-    """Refuse pairs of which none can be scored.
-
-    Raises:
-        MissingDataError: They come without labels, as GLUE publishes some splits: what is there
-            is not what is looked for.
-        InputError: There is no pair, or none is graded.
-    """
-    try:
-        check_graded(gold, source, skipped)
-    except InputError as error:
-        bare = any(split in layout.unlabelled for layout in data_set.layouts)
-        if bare and (gold or set(skipped) == {"no label"}):
-            raise MissingDataError(
-                f"{error}; there are releases without labels: give one with them"
-            ) from None
-        raise
+# Where the rows of a split come from.
 
 
-class NotOnHubError(Exception):
-    """The hub gives nothing; the message is the reason."""
-
-
-def _read_hub(data_set: DataSet, split: str) -> tuple[str, Iterator[Row]]:
-    """A split's source, repository@revision, and its rows, with labels by their names.
-
-    Raises:
-        NotOnHubError: The hub has no such data, the extra is missing, or the client fails.
-        InputError: A column is missing.
-    """
+def _sources(
+    data_set: DataSet, splits: Sequence[str], data: str | Path | None
+) -> list[tuple[str, Iterable[Row]]]:
+    """The splits' sources and rows: those found in the folder, else all from the hub."""
+    found, tried = _in_folder(data_set, splits, data)
+    if found:
+        return [(files.source, _rows(files)) for files in found]
     hub = data_set.hub
-    if hub is None:
-        raise NotOnHubError(f"not asked, because {data_set.no_hub}")
-    if find_spec("datasets") is None:
-        raise NotOnHubError("needs datasets: pip install 'bertflow[hub]'")
-    # What `datasets` has in its cache is no substitute: it does not say of which revision.
-    if not hub_answers():
-        raise NotOnHubError("no connection")
-    import datasets
-
-    source = f"{hub.repository}@{hub.revision}"
-    log.info("reading %s %s of the hub", source, hub.splits[split])
     try:
-        table = datasets.load_dataset(
-            hub.repository, hub.config, split=hub.splits[split], revision=hub.revision
-        )
-    except Exception as error:  # The client has many; all mean that it gives nothing.
-        detail = str(error).strip().split("\n")[0]
-        raise NotOnHubError(f"{type(error).__name__}: {detail}") from error
-    lacking = [column for column in hub.columns if column not in table.column_names]
-    if lacking:
+        if hub is None:
+            raise InputError(f"not asked, because {data_set.no_hub}")
+        return [
+            (f"{hub.repository}@{hub.revision}", _hub_rows(hub, hub.splits[split]))
+            for split in splits
+        ]
+    except Exception as error:  # The hub's client has many; all mean that it gives nothing.
+        looked = f"tried {', '.join(map(str, tried))}" if tried else "no folder is given"
+        raise MissingDataError(
+            f"no data for {data_set.name} ({', '.join(splits)}): {looked}; hub: "
+            f"{first_line(error)}; give the folder that holds {data_set.title} by --data DIR or "
+            f"{DATA_VARIABLE}"
+        ) from error
+
+
+def _in_folder(
+    data_set: DataSet, splits: Sequence[str], data: str | Path | None
+) -> tuple[list[Found], list[Path]]:
+    """The files of those splits that are in the folder, and the paths that were tried."""
+    if data is None:
+        data = os.environ.get(DATA_VARIABLE)
+    if not data:
+        return [], []
+    root = Path(data)
+    if not root.is_dir():
+        raise InputError(f"{root} is no folder; give the folder that holds {data_set.title}")
+    looked = [find_files(data_set, split, root) for split in splits]
+    return [files for files, _ in looked if files], [path for _, tried in looked for path in tried]
+
+
+def find_files(data_set: DataSet, split: str, root: Path) -> tuple[Found | None, list[Path]]:
+    """Look for a split's files in every place where people have them.
+
+    Args:
+        data_set: The data set.
+        split: Which part of it.
+        root: The given folder.
+
+    Returns:
+        The files or None, and the paths that were tried.
+
+    Raises:
+        InputError: Some of the files are there and others are not.
+    """
+    tried: list[Path] = []
+    for layout in data_set.layouts:
+        for folder, named in _folders(layout, root):
+            paths = [folder / file for file in layout.files[split]]
+            if paths[0] in tried:
+                continue
+            tried.append(paths[0])
+            if not paths[0].is_file() or not (named or _is_marked(paths[0], layout)):
+                continue
+            lacking = [path.name for path in paths if not path.is_file()]
+            if lacking:
+                raise InputError(
+                    f"{paths[0].parent} is {data_set.title}, but lacks {', '.join(lacking)}; "
+                    "complete the folder"
+                )
+            return Found(data_set, split, layout, paths), tried
+    return None, tried
+
+
+def _folders(layout: Layout, root: Path) -> Iterator[tuple[Path, bool]]:
+    """The places, and of each whether it bears the data set's name."""
+    names = {Path(folder).name.lower() for folder in layout.folders} - {"", "original"}
+    if root.resolve().name.lower() in names:
+        yield root, True
+    for folder in layout.folders:
+        yield root / folder, folder != "."
+
+
+def _is_marked(path: Path, layout: Layout) -> bool:
+    if layout.mark is None:
+        return True
+    _, header = next(read_lines(path), (0, ""))
+    return not header or layout.mark in header.split("\t")
+
+
+def _hub_rows(hub: HubSource, split: str) -> Iterator[Row]:
+    """The rows of a split of the hub, with labels by their names; it is asked at once."""
+    log.info("reading %s@%s %s of the hub", hub.repository, hub.revision, split)
+    source = HubTable(hub.repository, hub.config, split, hub.revision)
+    return _table_rows(open_table(source, streaming=False), hub, f"{hub.repository}@{hub.revision}")
+
+
+def _table_rows(table: Any, hub: HubSource, source: str) -> Iterator[Row]:
+    if lacking := [column for column in hub.columns if column not in table.column_names]:
         raise InputError(
             f"{source} has no column {', '.join(lacking)}; it has {', '.join(table.column_names)}"
         )
-    return source, _hub_rows(table, hub, source)
-
-
-def _hub_rows(table: Any, hub: HubSource, source: str) -> Iterator[Row]:
     names = getattr(table.features[hub.columns[2]], "names", None)  # Of a ClassLabel.
     cells = table.to_dict()
     known = cells.get(hub.ident) or range(1, len(table) + 1)
@@ -338,5 +384,104 @@ def _hub_rows(table: Any, hub: HubSource, source: str) -> Iterator[Row]:
     for number, (first, second, label, row) in enumerate(rows, start=1):
         if names is not None and label is not None:
             label = names[label] if label >= 0 else None  # −1 stands for no label.
-        place = f"{source}, row {number}"
-        yield Row(place, first, second, label, place, row=str(row))
+        yield Row(f"{source}, row {number}", first, second, label, str(row))
+
+
+# The forms of files.
+
+
+def _rows(found: Found) -> Iterator[Row]:
+    """The rows of a split's files, in their order.
+
+    Raises:
+        InputError: A file is not UTF-8, lacks a column, has a row too short (named by line), or
+            files that belong together differ in length.
+    """
+    form = found.layout.form
+    if form == "jsonl":
+        return _objects(found)
+    return {"sts": _scored_apart, "aligned": _aligned}.get(form, _cells)(found)
+
+
+def _scored_apart(found: Found) -> Iterator[Row]:
+    """Of each subset a file of tab-separated sentences and one of their scores."""
+    pairs = zip(found.paths[::2], found.paths[1::2], strict=True)
+    for subset, (texts, scores) in zip(found.data_set.subsets, pairs, strict=True):
+        for number, (text, grade) in enumerate(_side_by_side(texts, scores), start=1):
+            cells = text.split("\t")
+            _check_width(cells, 2, texts, number)
+            place, at = f"{texts}, line {number}", f"{scores}, line {number}"
+            yield Row(place, cells[0], cells[1], grade, str(number), at, subset)
+
+
+def _aligned(found: Found) -> Iterator[Row]:
+    """A file of first sentences, one of second and one of labels."""
+    for number, cells in enumerate(_side_by_side(*found.paths), start=1):
+        places = [f"{path}, line {number}" for path in found.paths]
+        # Here already, because the two stand in different files.
+        first, second = (sentence(*pair) for pair in zip(cells[:2], places[:2], strict=True))
+        yield Row(places[0], first, second, cells[2], str(number), places[2])
+
+
+def _side_by_side(*paths: Path) -> Iterator[tuple[str, ...]]:
+    """The lines of files of which each goes with the same line of the others."""
+    read = [[line for _, line in read_lines(path)] for path in paths]
+    for path, lines in zip(paths, read, strict=True):
+        if len(lines) != len(read[0]):
+            raise InputError(
+                f"{paths[0]} has {len(read[0])} lines, but {path} has {len(lines)}; each line of "
+                "one must have its line in the other"
+            )
+    return zip(*read, strict=True)
+
+
+def _cells(found: Found) -> Iterator[Row]:
+    """Tab-separated columns, by name where there is a header, else by number from 0."""
+    layout, (path,) = found.layout, found.paths
+    lines, header = read_lines(path), []
+    if layout.form == "header":
+        header = next(lines, (0, ""))[1].split("\t")
+        if header == [""]:
+            return
+
+    def place_of(column: str | int) -> int:
+        return column if isinstance(column, int) else column_index(column, header, path)
+
+    bare = found.split in layout.unlabelled and layout.columns[2] not in header
+    first, second, *label = map(place_of, layout.columns[: 2 if bare else 3])
+    kept = [] if layout.rows is None else [place_of(layout.rows[0])]
+    ident = [header.index(layout.ident)] if layout.ident in header else []
+    needed = 1 + max(first, second, *label, *kept, *ident)
+    for number, line in lines:
+        if not line.strip():
+            continue
+        cells, place, row = line.split("\t"), f"{path}, line {number}", str(number)
+        if layout.cut:
+            # Cut off within a row: what is left may end with the tab.
+            while cells and not cells[-1].strip():
+                cells.pop()
+            if len(cells) <= max(first, second):
+                yield Row(place, "", "", None, row, fault="incomplete line")
+                continue
+            cells += [""] * (needed - len(cells))
+        _check_width(cells, needed, path, number)
+        if layout.rows and cells[kept[0]].strip().upper() != layout.rows[1][found.split]:
+            continue
+        if ident:
+            row = cells[ident[0]]
+        value = cells[-1 if layout.label_last else label[0]] if label else None
+        yield Row(place, cells[first], cells[second], value, row)
+
+
+def _objects(found: Found) -> Iterator[Row]:
+    """An object a line."""
+    (path,) = found.paths
+    columns = [str(column) for column in found.layout.columns]
+    for number, cells in read_rows(path, ".jsonl", columns, lambda table: table.names, texts=2):
+        if cells is not None:
+            yield Row(f"{path}, line {number}", cells[0], cells[1], cells[2], str(number))
+
+
+def _check_width(cells: Sequence[str], needed: int, path: Path, number: int) -> None:
+    if len(cells) < needed:
+        raise InputError(f"{path}, line {number}: {len(cells)} columns, expected {needed}")

@@ -1,28 +1,35 @@
-"""Where sentences come from: files, folders, patterns, object stores, tables of `datasets`."""
+"""Sentences from files, folders, patterns, object stores and tables of `datasets`."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bertflow.data.tables import (
     KINDS,
-    Choose,
+    STANDARD_INPUT,
     StandardInput,
     arrow_rows,
     ending,
     kind_of,
     listed,
+    only_text,
+    open_bytes,
+    read_rows,
+    sentence_lines,
 )
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.network import hub_answers
 
-STANDARD_INPUT = "-"
+log = logging.getLogger(__name__)
+
 HUB = "hub:"
 MAGIC = frozenset("*?[")
 BATCH_ROWS = 1000
@@ -44,7 +51,7 @@ class SavedTable:
 
 @dataclass(frozen=True)
 class HubTable:
-    """A split of a data set on the hub, streamed: nothing of it is kept on disk.
+    """A split of a data set on the hub.
 
     Attributes:
         name: Such as "owner/name".
@@ -87,14 +94,167 @@ class HubTable:
 Source = Path | StandardInput | SavedTable | HubTable
 
 
+def read_corpus(
+    sources: str | Path | Sequence[str | Path],
+    *,
+    column: str | None = None,
+    limit: int | None = None,
+    blank: Literal["skip", "refuse"] = "skip",
+    format: str | None = None,
+) -> list[str]:
+    """Read sentences from files, in order, into a list.
+
+    Args:
+        sources: One or more of: files by their ending, .txt (one sentence a line), .csv, .tsv,
+            .jsonl, .parquet, each also packed (.gz, .bz2, .xz, .zst); folders and patterns of such
+            files; what `datasets` has saved to disk; URLs of any of these (s3://, gs://, https://
+            and whatever else fsspec knows); "hub:OWNER/NAME[@REVISION][:CONFIG]:SPLIT", streamed;
+            or "-" for standard input, one sentence a line. In .tsv quotes are plain characters.
+        column: The text column of a table: its name, or for a .csv or .tsv without a header its
+            number from 1. Not needed where there is only one.
+        limit: Stop after so many sentences, at least 1.
+        blank: Leave out blank sentences, or refuse them, where rows must stay aligned.
+        format: What the files are, "txt", "csv", "tsv", "jsonl" or "parquet", whatever their names
+            end in; standard input is "txt" if it is not given. Packing goes by the ending.
+
+    Returns:
+        The sentences, repeats kept.
+
+    Raises:
+        InputError: A file is missing, of unknown kind, not UTF-8, lacks the column, has a row too
+            short (named by line), all of them hold no sentence, or one is blank and is refused.
+        MissingDependencyError: A .parquet, .zst, URL or table of `datasets` without its package;
+            the message is the pip line.
+    """
+    return list(stream_corpus(sources, column=column, limit=limit, blank=blank, format=format))
+
+
+def stream_corpus(
+    sources: str | Path | Sequence[str | Path],
+    *,
+    column: str | None = None,
+    limit: int | None = None,
+    blank: Literal["skip", "refuse"] = "skip",
+    format: str | None = None,
+) -> Iterator[str]:
+    """Read sentences one by one, holding none of them; arguments and errors as of `read_corpus`."""
+    if limit is not None and limit < 1:
+        raise InputError(f"limit must be at least 1, got {limit}")
+    sources = _several(sources)
+    names = ", ".join(
+        "standard input" if str(one) == STANDARD_INPUT else str(one) for one in sources
+    )
+    # One after the other: with a limit the last of them may not be needed.
+    found = (one for source in sources for one in located([source], format))
+    texts = (text.strip() for one in found for text in _read(one, column, format))
+    if blank == "skip":
+        texts = (text for text in texts if text)
+    number = 0
+    for number, text in enumerate(islice(texts, limit), 1):
+        if not text:
+            raise InputError(f"sentence {number} is blank: it would have no vector")
+        yield text
+    if not number:
+        raise InputError(f"{names or 'the corpus'} holds no sentence")
+    log.info("%s: %d sentences", names, number)
+
+
+def check_corpus(sources: Sequence[str | Path], *, format: str | None = None) -> None:
+    """Refuse sources that are missing or of unknown kind, without reading them.
+
+    Arguments and errors as of `read_corpus`.
+    """
+    located(sources, format)
+
+
+def checked_corpus(
+    sources: str | Path | Sequence[str | Path],
+    *,
+    column: str | None = None,
+    limit: int | None = None,
+    blank: Literal["skip", "refuse"] = "skip",
+    format: str | None = None,
+) -> Iterator[str]:
+    """Read files through once, to find faults before any work, and then stream them.
+
+    Standard input and pipes come only once, and reading over a network takes long: with one of
+    these among the sources, faults are found on the way. Arguments and errors as of `read_corpus`.
+    """
+    sources = _several(sources)
+    if not any(map(_comes_once, located(sources, format))):
+        for _ in stream_corpus(sources, column=column, limit=limit, blank=blank, format=format):
+            pass
+    return stream_corpus(sources, column=column, limit=limit, blank=blank, format=format)
+
+
+def _several(sources: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:
+    return [sources] if isinstance(sources, str | Path) else sources
+
+
+def _comes_once(source: Source) -> bool:
+    """Whether it cannot be read twice (standard input, a pipe), or only over the network."""
+    if isinstance(source, StandardInput | HubTable) or "://" in str(source):
+        return True
+    # Some systems read a file of /dev/fd on from where it was left.
+    return isinstance(source, Path) and (not source.is_file() or source.is_relative_to("/dev"))
+
+
+def _read(source: Source, column: str | None, format: str | None) -> Iterator[str]:
+    columns = None if column is None else [column]
+    if isinstance(source, SavedTable | HubTable):
+        with _named(source):
+            batches = open_table(source).with_format("arrow").iter(batch_size=BATCH_ROWS)
+            for _, cells in arrow_rows(batches, str(source), columns, only_text):
+                yield cells[0] or ""
+        return
+    if format is None and isinstance(source, StandardInput):
+        format = "txt"
+    with _remote_errors(source):
+        kind = kind_of(source, KINDS, format)
+        if kind == ".txt":
+            with open_bytes(source) as file:
+                yield from (line for _, line in sentence_lines(file, source))
+            return
+        for _, row in read_rows(source, kind, columns, only_text, texts=1):
+            yield "" if row is None else row[0] or ""
+
+
+def open_table(source: SavedTable | HubTable, *, streaming: bool = True) -> Any:
+    """A table of `datasets`; with `streaming` nothing of the hub is kept on disk.
+
+    Raises:
+        MissingDependencyError: `datasets` is not installed.
+        ConnectionError: The hub does not answer.
+        Exception: Whatever `datasets` raises.
+    """
+    if find_spec("datasets") is None:
+        raise MissingDependencyError(
+            f"reading {source} needs datasets: pip install 'bertflow[hub]'"
+        )
+    import datasets
+
+    if isinstance(source, SavedTable):
+        return datasets.load_from_disk(str(source.folder))
+    # A data set in the cache of `datasets` is no substitute: it does not say its revision.
+    if not hub_answers():
+        raise ConnectionError("no connection")
+    return datasets.load_dataset(
+        source.name,
+        source.config,
+        split=source.split,
+        revision=source.revision,
+        streaming=streaming,
+    )
+
+
 def located(sources: Sequence[str | Path], format: str | None = None) -> list[Source]:
     """Every file, table and standard input that sources stand for, in order.
 
+    A folder stands for all files below it, by name; those that begin with a dot or an underscore
+    are left out.
+
     Args:
-        sources: "-"; files; folders, for all files below them, by name (those that begin with a
-            dot or an underscore are left out), or that `datasets` has saved; patterns with `*`,
-            `?`, `[...]` and `**`; any of these as a URL that fsspec knows, such as
-            s3://bucket/folder; or "hub:OWNER/NAME[@REVISION][:CONFIG]:SPLIT".
+        sources: As `read_corpus` takes them.
         format: What the files are, such as "txt", whatever their names end in.
 
     Raises:
@@ -105,58 +265,6 @@ def located(sources: Sequence[str | Path], format: str | None = None) -> list[So
     return [place for source in sources for place in _located(source, format)]
 
 
-def is_remote(source: Source) -> bool:
-    """Whether reading it takes the network."""
-    return isinstance(source, HubTable) or "://" in str(source)
-
-
-def comes_once(source: Source) -> bool:
-    """Whether it cannot be read twice (standard input, a pipe), or only over the network."""
-    if isinstance(source, StandardInput | HubTable) or is_remote(source):
-        return True
-    # Some systems read a file of /dev/fd on from where it was left.
-    return isinstance(source, Path) and (not source.is_file() or source.is_relative_to("/dev"))
-
-
-def table_rows(
-    source: SavedTable | HubTable, columns: Sequence[str] | None, choose: Choose
-) -> Iterator[tuple[int, list[Any]]]:
-    """The cells of text columns of a table, row by row from 1.
-
-    Raises:
-        MissingDependencyError: `datasets` is not installed.
-        InputError: The folder is damaged, the hub does not answer or has no such data, or a column
-            is missing or not text.
-    """
-    table = _opened(source).with_format("arrow")
-    with _named(source):
-        batches = table.iter(batch_size=BATCH_ROWS)
-        yield from arrow_rows(batches, Path(str(source)), columns, choose)
-
-
-def _opened(source: SavedTable | HubTable) -> Any:
-    if find_spec("datasets") is None:
-        raise MissingDependencyError(
-            f"reading {source} needs datasets: pip install 'bertflow[hub]'"
-        )
-    import datasets
-
-    with _named(source):
-        if isinstance(source, SavedTable):
-            return datasets.load_from_disk(str(source.folder))
-        if not hub_answers():
-            raise InputError(f"{source} cannot be read: the hub does not answer")
-        return datasets.load_dataset(
-            source.name, source.config, split=source.split, revision=source.revision, streaming=True
-        )
-
-
-def remote_errors(source: Source) -> AbstractContextManager[None]:
-    """Say in one line what the client of a remote store raises; it has errors of its own."""
-    remote = is_remote(source) and not isinstance(source, HubTable)
-    return _named(source) if remote else nullcontext()
-
-
 def _located(source: str | Path, format: str | None) -> list[Source]:
     name = str(source)
     if name == STANDARD_INPUT:
@@ -165,7 +273,7 @@ def _located(source: str | Path, format: str | None) -> list[Source]:
         return [HubTable.parsed(name)]
     path = _remote(name) if isinstance(source, str) and "://" in name else Path(source)
     paths = [path]
-    with remote_errors(path):
+    with _remote_errors(path):
         if path.is_dir():
             if (path / "dataset_info.json").exists() and (path / "state.json").exists():
                 return [SavedTable(path)]
@@ -187,7 +295,7 @@ def _remote(name: str) -> Any:
     try:
         return UPath(name)
     except (ImportError, ValueError) as error:
-        raise InputError(f"{name} cannot be read: {_line(error)}") from None
+        raise InputError(f"{name} cannot be read: {first_line(error)}") from None
 
 
 def _inside(folder: Any, format: str | None) -> list[Any]:
@@ -243,6 +351,11 @@ def _matching(pattern: str) -> list[Any]:
     return files
 
 
+def _remote_errors(source: Source) -> AbstractContextManager[None]:
+    """Say in one line what the client of a remote store raises; it has errors of its own."""
+    return _named(source) if "://" in str(source) else nullcontext()
+
+
 @contextmanager
 def _named(source: Source) -> Iterator[None]:
     """Any failure of a library that reads for us, in one line with the source's name."""
@@ -251,10 +364,11 @@ def _named(source: Source) -> Iterator[None]:
     except (InputError, MissingDependencyError):
         raise
     except ImportError as error:  # fsspec says which package a protocol needs.
-        raise MissingDependencyError(f"{source} cannot be read: {_line(error)}") from None
+        raise MissingDependencyError(f"{source} cannot be read: {first_line(error)}") from None
     except Exception as error:
-        raise InputError(f"{source} cannot be read: {_line(error)}") from None
+        raise InputError(f"{source} cannot be read: {first_line(error)}") from None
 
 
-def _line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, on one line."""
     return str(error).strip().split("\n")[0] or type(error).__name__

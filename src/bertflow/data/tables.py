@@ -36,6 +36,7 @@ LONGEST_LINE = 2**24
 LARGEST_PACKED = 2**30
 PARQUET_ROWS = 1024
 PARQUET_MARK = b"PAR1"
+STANDARD_INPUT = "-"
 LISTED = 20
 UNPACKED_AT_ONCE = 2**16
 # What may stand between the cells of a .csv, the usual one first.
@@ -138,18 +139,6 @@ def ending(path: File) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-@contextmanager
-def reading(name: str | File) -> Iterator[None]:
-    """Say in one line, with the file's name, what is wrong with its bytes."""
-    try:
-        yield
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        packing = PACKED.get(Path(str(name)).suffix.lower(), "packed")
-        raise InputError(f"{name} is not a whole {packing} file: {error}") from None
-    except OSError as error:
-        raise InputError(f"{name} cannot be read: {error.strerror or error}") from None
-
-
 def bounded_lines(file: Any, name: str | File) -> Iterator[str]:
     """The lines of a file opened by `open_bytes`, decoded, with their ends.
 
@@ -204,25 +193,33 @@ def open_bytes(path: File) -> Iterator[Any]:
     """Open a file, packed or not, for its bytes.
 
     Raises:
+        InputError: It cannot be read, or is not whole; also while it is being read.
         MissingDependencyError: A .zst without its package; the message is the pip line.
     """
     packing = path.suffix.lower()
-    with path.open("rb") as file:
-        if packing == ".gz":
-            with gzip.open(file, "rb") as stream:
-                yield stream
-        elif packing == ".xz":
-            yield io.BufferedReader(_Unpacked(file, lzma.LZMADecompressor, lzma.LZMAError))
-        elif packing == ".bz2":
-            yield io.BufferedReader(_Unpacked(file, bz2.BZ2Decompressor, OSError))
-        elif packing == ".zst":
-            zstd = _zstd(path)
-            yield io.BufferedReader(_Unpacked(file, zstd.ZstdDecompressor, zstd.ZstdError))
-        elif isinstance(file, io.RawIOBase | io.BufferedIOBase | io.TextIOBase):
-            yield file
-        else:  # In an object store; its own readline takes no bound.
-            with io.BufferedReader(file) as stream:
-                yield stream
+    try:
+        with path.open("rb") as file:
+            if packing == ".gz":
+                with gzip.open(file, "rb") as stream:
+                    yield stream
+            elif packing == ".xz":
+                yield io.BufferedReader(_Unpacked(file, lzma.LZMADecompressor, lzma.LZMAError))
+            elif packing == ".bz2":
+                yield io.BufferedReader(_Unpacked(file, bz2.BZ2Decompressor, OSError))
+            elif packing == ".zst":
+                zstd = _zstd(path)
+                yield io.BufferedReader(_Unpacked(file, zstd.ZstdDecompressor, zstd.ZstdError))
+            elif isinstance(file, io.RawIOBase | io.BufferedIOBase | io.TextIOBase):
+                yield file
+            else:  # In an object store; its own readline takes no bound.
+                with io.BufferedReader(file) as stream:
+                    yield stream
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(
+            f"{path} is not a whole {PACKED.get(packing, 'packed')} file: {error}"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 class _Unpacked(io.RawIOBase):
@@ -279,7 +276,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     Raises:
         InputError: The file cannot be read or is not UTF-8.
     """
-    with reading(path), open_bytes(path) as file:
+    with open_bytes(path) as file:
         yield from _numbered(file, path)
 
 
@@ -304,14 +301,12 @@ def read_rows(
             cells than the header (named by line), or the file is damaged.
         MissingDependencyError: A .parquet without its package; the message is the pip line.
     """
-    with reading(path):
+    with open_bytes(path) as file:
         if kind == ".parquet":
-            yield from _parquet(path, columns, choose, texts)
-            return
-        with open_bytes(path) as file:
-            if kind == ".jsonl":
-                yield from _jsonl(file, path, columns, choose, texts)
-                return
+            yield from _parquet(file, path, columns, choose, texts)
+        elif kind == ".jsonl":
+            yield from _jsonl(file, path, columns, choose, texts)
+        else:
             named = columns is None or not any(column.isdecimal() for column in columns)
             split = _tab_separated if kind == ".tsv" else _comma_separated
             yield from _delimited(split(file, path, named), path, columns, choose, named)
@@ -531,7 +526,7 @@ def _next_row(reader: Any) -> list[str] | None:
 
 
 def _parquet(
-    path: File, columns: Sequence[str] | None, choose: Choose, texts: int
+    file: Any, path: File, columns: Sequence[str] | None, choose: Choose, texts: int
 ) -> Iterator[Row]:
     if find_spec("pyarrow") is None:
         raise MissingDependencyError(
@@ -540,27 +535,25 @@ def _parquet(
     import pyarrow
     import pyarrow.parquet
 
-    with open_bytes(path) as stream:
-        source: Any = stream
-        if path.suffix.lower() in PACKED or not stream.seekable():
-            content = stream.read(LARGEST_PACKED + 1)
-            if len(content) > LARGEST_PACKED:
-                raise InputError(
-                    f"{path} unpacks to more than {LARGEST_PACKED:,} bytes; unpack it first"
-                )
-            source = io.BytesIO(content)
-        head = source.read(HEAD)
-        source.seek(0)
-        if not head.startswith(PARQUET_MARK) and (said := contents(head)):
-            raise InputError(f"{path} {said}")
-        try:
-            table = pyarrow.parquet.ParquetFile(source)
-            _check_alone(source, table.metadata, path)
-            chosen = _chosen(table.schema_arrow, path, columns, choose, texts)
-            batches = table.iter_batches(PARQUET_ROWS, columns=list(chosen))
-            yield from _cells(batches, chosen, path)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise InputError(f"{path} is not a whole parquet file: {error}") from None
+    if path.suffix.lower() in PACKED or not file.seekable():
+        content = file.read(LARGEST_PACKED + 1)
+        if len(content) > LARGEST_PACKED:
+            raise InputError(
+                f"{path} unpacks to more than {LARGEST_PACKED:,} bytes; unpack it first"
+            )
+        file = io.BytesIO(content)
+    head = file.read(HEAD)
+    file.seek(0)
+    if not head.startswith(PARQUET_MARK) and (said := contents(head)):
+        raise InputError(f"{path} {said}")
+    try:
+        table = pyarrow.parquet.ParquetFile(file)
+        _check_alone(file, table.metadata, path)
+        chosen = _chosen(table.schema_arrow, path, columns, choose, texts)
+        batches = table.iter_batches(PARQUET_ROWS, columns=list(chosen))
+        yield from arrow_rows(batches, path, chosen, choose, texts=texts)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{path} is not a whole parquet file: {error}") from None
 
 
 def _check_alone(source: Any, metadata: Any, path: File) -> None:
@@ -579,27 +572,39 @@ def _check_alone(source: Any, metadata: Any, path: File) -> None:
 
 
 def arrow_rows(
-    batches: Iterable[Any], path: File, columns: Sequence[str] | None, choose: Choose
+    batches: Iterable[Any],
+    path: File | str,
+    columns: Sequence[str] | None,
+    choose: Choose,
+    *,
+    texts: int = 1,
 ) -> Iterator[tuple[int, list[Any]]]:
-    """The cells of text columns of Arrow tables, row by row.
+    """The cells of some columns of Arrow tables, row by row; arguments as of `read_rows`.
 
     Raises:
         InputError: A column is missing or not text, or another one is the text in a later table.
     """
     number, before = 0, columns
-    for batch in batches:
-        chosen = _chosen(batch.schema, path, columns, choose, texts=1)
-        if before is not None and chosen != before:
-            raise InputError(
-                f"{path}, from row {number + 1} on: {listed(chosen)} is the text, before it was "
-                f"{listed(before)}; name one by --column (in Python column=)"
-            )
-        yield from _cells([batch], chosen, path, number)
-        before, number = chosen, number + batch.num_rows
+    try:
+        for batch in batches:
+            chosen = _chosen(batch.schema, path, columns, choose, texts)
+            if before is not None and chosen != before:
+                raise InputError(
+                    f"{path}, from row {number + 1} on: {listed(chosen)} is the text, before it "
+                    f"was {listed(before)}; name one by --column (in Python column=)"
+                )
+            before = chosen
+            for cells in zip(*(batch.column(name).to_pylist() for name in chosen), strict=True):
+                number += 1
+                if any(isinstance(cell, str) and len(cell) > LONGEST_LINE for cell in cells):
+                    raise too_long(f"{path}, row {number}")
+                yield number, list(cells)
+    except UnicodeDecodeError:
+        raise InputError(f"{path}, after row {number}: a text is not UTF-8") from None
 
 
 def _chosen(
-    schema: Any, path: File, columns: Sequence[str] | None, choose: Choose, texts: int
+    schema: Any, path: File | str, columns: Sequence[str] | None, choose: Choose, texts: int
 ) -> Sequence[str]:
     """The columns to read of an Arrow schema, of which the first must be text."""
     if columns is None:
@@ -637,20 +642,6 @@ def only_text(table: Columns) -> Sequence[str]:
         f"{table.path} has {len(table.texts)} text columns ({listed(table.texts)}); "
         "name one by --column (in Python column=)"
     )
-
-
-def _cells(
-    batches: Iterable[Any], columns: Sequence[str], path: File, number: int = 0
-) -> Iterator[tuple[int, list[Any]]]:
-    try:
-        for batch in batches:
-            for cells in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
-                number += 1
-                if any(isinstance(cell, str) and len(cell) > LONGEST_LINE for cell in cells):
-                    raise too_long(f"{path}, row {number}")
-                yield number, list(cells)
-    except UnicodeDecodeError:
-        raise InputError(f"{path}, after row {number}: a text is not UTF-8") from None
 
 
 def may_hold_text(value: Any) -> bool:

@@ -225,20 +225,13 @@ def evaluate_all(
 ) -> Scores:
     """Score a model on several tasks, each on its published split; sentences are encoded once.
 
-    Args:
-        model: A SentenceTransformer, calibrated or not.
-        tasks: Their names.
-        data: As the others, described in `evaluate`.
-        batch_size: Sentences a forward pass.
-        cache: Where vectors are taken from and kept.
-        precision: What the encoder computes in.
-        progress: Called with the distinct sentences encoded and their total.
+    The other arguments are those of `evaluate`.
 
     Returns:
         Scores of the tasks whose data are there, and why the others are absent.
 
     Raises:
-        InputError: A task is unknown, or of none the data are there.
+        InputError: A task is unknown, or the data of none are there.
     """
     found, absent = read_tasks(tasks, data)
     scores = score_all(
@@ -295,7 +288,7 @@ def score_pairs(
     precision: Precision = "auto",
     progress: Progress | None = None,
 ) -> Score:
-    """Score a model on graded pairs, of a task or one's own.
+    """Score a model on graded pairs, of a task or one's own; options as of `evaluate`.
 
     Pairs without a gold score, and pairs with a vector that is zero or not finite, are left out
     and counted.
@@ -314,10 +307,7 @@ def score_all(
     precision: Precision = "auto",
     progress: Progress | None = None,
 ) -> list[Score]:
-    """Score a model on the pairs of several tasks; each distinct sentence is encoded once.
-
-    With a cache, as in `evaluate`, only those that it lacks.
-    """
+    """Score a model on the pairs of several tasks; each distinct sentence is encoded once."""
     began = time.perf_counter()
     # Pairs that were never graded have no part in a score.
     sides = [pairs.graded()[:2] for pairs in tasks]
@@ -403,16 +393,11 @@ def _plain(value: Any) -> Any:
 
 
 def difference(before: Score, after: Score, aggregation: str = "all") -> Difference:
-    """How much higher one score is than another on the same pairs, and whether that is chance.
+    """How much higher the second of two scores is, and whether that is chance.
 
-    Args:
-        before: A score.
-        after: Another model's on the same pairs.
-        aggregation: "wmean", "mean" or "all".
-
-    Returns:
-        The difference of the main measure, its 95 % interval and p-value by paired bootstrap. If
-        one of the two has no cosine for a pair, that counts for neither.
+    The difference is that of the main measure under an aggregation ("wmean", "mean" or "all"),
+    with its 95 % interval and p-value by paired bootstrap. If one of the two models has no cosine
+    for a pair, the pair counts for neither.
 
     Raises:
         InputError: They are scores of different pairs, or of other subsets of them.
@@ -426,9 +411,6 @@ def differences(before: Scores, after: Scores) -> dict[str, Difference]:
 
     Returns:
         By name, such as "stsb" or "sts12, wmean"; p-values are corrected for their number (Holm).
-
-    Raises:
-        InputError: They are scores of different pairs.
     """
     pairs = {
         task: _together(before.scores[task], score)

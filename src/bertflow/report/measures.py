@@ -11,8 +11,13 @@ import torch
 
 from bertflow.analysis.frequency import RANGES, Mean, Words, check_rows, mean_of
 from bertflow.analysis.isotropy import cosines_of_rows, random_pairs, singular_spectrum
-from bertflow.analysis.neighbours import nearest_neighbours
-from bertflow.analysis.rows import checked, sampled, unit_rows, within_range
+from bertflow.analysis.neighbours import (
+    checked,
+    nearest_neighbours,
+    sampled,
+    unit_rows,
+    within_range,
+)
 from bertflow.arrays import Array
 from bertflow.calibrators.moments import moments_of
 from bertflow.errors import InputError, check_number

@@ -17,7 +17,7 @@ from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator
 from bertflow.calibrators.storage import CALIBRATORS, recorded_name
 from bertflow.data import CATALOG, DATA_VARIABLE
-from bertflow.data.layouts import find_files
+from bertflow.data.readers import find_files
 from bertflow.encoders import VectorCache
 from bertflow.errors import InputError, ModelError
 from bertflow.evaluation import paired_cosine

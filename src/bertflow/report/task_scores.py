@@ -14,7 +14,7 @@ from bertflow.analysis.gains import PairGains
 from bertflow.analysis.lexical import edit_distances
 from bertflow.arrays import Array
 from bertflow.data import CATALOG, DATA_VARIABLE, STS_TASKS, Pairs, read_task
-from bertflow.data.layouts import find_files
+from bertflow.data.readers import find_files
 from bertflow.errors import InputError
 from bertflow.evaluation import (
     Difference,
