@@ -171,10 +171,11 @@ def test_an_encoder_and_sentences_are_the_diagnosis_of_their_vectors(
     assert diagnose(encoder).rows > 300  # Sentences that come along.
 
 
-@pytest.mark.parametrize("given", [(["a dog", "a cat"],), (np.eye(20), ["a dog"])])
-def test_sentences_without_an_encoder_are_refused_with_the_remedy(given):
+def test_sentences_without_an_encoder_are_refused_with_the_remedy():
     with pytest.raises(InputError, match=r"give diagnose\(encoder, sentences\)"):
-        diagnose(*given)
+        diagnose(np.eye(20), ["a dog"])
+    with pytest.raises(InputError, match="expected vectors"):
+        diagnose(["a dog", "a cat"])
 
 
 @pytest.mark.parametrize("sentences", ["one text", {"text": ["a dog"]}])
@@ -296,7 +297,7 @@ def test_wrong_use_is_one_line(tmp_path, monkeypatch, capsys, cloud, arguments, 
     assert "\n" not in error
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # Vectors of both are judged above.
 @pytest.mark.parametrize(("encoder", "verdict"), [("smollm2", "yes"), ("minilm", "no")])
 def test_the_packaged_encoders_are_judged_rightly(tmp_path, encoder, verdict):
     if encoder == "smollm2":

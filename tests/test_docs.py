@@ -56,7 +56,7 @@ def found(page: Path) -> list[Block]:
 def is_slow(page: Path) -> bool:
     """Whether a page does more than a few encodings and fits."""
     text = " ".join(block.text for block in found(page) if block.not_run is None)
-    return bool(re.search(r"reproduce|finetune|compare|faiss", text))
+    return bool(re.search(r"reproduce|finetune|compare|faiss|bertflow report", text))
 
 
 WITH_CODE = [
@@ -209,6 +209,14 @@ def test_what_is_not_run_is_right_as_far_as_can_be_seen():
                 looked_at(words)
         else:
             compile(block.text, block.where, "exec")
+
+
+def test_commands_of_pages_that_run_at_night_have_their_options():
+    for page in filter(is_slow, PAGES):
+        for block in found(page):
+            if block.kind == "commands" and block.not_run is None:
+                for words in block.commands():
+                    looked_at(words)
 
 
 @pytest.mark.parametrize(

@@ -82,11 +82,11 @@ def test_vectors(shown):
 
 @pytest.mark.slow
 def test_search(shown, place):
-    text = "\n".join(sample_sentences()[:400])
+    text = "\n".join(sample_sentences()[:200])
     (place / "documents.txt").write_text(text, encoding="utf-8")
     out = shown("search.py", "bert-base-uncased", "documents.txt")
     assert out.count("before: ") == out.count("after: ") == 2
-    assert bertflow.load("my-model").calibrator.provenance_["sentences"] == 400
+    assert bertflow.load("my-model").calibrator.provenance_["sentences"] == 200
 
 
 @pytest.mark.nightly

@@ -13,7 +13,7 @@ import fsspec
 import pyarrow
 import pytest
 
-from bertflow.data import check_corpus, checked_corpus, read_corpus, stream_corpus
+from bertflow.data import checked_corpus, read_corpus, stream_corpus
 from bertflow.data import sources as module
 from bertflow.data.sources import HubTable, located
 from bertflow.errors import InputError, MissingDependencyError
@@ -28,7 +28,6 @@ PACKING: dict[str, Any] = {
     ".xz": lzma.compress,
     ".zst": zstd.compress,
 }
-both = pytest.mark.parametrize("read", [read_corpus, check_corpus], ids=["read", "check"])
 
 
 @pytest.fixture
@@ -124,23 +123,21 @@ def test_a_folder_below_a_hidden_one_is_read(tmp_path):
     assert len(read_corpus([tree(tmp_path / ".cache" / "corpus")])) == 4
 
 
-@both
-def test_a_folder_without_such_a_file_is_refused(tmp_path, read):
+def test_a_folder_without_such_a_file_is_refused(tmp_path):
     (tmp_path / "folder.txt").mkdir()
     (tmp_path / "folder.txt" / "a.doc").write_text("A cat\n")
     with pytest.raises(InputError, match=r"folder\.txt holds no file of a kind that can be read"):
-        read([tmp_path / "folder.txt"])
+        located([tmp_path / "folder.txt"])
 
 
-@both
-def test_what_a_folder_holds_beside_and_is_not_read_is_an_error(tmp_path, read):
+def test_what_a_folder_holds_beside_and_is_not_read_is_an_error(tmp_path):
     folder = tree(tmp_path / "corpus")
     (tmp_path / "elsewhere").mkdir()
     (folder / "a/README.md").write_text("no\n")
     (folder / "linked").symlink_to(tmp_path / "elsewhere")
     (folder / "broken.txt").symlink_to(tmp_path / "nowhere")
     with pytest.raises(InputError) as caught:
-        read([folder])
+        located([folder])
     assert str(caught.value) == (
         f"{folder} also holds what is not read: 'a/README.md', 'broken.txt', 'linked'; give a "
         f"pattern of what to read, such as '{folder}/**/*.txt'"
@@ -154,11 +151,10 @@ def test_of_a_folder_the_format_is_that_of_all_its_files(tmp_path):
     assert read_corpus([f"{tmp_path}/part-*"], format="txt") == ["part-00000", "part-00001"]
 
 
-@both
-def test_a_pattern_that_matches_a_folder_is_refused(tmp_path, read):
+def test_a_pattern_that_matches_a_folder_is_refused(tmp_path):
     tree(tmp_path)
     with pytest.raises(InputError, match=r"also matches what is no file: 'a'; "):
-        read([f"{tmp_path}/*"])
+        located([f"{tmp_path}/*"])
     assert len(read_corpus([f"{tmp_path}/[ab]*/**/*"])) == 2
 
 
@@ -186,17 +182,15 @@ def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path):
     assert read_corpus([tmp_path / "what[1].txt"]) == ["A cat"]
 
 
-@both
-def test_a_pattern_that_matches_nothing_is_refused(tmp_path, read):
+def test_a_pattern_that_matches_nothing_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"none\*\.txt matches no file"):
-        read([str(tmp_path / "none*.txt")])
+        located([str(tmp_path / "none*.txt")])
 
 
-@both
-def test_a_pattern_that_matches_a_file_of_another_kind_is_refused(tmp_path, read):
+def test_a_pattern_that_matches_a_file_of_another_kind_is_refused(tmp_path):
     (tmp_path / "README.md").write_text("no\n")
     with pytest.raises(InputError, match=r"README\.md is of unknown kind"):
-        read([str(tmp_path / "*.md")])
+        located([str(tmp_path / "*.md")])
 
 
 # Object stores.
@@ -230,12 +224,12 @@ def test_what_is_wrong_in_a_store_is_said_by_its_name(store, kind):
     with pytest.raises(InputError, match=rf"^memory://bucket/corpus/part\{kind}.*text columns"):
         read_corpus([name])
     with pytest.raises(InputError, match=r"^memory://bucket/corpus/none\.txt does not exist"):
-        check_corpus([f"{store}/none.txt"])
+        located([f"{store}/none.txt"])
 
 
 def test_a_store_that_nobody_knows_is_refused():
     with pytest.raises(InputError, match=r"^nosuch://bucket/a\.txt cannot be read: .*nosuch"):
-        check_corpus(["nosuch://bucket/a.txt"])
+        located(["nosuch://bucket/a.txt"])
 
 
 def test_a_store_that_does_not_answer_is_one_line(store, monkeypatch):
@@ -252,7 +246,7 @@ def test_a_store_that_does_not_answer_is_one_line(store, monkeypatch):
 def test_a_store_without_the_package_gives_the_line_that_installs_it(monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"'bertflow\[remote\]'"):
-        check_corpus(["memory://bucket/a.txt"])
+        located(["memory://bucket/a.txt"])
 
 
 # Tables of `datasets`.
@@ -347,7 +341,7 @@ def test_names_of_the_hub(text, expected):
 @pytest.mark.parametrize("text", ["hub:", "hub:name", "hub::train", "hub:a:b:c:d", "hub:name:"])
 def test_a_name_without_a_split_is_refused(text):
     with pytest.raises(InputError, match="names no split; write hub:OWNER/NAME:SPLIT or"):
-        check_corpus([text])
+        located([text])
 
 
 def test_a_data_set_of_the_hub_is_streamed(table, monkeypatch):

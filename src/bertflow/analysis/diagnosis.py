@@ -220,7 +220,7 @@ def diagnose(
     if isinstance(vectors, str | Path):
         vectors = open_model(vectors)
     if not isinstance(vectors, SentenceTransformer):
-        if sentences is not None or _is_text(vectors):
+        if sentences is not None:
             raise InputError(
                 "sentences have vectors by an encoder: give diagnose(encoder, sentences), or their "
                 "vectors alone"
@@ -252,14 +252,6 @@ def diagnose(
         f"cosine of {found.mean_cosine:.2f}, as text of one field may"
     )
     return replace(found, verdict="no", reason=reason)
-
-
-def _is_text(given: Any) -> bool:
-    """Whether it holds text where rows are expected; a table's columns are no text."""
-    try:
-        return not hasattr(given, "columns") and isinstance(next(iter(given), None), str)
-    except TypeError:
-        return False
 
 
 def _training(encoder: SentenceTransformer) -> str:

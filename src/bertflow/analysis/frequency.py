@@ -136,13 +136,7 @@ def word_embeddings(encoder: SentenceTransformer) -> Array:
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over words.
-
-    Attributes:
-        value: The mean.
-        low: Lower end of its 95 % interval, 1.96 standard errors away; None for a single word.
-        high: Upper end.
-    """
+    """A mean over words with its 95 % interval (1.96 standard errors), None for a single word."""
 
     value: float
     low: float | None = None
@@ -172,13 +166,7 @@ class WordGroup:
 
 @dataclass(frozen=True)
 class WordStatistics:
-    """Word embeddings by frequency of the word.
-
-    Attributes:
-        groups: The ranges in order.
-        vocabulary: How many embeddings there are, among which neighbours were sought.
-        width: Their dimensions.
-    """
+    """Groups of words by frequency; neighbours are sought among all embeddings."""
 
     groups: Sequence[WordGroup]
     vocabulary: int
@@ -267,11 +255,7 @@ def word_statistics(
 
 
 def check_rows(words: Words, embeddings: Array) -> None:
-    """Refuse words that are rows of another matrix.
-
-    Raises:
-        InputError: A word has a row that is not there.
-    """
+    """Refuse words whose rows are not there: they belong to another matrix."""
     if len(words.rows) and not 0 <= words.rows.min() <= words.rows.max() < len(embeddings):
         raise InputError(
             f"words have rows {words.rows.min()} to {words.rows.max()}, but there are "

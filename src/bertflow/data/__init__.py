@@ -27,7 +27,7 @@ from bertflow.data.readers import (
     read_task,
     read_texts,
 )
-from bertflow.data.sources import check_corpus, checked_corpus, read_corpus, stream_corpus
+from bertflow.data.sources import checked_corpus, read_corpus, stream_corpus
 
 __all__ = [
     "CATALOG",
@@ -41,7 +41,6 @@ __all__ = [
     "NliPairs",
     "Pairs",
     "Texts",
-    "check_corpus",
     "checked_corpus",
     "find_data_set",
     "nli_splits",

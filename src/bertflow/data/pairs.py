@@ -219,7 +219,7 @@ def sample_texts() -> list[str]:
 
 
 def sentence(value: Any, place: str) -> str:
-    """A sentence as it stands, space around it included: stored vectors go by the exact text.
+    """A sentence with the space around it, because stored vectors go by the exact text.
 
     Raises:
         InputError: It is no text, or blank: it would have no vector.
@@ -234,13 +234,7 @@ def sentence(value: Any, place: str) -> str:
 def score(
     value: Any, place: str, *, span: tuple[float, float] | None = None, truth: bool = False
 ) -> float | None:
-    """A gold score as a number, None where it is blank.
-
-    Args:
-        value: The cell: text, or what a typed file holds.
-        place: Where it stands, for the message.
-        span: The lowest and the highest score there is.
-        truth: Whether true and false are 1 and 0.
+    """A gold score as a number, None where it is blank; with `truth`, true and false are 1 and 0.
 
     Raises:
         InputError: It is no finite number, or outside the span.
@@ -268,11 +262,7 @@ def score(
 def check_graded(
     gold: Sequence[float | None], source: str, skipped: Mapping[str, int] | None = None
 ) -> None:
-    """Refuse pairs of which none can be scored.
-
-    Raises:
-        InputError: There is no pair, or none is graded.
-    """
+    """Refuse pairs of which none is graded."""
     if not gold:
         raise no_pair(source, skipped or {})
     if all(grade is None for grade in gold):

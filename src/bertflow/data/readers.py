@@ -35,15 +35,8 @@ NLI_NAMES = {**{name: name for name in NLI_LABELS}, "contradictory": "contradict
 class Row(NamedTuple):
     """A row of a file or of the hub, its label not yet understood.
 
-    Attributes:
-        place: Where it stands, for messages.
-        first: The first text.
-        second: The second.
-        label: Score or label; None where there is none.
-        row: Its own number, or that of its line, among the rows of its split or subset.
-        label_place: Where the label stands, if elsewhere.
-        subset: Which subset it is of, or "".
-        fault: Why it is no pair, or "".
+    `place` and `label_place` (if the label stands elsewhere) are for messages, `row` is the row's
+    own number or that of its line, and `fault` says why the row is no pair.
     """
 
     place: str
@@ -58,14 +51,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """A split's files, all there.
-
-    Attributes:
-        data_set: Of which data set.
-        split: Which part of it.
-        layout: Their form.
-        paths: The files.
-    """
+    """The files of a split, all there, and the layout that they have."""
 
     data_set: DataSet
     split: str
@@ -317,15 +303,7 @@ def _in_folder(
 
 
 def find_files(data_set: DataSet, split: str, root: Path) -> tuple[Found | None, list[Path]]:
-    """Look for a split's files in every place where people have them.
-
-    Args:
-        data_set: The data set.
-        split: Which part of it.
-        root: The given folder.
-
-    Returns:
-        The files or None, and the paths that were tried.
+    """A split's files below a folder, or None, and the paths that were tried.
 
     Raises:
         InputError: Some of the files are there and others are not.

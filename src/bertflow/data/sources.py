@@ -159,14 +159,6 @@ def stream_corpus(
     log.info("%s: %d sentences", names, number)
 
 
-def check_corpus(sources: Sequence[str | Path], *, format: str | None = None) -> None:
-    """Refuse sources that are missing or of unknown kind, without reading them.
-
-    Arguments and errors as of `read_corpus`.
-    """
-    located(sources, format)
-
-
 def checked_corpus(
     sources: str | Path | Sequence[str | Path],
     *,

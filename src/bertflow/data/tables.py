@@ -82,13 +82,7 @@ File = Path | StandardInput
 
 @dataclass(frozen=True)
 class Columns:
-    """What a table has to choose from.
-
-    Attributes:
-        path: The table.
-        names: All its columns.
-        texts: Those that hold text, as far as the kind of file tells.
-    """
+    """The columns of a table, and those of them that may hold text."""
 
     path: File | str
     names: Sequence[str]
@@ -100,12 +94,7 @@ Choose = Callable[[Columns], Sequence[str]]
 
 
 def kind_of(path: File, kinds: Sequence[str], format: str | None = None) -> str:
-    """The ending that says how a file is read, lower case and without that of its packing.
-
-    Args:
-        path: The file.
-        kinds: The endings that can be read.
-        format: One of them without its dot, whatever the name ends in.
+    """The ending that says how a file is read: that of `format`, or of its name without packing.
 
     Raises:
         InputError: The file is missing, a folder, or of none of these kinds.
@@ -140,14 +129,11 @@ def ending(path: File) -> str:
 
 
 def bounded_lines(file: Any, name: str | File) -> Iterator[str]:
-    """The lines of a file opened by `open_bytes`, decoded, with their ends.
-
-    A line ends with a line feed; a lone carriage return is part of it.
+    """The lines of a file opened by `open_bytes`, decoded, with their line feeds.
 
     Raises:
-        InputError: The file is something else than UTF-8 text (what, as far as its bytes tell), or
-            a line is longer than any sentence: a packed file of some kilobytes may hold one that
-            fills the memory.
+        InputError: The file is no UTF-8 text (named, as far as its bytes tell), or a line is longer
+            than any sentence: a packed file of some kilobytes may hold one that fills the memory.
     """
     number = 1
     # A character has four bytes at most.
@@ -223,11 +209,7 @@ def open_bytes(path: File) -> Iterator[Any]:
 
 
 class _Unpacked(io.RawIOBase):
-    """The bytes of a packed file, all of it.
-
-    The readers of Python's own modules end without a word at whatever follows the first stream and
-    is no other.
-    """
+    """All bytes of a packed file; Python's own readers stop silently at trailing bytes."""
 
     def __init__(self, file: Any, start: Callable[[], Any], error: type[Exception]) -> None:
         self._file, self._start, self._error = file, start, error
@@ -308,8 +290,11 @@ def read_rows(
             yield from _jsonl(file, path, columns, choose, texts)
         else:
             named = columns is None or not any(column.isdecimal() for column in columns)
-            split = _tab_separated if kind == ".tsv" else _comma_separated
-            yield from _delimited(split(file, path, named), path, columns, choose, named)
+            if kind == ".tsv":
+                rows = ((number, line.split("\t")) for number, line in sentence_lines(file, path))
+            else:
+                rows = _comma_separated(file, path, named)
+            yield from _delimited(rows, path, columns, choose, named)
 
 
 def listed(names: Iterable[str]) -> str:
@@ -321,11 +306,10 @@ def listed(names: Iterable[str]) -> str:
 
 
 def sentence_lines(file: Any, path: File) -> Iterator[tuple[int, str]]:
-    """The lines of a file of one's own with their numbers from 1, without their ends.
+    """The numbered lines of a user's file, without their ends.
 
     Raises:
-        InputError: As of `bounded_lines`, or a carriage return stands within a line: to many
-            programs, and on old Macs, a line ends there.
+        InputError: A carriage return stands within a line: to many programs a line ends there.
     """
     for number, line in _numbered(file, path):
         if "\r" in line.strip("\r"):
@@ -429,11 +413,7 @@ def _delimited(
 
 
 def column_index(column: str, names: Sequence[str], path: File | str) -> int:
-    """The place of a column among a table's.
-
-    Raises:
-        InputError: The table has none of that name, or several.
-    """
+    """The place of a column among a table's; none or several of its name are refused."""
     count = names.count(column)
     if count != 1:
         said = f"{count} columns" if count else "no column"
@@ -444,10 +424,12 @@ def column_index(column: str, names: Sequence[str], path: File | str) -> int:
 def _check_header(name: str, path: File) -> None:
     """Refuse or say what may be a first sentence, in a file of one column that nobody named."""
     remedy = "for a file without a header give --column 1 (in Python column='1')"
-    if len(name.split()) > 2 or name.rstrip().endswith(SENTENCE_ENDS):
+    several = re.search(r"[,;|]\S", name)
+    if several or len(name.split()) > 2 or name.rstrip().endswith(SENTENCE_ENDS):
+        like = "several names; as a .csv it is read by --format csv" if several else "a sentence"
         raise InputError(
             f"{path}: line 1, {shown(name)}, stands where the column's name is expected, and is "
-            f"like a sentence; {remedy}, else name the column by --column"
+            f"like {like}; {remedy}, else name the column by --column"
         )
     if name.strip().lower() not in TEXT_NAMES:
         _warn(f"{path}: line 1, {shown(name)}, is taken as the column's name; {remedy}")
@@ -469,16 +451,6 @@ def _position(column: str, header: Sequence[str], path: File) -> int:
     return int(column) - 1
 
 
-def _tab_separated(file: Any, path: File, named: bool) -> Iterator[tuple[int, list[str]]]:
-    for number, line in sentence_lines(file, path):
-        if number == 1 and named and "\t" not in line and re.search(r"[,;|]\S", line):
-            raise InputError(
-                f"{path}, line 1: the header {shown(line)} has no tab; read it as a .csv by "
-                '--format csv (in Python format="csv"), or name a column by its number'
-            )
-        yield number, line.split("\t")
-
-
 def _comma_separated(file: Any, path: File, named: bool) -> Iterator[tuple[int, list[str]]]:
     lines = bounded_lines(file, path)
     first, begins = next(lines, ""), 1
@@ -493,11 +465,6 @@ def _comma_separated(file: Any, path: File, named: bool) -> Iterator[tuple[int, 
             raise InputError(
                 f"{path}, line 1: cells may end at ',' or at {delimiter!r}; say by which in "
                 f"a line before it, such as sep={delimiter}"
-            )
-        if delimiter == "\t":
-            raise InputError(
-                f"{path}, line 1: tabs stand between its cells; read it as a .tsv by "
-                '--format tsv (in Python format="tsv")'
             )
     spaced = 0 < first.count(delimiter) == first.count(f"{delimiter} ")
     lines, before = chain([first] if first else [], lines), begins
@@ -619,11 +586,7 @@ def _chosen(
 
 
 def check_text(schema: Any, column: str, path: File | str) -> None:
-    """Check that an Arrow schema has a column, and that it is text.
-
-    Raises:
-        InputError: The column is missing, there twice or something else.
-    """
+    """Refuse an Arrow schema in which a column is missing, there twice or no text."""
     kind = schema.field(column_index(column, schema.names, path)).type
     # A batch of a stream may have nothing in the column, and no type then.
     if not is_text(kind) and str(kind) != "null":
@@ -631,11 +594,7 @@ def check_text(schema: Any, column: str, path: File | str) -> None:
 
 
 def only_text(table: Columns) -> Sequence[str]:
-    """The one column of text.
-
-    Raises:
-        InputError: There are several, or none.
-    """
+    """The one column of text; several or none are refused."""
     if len(table.texts) == 1:
         return table.texts
     raise InputError(

@@ -24,6 +24,7 @@ from bertflow.calibrators import (
     Standardization,
     Whitening,
 )
+from bertflow.calibrators.presets import PRESETS
 from bertflow.data import CATALOG, STS_TASKS, Pairs, Texts, read_sentences, read_task, read_texts
 from bertflow.display import block, facts_table
 from bertflow.encoders import (
@@ -90,6 +91,10 @@ def _whitening(width: int, power: float = 1.0) -> Whitening:
     return Whitening(published_dim(width), power=power, shrinkage=0.0)
 
 
+def _flow(preset: str, width: int, seed: int) -> Flow:
+    return Flow(**PRESETS[preset], random_state=seed)
+
+
 _DECLARED = (
     Method("none", "none", lambda width, seed: None),
     Method("adaptive-whitening", "adaptive whitening", lambda width, seed: AdaptiveWhitening()),
@@ -108,18 +113,9 @@ _DECLARED = (
         f"soft whitening {{dim}} (power {SOFT})",
         lambda width, seed: _whitening(width, SOFT),
     ),
-    Method("flow", "flow", lambda width, seed: Flow(random_state=seed), seeded=True),
-    Method(
-        "released-flow",
-        "released-flow",
-        lambda width, seed: Flow.released(random_state=seed),
-        seeded=True,
-    ),
-    Method(
-        "tempered-flow",
-        "tempered-flow",
-        lambda width, seed: Flow.tempered(random_state=seed),
-        seeded=True,
+    *(
+        Method(name, name, partial(_flow, name), seeded=True)
+        for name in ("flow", "released-flow", "tempered-flow")
     ),
 )
 METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _DECLARED})

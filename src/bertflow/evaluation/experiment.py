@@ -38,14 +38,7 @@ Recipe = dict[str, Any]
 
 @dataclass(frozen=True)
 class PairRows:
-    """Graded pairs as rows of an array of vectors.
-
-    Attributes:
-        task: Whose pairs they are.
-        first: Row of each first sentence, shape (N,).
-        second: Row of each second sentence, shape (N,).
-        gold: Shape (N,), without gaps; only a dev split's is looked at.
-    """
+    """The graded pairs of a task as numbers of rows, shape (N,) each, beside their gold scores."""
 
     task: str
     first: Array
@@ -65,10 +58,9 @@ class Trial:
 
     Attributes:
         calibrator: Not fitted; None takes the vectors as they are.
-        corpus: What it is fitted on, repeats kept: numbers of rows, shape (N,), or the rows
-            themselves, shape (N, D).
+        corpus: Numbers of the rows to fit on, shape (N,), repeats kept; or rows, shape (N, D).
         tests: Pairs whose cosines are wanted.
-        dev: Pairs to choose n_components on, of an `AllButTheTop`; None leaves it.
+        dev: Pairs to choose the n_components of an `AllButTheTop` on; None leaves it.
         dev_corpus: Numbers of the rows to fit on for that choice, if others than `corpus`.
     """
 
@@ -114,12 +106,7 @@ class Outcome:
 
 
 def run_trial(vectors: Array, trial: Trial) -> Outcome:
-    """Fit a calibrator, and take the cosines of pairs of vectors under it.
-
-    Args:
-        vectors: Shape (sentences, D).
-        trial: Its calibrator is left as it is.
-    """
+    """Fit a copy of a trial's calibrator on some of the vectors, and take the pairs' cosines."""
     calibrator = copy.deepcopy(trial.calibrator)
     if calibrator is None or trial.corpus is None:
         return Outcome([_cosines(vectors, test, None) for test in trial.tests], 0.0, 0)
@@ -185,14 +172,9 @@ def run_trials(
     jobs: int | None,
     report: Callable[[int], None],
 ) -> list[Outcome]:
-    """Take the outcomes that are stored, run the other trials, and store theirs at once.
+    """Take the outcomes that the cache has, run the other trials, and store each at once.
 
-    Args:
-        vectors: Shape (sentences, D).
-        trials: On these vectors.
-        cache: Where outcomes are stored; None stores none.
-        jobs: As in `run_all`.
-        report: Called with the number of outcomes so far.
+    `report` is called with the number of outcomes so far.
     """
     store = None if cache is None else cache.results
     recipes = [] if store is None else trial_recipes(vectors, trials)
@@ -216,15 +198,7 @@ def run_trials(
 
 
 def run_all(works: Sequence[Callable[[], T]], jobs: int | None) -> Iterator[tuple[int, T]]:
-    """Run pieces of work, in several processes where there are several, and number what they give.
-
-    Args:
-        works: To be run.
-        jobs: Processes; None takes one a CPU.
-
-    Returns:
-        The number of each and its result, as soon as it is there.
-    """
+    """Run work in several processes (None: one a CPU); results come numbered, as they are done."""
     if jobs is None:
         affinity = getattr(os, "sched_getaffinity", None)
         jobs = len(affinity(0)) if affinity else os.cpu_count() or 1

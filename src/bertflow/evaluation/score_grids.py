@@ -132,15 +132,14 @@ def gains_grid(result: Comparison, aggregation: str) -> Grid:
     rows = []
     for name, entry in result.entries.items():
         overall = entry.overall(aggregation)
-        cells = [hundredfold(overall.value), hundredfold_span(overall)]
-        gain = gains.get(name)
-        if gain is None:
-            cells += ["", "", ""]
-        else:
-            cells.append(hundredfold(gain.value, signed=True))
-            cells.append(hundredfold_span(gain, signed=True))
-            cells.append(p_value(gain.adjusted))
-        rows.append([entry.label, *cells])
+        gained = ["", "", ""]
+        if gain := gains.get(name):
+            gained = [
+                hundredfold(gain.value, signed=True),
+                hundredfold_span(gain, signed=True),
+                p_value(gain.adjusted),
+            ]
+        rows.append([entry.label, hundredfold(overall.value), hundredfold_span(overall), *gained])
     gain_column = f"gain on {result.entries[base].label}"
     columns = ["calibrator", _overall_name(shown), "95 %", gain_column, "95 %", "p (Holm)"]
     return Grid(_title(result, aggregation), columns, rows)
@@ -162,8 +161,5 @@ def cells(found: Mapping[str, Estimate], measures: Sequence[str]) -> list[str]:
     shown = []
     for measure in measures:
         one = found.get(measure)
-        if one is None:
-            shown += ["", ""]
-        else:
-            shown += [hundredfold(one.value), hundredfold_span(one)]
+        shown += ["", ""] if one is None else [hundredfold(one.value), hundredfold_span(one)]
     return shown
