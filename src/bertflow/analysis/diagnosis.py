@@ -1,4 +1,4 @@
-"""Will calibration help? Measures without labels, and a verdict from what was measured before."""
+"""Will calibration help? Measures without labels, and a verdict from earlier measurements."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ NOT_OF_COSINES = "SoftmaxLoss"
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What a cloud of vectors is like, and whether calibration is likely to help.
+    """The measures of a cloud of vectors, and whether calibration is likely to help.
 
     Attributes:
         verdict: "yes", "no" or "unclear": whether calibration is likely to raise the correlation
@@ -69,14 +69,14 @@ class Diagnosis:
         warnings: What makes the verdict less sure.
         rows: How many vectors, N, those that are zero not counted.
         width: Their dimensions, D.
-        mean_cosine: Of random pairs.
+        mean_cosine: The mean over random pairs.
         cosine_deviation: How much the cosines of pairs vary, their common direction aside.
         partition_isotropy: Mu and Viswanath's I, of vectors scaled to mean length 1.
         isoscore: Rudman's.
         effective_rank: Of D.
-        dominance: What each dimension adds to the mean cosine.
+        dominance: The part of each dimension in the mean cosine.
         dead_dimensions: Those that do not vary.
-        hubness: Of the k-occurrence, k = 10.
+        hubness: Skewness of the k-occurrence, k = 10.
         uniformity: Wang and Isola's.
         alignment: Of pairs that belong together, None without pairs.
         cut: How many of the sentences were longer than the encoder takes; None of vectors alone.
@@ -100,7 +100,7 @@ class Diagnosis:
     cut: int | None = None
 
     def evidence(self) -> Grid:
-        """Every measure beside what it would be at best."""
+        """Every measure beside its best value."""
         return evidence_of({"here": self})
 
     def __repr__(self) -> str:
@@ -127,7 +127,7 @@ class Diagnosis:
 
 
 def evidence_of(diagnoses: Mapping[str, Diagnosis]) -> Grid:
-    """Every measure of some clouds, by name, beside what it would be at best."""
+    """Every measure of some clouds, by name, beside its best value."""
     several = [_evidence(one) for one in diagnoses.values()]
     # What not all of them have, such as the alignment, is left out.
     names = [name for name in several[0] if all(name in one for one in several)]
@@ -143,7 +143,7 @@ def evidence_of(diagnoses: Mapping[str, Diagnosis]) -> Grid:
 
 
 def _evidence(one: Diagnosis) -> dict[str, tuple[str, str]]:
-    """By measure, its value and what it would be at best."""
+    """By measure, its value and its best value."""
     shown = {
         "mean cosine of random pairs": (f"{one.mean_cosine:.3f}", "0"),
         "deviation of cosines, centred": (
@@ -195,7 +195,7 @@ def diagnose(
             once.
         pairs: Vectors of sentences that belong together, each of shape (P, D), for alignment; with
             an encoder those sentences, P of each.
-        random_state: Seed of what is drawn.
+        random_state: Seed of all draws.
         batch_size: Sentences a forward pass.
         cache: Where vectors are taken from and kept, such as `SentenceCache()`; None encodes all.
         precision: What the encoder computes in, as in `bertflow.calibrate`.
@@ -255,9 +255,9 @@ def diagnose(
 
 
 def _training(encoder: SentenceTransformer) -> str:
-    """What of an encoder says that it was trained for its cosines; nothing where nothing does.
+    """The signs that an encoder was trained for its cosines, or "".
 
-    Behind a calibrator nothing does: that has changed the vectors.
+    Behind a calibrator there are none: that has changed the vectors.
     """
     if any(name.startswith(CALIBRATOR) for name in encoder._modules):
         return ""

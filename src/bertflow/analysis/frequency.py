@@ -29,7 +29,7 @@ class Words:
 
     Attributes:
         words: The words.
-        ranks: Of each by frequency among all words of the language, from 0, shape (n,).
+        ranks: Their ranks by frequency among all words of the language, from 0, shape (n,).
         rows: The token id of each: its row in the embedding matrix, shape (n,).
     """
 
@@ -151,9 +151,9 @@ class WordGroup:
         low: Where the range begins.
         high: Where it ends, not included.
         words: How many words of it are one piece.
-        norm: Of their ℓ2 norms.
-        distance: By k, of the mean ℓ2 distances to the k nearest others.
-        dot: By k, of the mean dot products with the k others with which they are largest.
+        norm: The mean of their ℓ2 norms.
+        distance: By k, the mean of the mean ℓ2 distances to the k nearest others.
+        dot: By k, the mean of the mean dot products with the k others that have the largest.
     """
 
     low: int
@@ -203,7 +203,7 @@ def word_statistics(
     for k = 3, where 1.63 is printed.
 
     Args:
-        embeddings: Of all tokens, shape (N, D).
+        embeddings: All tokens, shape (N, D).
         words: Which rows are words, and their ranks.
         ranges: Ranks from and to, the second not included.
         neighbours: The counts k, 1 ≤ k < N.

@@ -1,4 +1,4 @@
-"""What calibration is worth on graded pairs: their order, and what a search finds first."""
+"""The gain of calibration on graded pairs: in their order, and in the first hit of a search."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class PairGains:
     Attributes:
         spearman: Rank correlation of cosines with grades.
         first_hit: Share of the searches that find the other half of the pair first.
-        mean_cosine: Of all texts with each other, before and after.
+        mean_cosine: The mean over random pairs of texts, before and after.
         pairs: How many pairs have a cosine on both sides.
-        among: How many texts there are, the one that is searched with included.
+        among: How many texts there are, the query included.
         searched: Numbers of the pairs whose first half is searched with, shape (P,).
         places: At which place the other half comes, from 1, before and after, shape (2, P).
     """

@@ -154,7 +154,7 @@ class Isotropy:
     Attributes:
         rows: How many vectors.
         width: Their dimensions.
-        mean_cosine: Of random pairs; 0 is best.
+        mean_cosine: The mean over random pairs; 0 is best.
         partition_isotropy: Alike in all directions; 1 is best.
         isoscore: Share of dimensions that are used evenly; 1 is best.
         effective_rank: How many dimensions are used, at most `width`.
@@ -222,7 +222,7 @@ def effective_rank(vectors: Array) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Dominance:
-    """What each dimension adds to the mean cosine of a cloud.
+    """The contribution of each dimension to the mean cosine of a cloud.
 
     Attributes:
         contributions: Shape (D,); they add up to the mean cosine.
@@ -368,7 +368,7 @@ class Hubness:
     """How unevenly rows occur among each other's nearest neighbours.
 
     Attributes:
-        skewness: Of the occurrences: near 0 without hubs, and rising with them.
+        skewness: Skewness of the occurrences: near 0 without hubs, and rising with them.
         antihubs: Share of the rows that are among nobody's k nearest.
         largest: How many rows have the strongest hub among their k nearest; the mean is k.
         k: How many neighbours each row had.

@@ -16,7 +16,7 @@ from bertflow.evaluation.scores import Estimate, as_json, correlate
 
 GOLD = "gold"
 UNITS = ("characters", "words")
-# What "all … are equal" is said of.
+# The names in the reason "all … are equal".
 EDIT, GRADES, OTHERS = "edit distances", "gold scores", "similarities"
 
 
@@ -35,8 +35,7 @@ def edit_distances(
     Args:
         first: N sentences.
         second: Their partners.
-        unit: What is edited: "characters", as they are, or "words", in lower case and split at
-            white space.
+        unit: The unit of an edit: "characters", or "words" in lower case, split at white space.
 
     Returns:
         int64, shape (N,).
@@ -79,9 +78,9 @@ class Lexical:
         short_pairs: How many of them are at most `short` apart.
         skipped: How many were left out, without gold or without one of the similarities.
         short: The edit distance up to which pairs are looked at by themselves.
-        edit: Of "gold" and each similarity with edit distance; negative where pairs that are
+        edit: "gold" and each similarity with edit distance; negative where pairs that are
             further apart count as less similar.
-        gold: Of each similarity with gold; "gold" itself is 1.
+        gold: Each similarity with gold; "gold" itself is 1.
         short_edit: The first over the pairs at most `short` apart.
         short_gold: The second over those.
     """

@@ -176,7 +176,7 @@ def nearest_neighbours(
         >>> found.largest.tolist(), found.dots.tolist()
         ([[1]], [[9.0]])
     """
-    vectors = checked(vectors).astype(np.float64)
+    vectors = checked(vectors)
     check_number("k", k, 1, len(vectors) - 1, integer=True)
     numbers = np.asarray(rows, dtype=np.int64)
     if numbers.size and not 0 <= numbers.min() <= numbers.max() < len(vectors):
@@ -184,11 +184,12 @@ def nearest_neighbours(
             f"row numbers must be between 0 and {len(vectors) - 1}, "
             f"got {numbers.min()} to {numbers.max()}"
         )
-    centre = vectors.mean(axis=0)
+    centre = vectors.mean(axis=0, dtype=np.float64)
     centred = vectors - centre
     scale = float(np.abs(centred).max()) or 1.0
-    scaled, shifts = torch.from_numpy(centred / scale), torch.from_numpy(centre / scale)
-    halves, shifts = scaled.square().sum(dim=1) / 2, scaled @ shifts
+    centred /= scale
+    scaled = torch.from_numpy(centred)
+    halves, shifts = scaled.square().sum(dim=1) / 2, scaled @ torch.from_numpy(centre / scale)
     near, large = np.empty((2, len(numbers), k), dtype=np.int64)
     distances, dots = np.empty((2, len(numbers), k))
     size = min(max(1, SEARCH_ENTRIES // len(vectors)), 512)
@@ -197,7 +198,7 @@ def nearest_neighbours(
         block = numbers[part]
         products = scaled[block] @ scaled.T
         products[torch.arange(len(block)), torch.from_numpy(block)] = -torch.inf
-        queries = vectors[block][:, None]
+        queries = vectors[block][:, None].astype(np.float64)
         chosen = (products - halves).topk(k, dim=1).indices.numpy()
         apart = vectors[chosen] - queries
         measured = np.sqrt(np.einsum("qkd,qkd->qk", apart, apart))

@@ -25,10 +25,10 @@ class Layout:
             "jsonl": an object a line.
         folders: Places below the given folder, in the order they are tried; "." is itself. It is
             itself also if it bears the name of one of them.
-        files: Of each split, the files that must all be there. The first tells the data set.
+        files: By split, the files that must all be there. The first tells the data set.
         columns: First text, second text and label: names, or numbers from 0.
         mark: A column that tells the data set where neither folder nor file bears its name.
-        rows: Of a file that holds several splits, the column and the value that tell them apart.
+        rows: If a file holds several splits, the column and its value for each split.
         unlabelled: Splits whose label column may be missing.
         cut: Whether rows may be cut off; they are skipped and counted, not refused.
         ident: The column by which rows are known; where there is none they are by their line.
@@ -55,7 +55,7 @@ class HubSource:
         repository: Its name.
         revision: The commit that is read.
         config: The part of the repository; None where it has one only.
-        splits: Of each split, its name there.
+        splits: By split, its name there.
         columns: First text, second text and label.
         ident: As in `Layout`.
     """
@@ -70,17 +70,17 @@ class HubSource:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """What is known of a data set.
+    """The declaration of a data set.
 
     Attributes:
         name: Its name here.
         title: Its name elsewhere.
         kind: "sts": graded pairs; "qnli": pairs with 1 and 0; "nli": pairs with `NLI_LABELS`.
         splits: How many pairs of each split count: those with a gold score or label.
-        default_split: The one that is meant where none is named.
+        default_split: The split that is read where none is named.
         subsets: How many pairs of each subset count; empty where there is none.
         score_range: The lowest and the highest gold score; None where gold is a label.
-        columns: What is read: first text, second text, score or label.
+        columns: First text, second text, and score or label.
         licence: Under which it may be used.
         citation: Authors, year, title, venue.
         homepage: Where it is described.

@@ -61,8 +61,8 @@ class Pairs:
         binary: Whether gold is 1 and 0 only.
         skipped: Rows of the file that are no usable pair, counted by reason. They are in none of
             the lists; ungraded pairs are, and do not count here.
-        rows: What each pair is known by in its file or subset: its own number where there is one
-            (index of QNLI), else that of its line, or row; empty where pairs come from no file.
+        rows: The number of each pair in its file or subset: its own where there is one (index of
+            QNLI), else that of its line or row; empty where pairs come from no file.
     """
 
     task: str
@@ -262,7 +262,7 @@ def score(
 def check_graded(
     gold: Sequence[float | None], source: str, skipped: Mapping[str, int] | None = None
 ) -> None:
-    """Refuse pairs of which none is graded."""
+    """Refuse pairs if none is graded."""
     if not gold:
         raise no_pair(source, skipped or {})
     if all(grade is None for grade in gold):
@@ -270,7 +270,7 @@ def check_graded(
 
 
 def no_pair(source: str, skipped: Mapping[str, int]) -> InputError:
-    """The error for a source of which no row is a pair, with what was skipped."""
+    """The error for a source without a pair, with the counts of skipped rows."""
     counts = ", ".join(f"{count} skipped: {reason}" for reason, count in skipped.items())
     return InputError(f"{source} holds no pair{f' ({counts})' if counts else ''}")
 

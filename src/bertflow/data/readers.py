@@ -189,7 +189,7 @@ def nli_splits(name: str, data: str | Path | None = None) -> tuple[str, ...]:
 
 
 def read_sentences(name: str, data: str | Path | None = None) -> list[str]:
-    """Read the text of a data set without its labels: what a fit on the target task uses.
+    """Read the text of a data set without its labels, as a fit on the target task uses it.
 
     Args:
         name: Any data set of the catalogue.
@@ -355,7 +355,7 @@ def _table_rows(table: Any, hub: HubSource, source: str) -> Iterator[Row]:
         raise InputError(
             f"{source} has no column {', '.join(lacking)}; it has {', '.join(table.column_names)}"
         )
-    names = getattr(table.features[hub.columns[2]], "names", None)  # Of a ClassLabel.
+    names = getattr(table.features[hub.columns[2]], "names", None)  # A ClassLabel has them.
     cells = table.to_dict()
     known = cells.get(hub.ident) or range(1, len(table) + 1)
     rows = zip(*(cells[column] for column in hub.columns), known, strict=True)
@@ -382,7 +382,7 @@ def _rows(found: Found) -> Iterator[Row]:
 
 
 def _scored_apart(found: Found) -> Iterator[Row]:
-    """Of each subset a file of tab-separated sentences and one of their scores."""
+    """For each subset, a file of tab-separated sentences and a file of scores."""
     pairs = zip(found.paths[::2], found.paths[1::2], strict=True)
     for subset, (texts, scores) in zip(found.data_set.subsets, pairs, strict=True):
         for number, (text, grade) in enumerate(_side_by_side(texts, scores), start=1):
@@ -402,7 +402,7 @@ def _aligned(found: Found) -> Iterator[Row]:
 
 
 def _side_by_side(*paths: Path) -> Iterator[tuple[str, ...]]:
-    """The lines of files of which each goes with the same line of the others."""
+    """The lines of several files side by side; their numbers must be equal."""
     read = [[line for _, line in read_lines(path)] for path in paths]
     for path, lines in zip(paths, read, strict=True):
         if len(lines) != len(read[0]):
@@ -435,7 +435,7 @@ def _cells(found: Found) -> Iterator[Row]:
             continue
         cells, place, row = line.split("\t"), f"{path}, line {number}", str(number)
         if layout.cut:
-            # Cut off within a row: what is left may end with the tab.
+            # The row may be cut off behind a tab.
             while cells and not cells[-1].strip():
                 cells.pop()
             if len(cells) <= max(first, second):

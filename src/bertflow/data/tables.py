@@ -132,8 +132,8 @@ def bounded_lines(file: Any, name: str | File) -> Iterator[str]:
     """The lines of a file opened by `open_bytes`, decoded, with their line feeds.
 
     Raises:
-        InputError: The file is no UTF-8 text (named, as far as its bytes tell), or a line is longer
-            than any sentence: a packed file of some kilobytes may hold one that fills the memory.
+        InputError: The file is no UTF-8 text, or a line is longer than any sentence: even a small
+            packed file may hold a line that fills the memory.
     """
     number = 1
     # A character has four bytes at most.
@@ -168,7 +168,7 @@ def bounded_lines(file: Any, name: str | File) -> Iterator[str]:
 
 
 def too_long(place: str) -> InputError:
-    """What is said of a line or cell that is longer than any sentence."""
+    """The error for a line or cell that is longer than any sentence."""
     return InputError(
         f"{place}: it has more than {LONGEST_LINE:,} characters; give one sentence a row"
     )
@@ -241,7 +241,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def _zstd(path: File) -> Any:
-    # Not zstandard, to which a file that breaks off is one that ends.
+    # Not zstandard, which takes a broken-off file for a whole one.
     for name in ("compression.zstd", "backports.zstd"):
         try:
             return import_module(name)
@@ -290,10 +290,8 @@ def read_rows(
             yield from _jsonl(file, path, columns, choose, texts)
         else:
             named = columns is None or not any(column.isdecimal() for column in columns)
-            if kind == ".tsv":
-                rows = ((number, line.split("\t")) for number, line in sentence_lines(file, path))
-            else:
-                rows = _comma_separated(file, path, named)
+            tabbed = ((number, line.split("\t")) for number, line in sentence_lines(file, path))
+            rows = tabbed if kind == ".tsv" else _comma_separated(file, path, named)
             yield from _delimited(rows, path, columns, choose, named)
 
 
@@ -573,7 +571,7 @@ def arrow_rows(
 def _chosen(
     schema: Any, path: File | str, columns: Sequence[str] | None, choose: Choose, texts: int
 ) -> Sequence[str]:
-    """The columns to read of an Arrow schema, of which the first must be text."""
+    """The columns to read from an Arrow schema; the first of them must be text."""
     if columns is None:
         strings = [field.name for field in schema if not _is_number(field.type)]
         columns = choose(Columns(path, schema.names, strings))

@@ -1,4 +1,4 @@
-"""Calibrators side by side on one encoder: the rivals, the comparison, and what it holds."""
+"""Calibrators side by side on one encoder: the methods, and their comparison."""
 
 from __future__ import annotations
 
@@ -156,10 +156,10 @@ class Comparison:
 
     Attributes:
         entries: By method, in the order given.
-        tasks: By task, what it was scored on: split, pairs, scored, skipped, data, measure.
+        tasks: By task, the pairs it was scored on: split, pairs, scored, skipped, data, measure.
         absent: Why a task is not among them, by task.
-        fitted_on: What was fitted on: kind, data sets of a common corpus, and the number of
-            sentences by task or "corpus"; rows that were left out by data set and reason.
+        fitted_on: The text of the fits: kind, data sets of a common corpus, number of sentences by
+            task or "corpus", and rows left out by data set and reason.
         dev: Where n_components was chosen, by task; None where none was there: D // 100.
         encoder: As `describe_encoder` gives it.
         seeds: How many.
@@ -286,8 +286,8 @@ class _Material:
 
     Attributes:
         tests: The pairs to score on, each task once.
-        read: What is fitted on, by task or data set, or as "corpus" if it is the user's own.
-        corpora: The sentences of that by task, or as "corpus" if they are the same for all.
+        read: The text to fit on, by task or data set, or as "corpus" if it is the user's own.
+        corpora: Its sentences by task, or as "corpus" if they are the same for all tasks.
         devs: By task, if a method needs one; None where there is none.
     """
 
@@ -305,6 +305,14 @@ class _Material:
             for side in pairs.graded()[:2]:
                 texts += side
         return texts
+
+    def described(self) -> dict[str, Any]:
+        """The text to fit on, as `Comparison.fitted_on` describes it."""
+        return {
+            "sets": [name for name in self.read if name in NLI],
+            "sentences": {name: len(corpus) for name, corpus in self.corpora.items()},
+            "skipped": {name: dict(one.skipped) for name, one in self.read.items() if one.skipped},
+        }
 
 
 def compare(
@@ -333,7 +341,7 @@ def compare(
         encoder: Any SentenceTransformer that is not calibrated.
         tasks: Names of tasks, each scored on its published split, or pairs of one's own.
         fit: Unlabelled sentences: "target" takes all text of each task, also of ungraded pairs;
-            "nli" takes SNLI and MNLI, as far as they are there; or sentences of one's own.
+            "nli" takes SNLI and MNLI, or the one that is there; or sentences of one's own.
         methods: Names in `METHODS`.
         seeds: How often methods with a seed are fitted, with seeds from 0.
         data: Folder of the data; None takes the environment variable BERTFLOW_DATA.
@@ -355,11 +363,6 @@ def compare(
     began = time.perf_counter()
     methods = list(dict.fromkeys(methods))
     check_number("seeds", seeds, 1, integer=True)
-    if not methods or not tasks:
-        raise InputError(f"nothing to compare: give at least one {'method' if tasks else 'task'}")
-    for name in methods:
-        if name not in METHODS:
-            raise unknown("method", name, METHODS)
     if isinstance(encoder, CalibratedSentenceTransformer):
         raise InputError("the model is calibrated already; give the encoder that it was fitted on")
     report = progress or (lambda stage, done, total: None)
@@ -403,14 +406,7 @@ def compare(
             for pairs in material.tests
         },
         absent=absent,
-        fitted_on={
-            "fit": fit if isinstance(fit, str) else CORPUS,
-            "sets": [name for name in material.read if name in NLI],
-            "sentences": {name: len(corpus) for name, corpus in material.corpora.items()},
-            "skipped": {
-                name: dict(one.skipped) for name, one in material.read.items() if one.skipped
-            },
-        },
+        fitted_on={"fit": fit if isinstance(fit, str) else CORPUS, **material.described()},
         dev={
             task: f"{dev.pairs.task} {dev.pairs.split}" if dev else None
             for task, dev in material.devs.items()
@@ -430,7 +426,12 @@ def _gather(
     methods: Sequence[str],
     data: str | Path | None,
 ) -> tuple[_Material, dict[str, str]]:
-    """The tasks and corpora that are there, and why a task is not."""
+    """Read the tasks and corpora; also say why a task is absent."""
+    if not methods or not tasks:
+        raise InputError(f"nothing to compare: give at least one {'method' if tasks else 'task'}")
+    for name in methods:
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
     known = [task for task in tasks if isinstance(task, str)]
     tests, absent = read_tasks(known, data) if known else ([], {})
     tests += [task for task in tasks if isinstance(task, Pairs)]
@@ -582,7 +583,7 @@ def _entry(
 
 
 def _described(pairs: Pairs, found: Figures) -> dict[str, Any]:
-    """What a task was scored on: the same pairs for every method."""
+    """The pairs that a task was scored on; they are the same for every method."""
     graded = len(pairs.graded()[0])
     return {
         "split": pairs.split,

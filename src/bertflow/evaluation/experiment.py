@@ -73,12 +73,12 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a trial.
+    """The result of a trial.
 
     Attributes:
-        cosines: Of each test's pairs, NaN where a vector is zero or not finite.
-        seconds: Fitting, the choice of n_components included.
-        bytes: What the fitted calibrator weighs as it is saved.
+        cosines: One array for each test, NaN where a vector is zero or not finite.
+        seconds: Time to fit, the choice of n_components included.
+        bytes: Size of the saved calibrator.
         components: The chosen n_components, None where nothing was chosen.
     """
 
@@ -130,7 +130,7 @@ def run_trial(vectors: Array, trial: Trial) -> Outcome:
 
 
 def trial_recipes(vectors: Array, trials: Sequence[Trial]) -> list[Recipe]:
-    """Of each trial, all that its outcome depends on: values of rows, calibrator, code, versions.
+    """For each trial, all that its outcome depends on: rows, calibrator, code and versions.
 
     Two trials on the same values have the same recipe, whatever else is compared with them.
     """
@@ -258,7 +258,7 @@ def _digest(array: Array) -> str:
 
 
 def _environment() -> Mapping[str, Any]:
-    """What every outcome depends on besides its data."""
+    """The conditions of every outcome besides its data."""
     return {
         "bertflow": bertflow.__version__,
         "code": _code(),

@@ -19,7 +19,7 @@ STS_COUNT = 7
 
 
 def label_of(score: Score, aggregation: str) -> str:
-    """A score's name in a table: its task, what it is not usual about it, the aggregation."""
+    """A score's name in a table: its task, its split if that is unusual, and the aggregation."""
     label = score.task if score.split in ("test", "all") else f"{score.task} {score.split}"
     return f"{label}, {aggregation}" if len(score.aggregations) > 1 else label
 
@@ -53,7 +53,7 @@ def scores_grid(scores: Scores) -> Grid:
 
 
 def score_facts(score: Score) -> dict[str, str]:
-    """What a score is of, by name."""
+    """Data, pairs, model and time of a score."""
     skipped = sum(score.skipped.values())
     counted = f"{sum(score.scored.values()):,}"
     return {
@@ -71,14 +71,14 @@ def model_name(score: Score) -> str:
 
 
 def encoder_name(score: Score) -> str:
-    """The name of the encoder, which a saved model knows from its fit."""
+    """The name of the encoder; a saved model knows it from its fit."""
     fitted = (score.fitted_on or {}).get("encoder")
     name = fitted.get("name") if isinstance(fitted, Mapping) else None
     return str(name or score.encoder.get("name") or "an encoder without a name")
 
 
 def score_line(score: Score) -> str:
-    """A score in a line: what it is of, the main measure by aggregation, and whose it is."""
+    """A score in a line: its pairs, the main measure by aggregation, and the model."""
     several = len(score.aggregations) > 1
     shown = []
     for name, found in score.aggregations.items():
@@ -92,7 +92,7 @@ def score_line(score: Score) -> str:
 
 
 def comparison_grids(result: Comparison) -> list[Grid]:
-    """What a comparison is, by aggregation: every method on every task, and what it gains."""
+    """By aggregation, every method on every task, and its gain."""
     grids = []
     for aggregation in result.aggregations if result.entries else ():
         if len(result.tasks) > 1:

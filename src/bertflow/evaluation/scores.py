@@ -88,7 +88,7 @@ def correlate(similarity: Array, gold: Array) -> Correlation:
     if np.ptp(gold) == 0:
         return Correlation(None, None, "all gold scores are equal")
     with warnings.catch_warnings():
-        # Similarities that are almost equal still have an order; it is what is asked for.
+        # Similarities that are almost equal still have an order, and only that counts.
         warnings.simplefilter("ignore", scipy.stats.NearConstantInputWarning)
         return Correlation(
             spearman=float(scipy.stats.spearmanr(similarity, gold).statistic),
@@ -366,8 +366,8 @@ def over_seeds(
     """The mean over runs with several seeds, whose interval covers pairs and seeds.
 
     Args:
-        estimates: Of each seed.
-        replicates: Of each seed, in the same resamples, shape (seeds, resamples).
+        estimates: One for each seed.
+        replicates: The same in common resamples, shape (seeds, resamples).
 
     Returns:
         The mean (undefined if one is), the deviation over seeds (ddof 0; None if undefined), and

@@ -50,7 +50,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Score(Figures):
-    """A score and what it depends on.
+    """A score and everything it depends on.
 
     `wmean`, `mean` and `all` are the main measure under an aggregation. Without subsets the three
     are the same.
@@ -76,7 +76,7 @@ class Score(Figures):
         versions: Versions of the libraries.
         time: When, UTC.
         graded: The pairs; not part of the JSON.
-        cosines: Of each pair, NaN where it has none; not part of the JSON.
+        cosines: One for each pair, NaN where it has none; not part of the JSON.
     """
 
     task: str
@@ -110,10 +110,7 @@ class Score(Figures):
         return self.main("all")
 
     def by_row(self) -> list[tuple[str, str, float | None, float]]:
-        """Of each pair its subset ("" without), its row as the file numbers it, gold and cosine.
-
-        Gold is None where the pair was never graded, the cosine NaN where it has none.
-        """
+        """For each pair its subset (or ""), row in the file, gold (or None) and cosine (or NaN)."""
         pairs, count = self.graded, len(self.graded)
         rows = pairs.rows or [str(number) for number in range(1, count + 1)]
         subsets = pairs.subset or [""] * count
@@ -246,7 +243,7 @@ def evaluate_all(
 def read_tasks(
     tasks: Sequence[str], data: str | Path | None, split: str | None = None
 ) -> tuple[list[Pairs], dict[str, str]]:
-    """Read the pairs of several tasks: those that are there, and why others are not.
+    """Read the pairs of the tasks whose data are there, and say why the others are absent.
 
     Raises:
         InputError: A task is unknown, or none is there: then with the first one's reason.
@@ -261,7 +258,7 @@ def read_tasks(
 def read_available(
     names: Iterable[str], read: Callable[[str], T]
 ) -> tuple[dict[str, T], dict[str, str]]:
-    """Read what is there by name, and say why the rest is not.
+    """Read everything by its name, and say by name why something is absent.
 
     Raises:
         MissingDataError: None is there: the first one's reason.
@@ -319,7 +316,7 @@ def score_all(
             texts,
             batch_size=batch_size,
             finite=False,
-            count_cut=False,  # Of each task by itself, below.
+            count_cut=False,  # Counted for each task below.
             cache=cache,
             precision=precision,
             progress=progress,
