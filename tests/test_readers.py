@@ -210,9 +210,7 @@ CASES = {
     ),
 }
 # One of each way in which rows are read; the layouts of a way differ by their declaration alone.
-WAYS = {
-    key: CASES[key] for key in ("sts13", "stsb", "sick-r", "qnli", "snli-jsonl", "snli-senteval")
-}
+WAYS = {key: CASES[key] for key in ("sts13", "sick-r", "snli-jsonl", "snli-senteval")}
 SCORED = {key: case for key, case in WAYS.items() if CATALOG[case.name].kind == "sts"}
 NLI = {key: CASES[key] for key in ("sick-e", "snli-jsonl", "snli-senteval")}
 NAMED = {**NLI, "qnli": CASES["qnli"]}
