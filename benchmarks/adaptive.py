@@ -27,7 +27,6 @@ from sentence_transformers import SentenceTransformer
 from bertflow import AdaptiveWhitening, Flow, SentenceCache, compare, load_encoder
 from bertflow.arrays import Array
 from bertflow.calibrators import adaptive
-from bertflow.calibrators.frame import latent_axes
 from bertflow.data import read_sentences, read_task
 from bertflow.demo import default_encoder
 from bertflow.encoders import embed, library_versions
@@ -59,7 +58,7 @@ def with_flow(rows: Array) -> Map:
     flow = Flow(normalize=True, axes="principal", learning_rate=3e-4).fit(rows)
     frame, noise = flow.frame_, AdaptiveWhitening().fit(rows).noise_
     weights = np.where(frame.live, frame.scale, 0) / (1 + np.square(frame.scale) / noise)
-    weights = weights[np.flatnonzero(frame.live)[latent_axes(flow.flow_).numpy()]]
+    weights = weights[np.flatnonzero(frame.live)[flow.flow_.latent_axes().numpy()]]
     return lambda x: flow.transform(x)[:, : frame.count] * weights
 
 

@@ -20,7 +20,6 @@ from safetensors.torch import save
 from bertflow import AllButTheTop, Flow, Standardization, Whitening, load_encoder
 from bertflow.calibrators import load_calibrator, save_calibrator
 from bertflow.calibrators.checkpoint import NAMES, Checkpoint, State
-from bertflow.calibrators.vectors import read_vectors
 from bertflow.cli.options import build_calibrator, three
 from bertflow.data import (
     CATALOG,
@@ -41,9 +40,10 @@ from bertflow.finetuning.resuming import (
     last_checkpoint,
     restore,
 )
-from bertflow.io.json import read_json
-from bertflow.io.outputs import check_replaceable
+from bertflow.io.files import check_replaceable
+from bertflow.io.reading import read_json
 from bertflow.io.result_store import Result, ResultStore
+from bertflow.io.vectors import read_vectors
 
 Files = dict[str, bytes]
 ROWS = [("A cat eats.", 'A dog "barks"', "2.5"), ("Ein Bär", "一只熊", "0"), ("x", "y", "5.0")]

@@ -353,7 +353,7 @@ DISK = (
 import sys
 import numpy as np
 from bertflow import Flow
-from bertflow.calibrators.vectors import read_vectors
+from bertflow.io.vectors import read_vectors
 Flow().fit(np.random.default_rng(0).normal(size=(64, 384)))
 x = read_vectors(sys.argv[1])
 before, began = resident(), time.perf_counter()

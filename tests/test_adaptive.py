@@ -168,10 +168,10 @@ def test_with_many_rows_it_is_above_its_rivals_and_leaves_an_embedding_model_alo
 @pytest.mark.parametrize("cloud", RAW)
 def test_with_few_rows_it_is_above_its_rivals(stsb, cloud):
     rows, pairs, others = stsb(cloud)
-    for count in (50, 150, 400, 1000, 3000):
+    for count in (50, 1000):
         kinds = [AdaptiveWhitening(), Standardization(), Whitening(shrinkage=0.0)]
         scores = []
-        for seed in range(5):
+        for seed in range(3):
             used = rows[np.random.default_rng(seed).choice(others, count, replace=False)]
             scores.append([spearman(kind.fit(used).transform(rows), pairs) for kind in kinds])
         ours, *theirs = np.mean(scores, axis=0)
@@ -181,9 +181,9 @@ def test_with_few_rows_it_is_above_its_rivals(stsb, cloud):
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_fitted_on_the_very_rows_that_are_compared_it_is_not_below_raw(stsb, cloud):
     rows, pairs, _ = stsb(cloud)
-    for count in (100, 200, 300):
+    for count in (100, 300):
         gaps = []
-        for seed in range(5):
+        for seed in range(3):
             used = np.random.default_rng(seed).permutation(pairs)[: count // 2]
             fitted = AdaptiveWhitening().fit(rows[used[:, :2].astype(int).ravel()])
             gaps.append(spearman(fitted.transform(rows), used) - spearman(rows, used))

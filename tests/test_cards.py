@@ -25,8 +25,7 @@ from bertflow import (
     load_encoder,
     save_calibrator,
 )
-from bertflow.calibrators.presets import preset_name
-from bertflow.calibrators.readme import HERE, calibrator_card, code, named, text
+from bertflow.calibrators.readme import HERE, calibrator_card, code, named, preset_name, text
 from bertflow.calibrators.storage import recorded_name
 from bertflow.data import Pairs
 from bertflow.encoders import save_model

@@ -786,7 +786,7 @@ def test_an_error_nobody_thought_of_is_one_line_too(cli, work, tiny_fitted, monk
     def broken(*args, **kwargs):
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr("bertflow.calibrators.vectors.transform_file", broken)
+    monkeypatch.setattr("bertflow.io.vectors.transform_file", broken)
     code, _, err = cli("transform", tiny_fitted, "--vectors", "vectors.npy", "--output", "z.npy")
     assert code == 1
     assert err == ("error: unexpected RuntimeError: first line second line (--debug shows where)\n")

@@ -19,7 +19,7 @@ import pytest
 from bertflow.data import checked_corpus, read_corpus, stream_corpus, tables
 from bertflow.data.sources import located
 from bertflow.errors import InputError, MissingDependencyError
-from bertflow.io.contents import contents
+from bertflow.io.reading import contents
 
 SENTENCES = [
     "A plain sentence.",

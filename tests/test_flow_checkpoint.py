@@ -91,10 +91,7 @@ def assert_same(flow: Flow, whole: Flow, x: np.ndarray) -> None:
 @pytest.mark.parametrize("design", DESIGNS.values(), ids=DESIGNS)
 def test_stopped_after_any_step_it_goes_on_to_the_same_bits(x, tmp_path, design):
     whole = Flow(**DESIGN, **design).fit(x)
-    steps = (1, 63, 64, 65, 70, 128, 129, 140, 141, STEPS - 1)
-    for at in (
-        (1, 65, 140, STEPS - 1) if "permutation" in design else steps
-    ):  # Autograd takes its time.
+    for at in (65, STEPS - 1) if design else (1, 64, 65, 70, 129, 140, 141, STEPS - 1):
         place = tmp_path / str(at)
         stopped(Flow(**DESIGN, **design), x, place, at)
         flow = Flow(**DESIGN, **design)
@@ -208,7 +205,6 @@ def test_a_fit_shorter_than_the_interval_writes_nothing(x, place, monkeypatch):
     [
         ({"learning_rate": 2e-3}, "learning_rate 0.001, not 0.002"),
         ({"random_state": 1}, "seed .*, not "),
-        ({"permutation": "linear"}, "permutation random, not linear"),
         ({"epochs": 2}, "epochs 3, not 2"),
     ],
     ids=str,
@@ -267,11 +263,8 @@ def changed(content: bytes, at: int) -> bytes:
     "damage",
     [
         lambda content: b"",
-        lambda content: b"\0" * len(content),
         lambda content: content[:-1],
-        lambda content: content[: len(content) // 2],
         lambda content: content[:5],
-        lambda content: b"no checkpoint",
         lambda content: changed(content, len(content) - 1),
         lambda content: changed(content, len(content) // 2),
         lambda content: content.replace(b'"contents":"', b'"contents":"0', 1),
@@ -298,7 +291,7 @@ def test_no_changed_byte_is_taken_for_what_was_written(x, place):
     assert checkpoint.Checkpoint(place, run, x).state.step == 64
     header = 8 + int.from_bytes(whole[:8], "little")
     assert 500 < header < 3000
-    for at in [*range(header), *range(header, len(whole), 997)]:
+    for at in [*range(0, header, 7), *range(header, len(whole), 4999)]:
         place.write_bytes(changed(whole, at))
         try:
             assert checkpoint.Checkpoint(place, run, x).state is None, whole[:at]
@@ -414,10 +407,12 @@ def spoiled(monkeypatch, at: int) -> None:
     monkeypatch.setattr(training._Adam, "factors", broken)
 
 
-@pytest.mark.parametrize("design", [{}, {"permutation": "linear"}], ids=["written out", "autograd"])
-@pytest.mark.parametrize(("at", "good"), [(1, 0), (64, 0), (65, 64)])
+@pytest.mark.parametrize(
+    ("at", "good", "design"),
+    [(1, 0, {}), (64, 0, {}), (65, 64, {}), (65, 64, {"permutation": "linear"})],
+)
 def test_the_last_good_weights_are_kept_from_before_what_was_not_finite(
-    x, monkeypatch, design, at, good
+    x, monkeypatch, at, good, design
 ):
     whole = Flow(**DESIGN, **design)
     states = {}
@@ -466,14 +461,12 @@ PRESETS = {
     "released": Flow.released,
     "tempered": Flow.tempered,
     "affine": lambda **changes: Flow(coupling="affine", **changes),
-    "linear": lambda **changes: Flow(permutation="linear", **changes),
-    "principal": lambda **changes: Flow(axes="principal", **changes),
-    "unclipped": lambda **changes: Flow(max_grad_norm=None, schedule="constant", **changes),
 }
 
 
-@pytest.mark.parametrize("why", ["weights", "rate"])
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    ("name", "why"), [*((name, "weights") for name in PRESETS), ("paper", "rate")]
+)
 def test_every_preset_names_the_step_and_keeps_what_maps_and_can_be_saved(
     name, why, x, tmp_path, monkeypatch
 ):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bertflow.calibrators import Flow
-from bertflow.calibrators.folding import FoldedFlow
+from bertflow.calibrators.frame import FoldedGlow
 from bertflow.flows import Glow, ResidualForm
 
 DESIGNS = {
@@ -38,7 +38,7 @@ def plain(flow: Flow, x: np.ndarray) -> torch.Tensor:
 @every_design
 def test_latent_is_the_layers(design):
     flow = Flow(**{**design, "epochs": 3}).fit(rows())
-    folded = FoldedFlow(flow.frame_, ResidualForm.of(flow.flow_), torch.empty(0).double())
+    folded = FoldedGlow(flow.frame_, ResidualForm.of(flow.flow_), torch.empty(0).double())
     z = torch.empty(400, 9).double()
     with torch.no_grad():
         folded.latent(torch.from_numpy(rows()), z)
@@ -49,7 +49,7 @@ def test_latent_is_the_layers(design):
 def test_and_the_log_determinant_too(design):
     flow = Flow(**{**design, "epochs": 3}).fit(rows())
     form = ResidualForm.of(flow.flow_)
-    folded = FoldedFlow(flow.frame_, form, torch.empty(0).double())
+    folded = FoldedGlow(flow.frame_, form, torch.empty(0).double())
     live, _ = flow.frame_.enter(torch.from_numpy(rows(5)))
     with torch.no_grad():
         expected = flow.flow_.double()(live)[1]
@@ -59,7 +59,7 @@ def test_and_the_log_determinant_too(design):
 @every_design
 def test_rows_come_back(design):
     flow = Flow(**{**design, "epochs": 3}).fit(rows())
-    folded = FoldedFlow(flow.frame_, ResidualForm.of(flow.flow_), torch.empty(0).double())
+    folded = FoldedGlow(flow.frame_, ResidualForm.of(flow.flow_), torch.empty(0).double())
     x = torch.from_numpy(rows())
     z, back = torch.empty_like(x), torch.empty_like(x)
     folded.latent(x, z)
@@ -77,7 +77,7 @@ def test_float32_is_as_exact_as_the_layers_in_float32(design):
     live, dead = flow.frame_.enter(torch.from_numpy(x))
     with torch.no_grad():
         layers = torch.cat([flow.flow_(live)[0], dead], dim=1)
-    folded = FoldedFlow(flow.frame_, ResidualForm.of(flow.flow_), torch.empty(0))
+    folded = FoldedGlow(flow.frame_, ResidualForm.of(flow.flow_), torch.empty(0))
     z = torch.empty(400, 9)
     folded.latent(torch.from_numpy(x), z)
     error, usual = (float((other - exact).abs().max()) for other in (z, layers))

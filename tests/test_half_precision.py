@@ -12,20 +12,16 @@ from sentence_transformers import SentenceTransformer
 from sklearn.base import clone
 
 from bertflow import attach, calibrate, load, load_encoder
-from bertflow.calibrators import AllButTheTop, Flow, Whitening
+from bertflow.calibrators import Flow, Whitening
 from bertflow.calibrators.storage import CALIBRATORS
 from bertflow.encoders import to_modules
 
 PORTABLE = {
     **{name: build() for name, build in CALIBRATORS.items()},
-    "whitening-8": Whitening(8),
-    "whitening-soft": Whitening(power=0.75, shrinkage=0.1),
-    "all-but-the-top-standardized": AllButTheTop(2, standardize=True),
-    "flow-released": Flow.released(),
     "flow-tempered": Flow.tempered(),
 }
 EVERY = {**{name: (one, True) for name, one in PORTABLE.items()}}
-EVERY |= {f"{name}, own module": (PORTABLE[name], False) for name in ("flow", "whitening")}
+EVERY["whitening, own module"] = (Whitening(8), False)
 EVERY["flow-affine, own module"] = (Flow(coupling="affine"), False)
 HALVED = {
     "half()": lambda model: model.half(),

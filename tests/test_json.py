@@ -10,7 +10,7 @@ from bertflow.calibrators import Standardization, load_calibrator, save_calibrat
 from bertflow.data import read_corpus
 from bertflow.encoders.checks import read_modules
 from bertflow.errors import InputError, ModelError
-from bertflow.io.json import LARGEST, parse_json, read_json
+from bertflow.io.reading import LARGEST, parse_json, read_json
 from bertflow.io.result_store import ResultStore
 
 GOOD = ['{"a": [1, -2.5, "x", null, true, {"b": {}}]}', "[]", "3", '"\\u00e9"', " {} "]

@@ -191,9 +191,3 @@ def test_moments_that_were_kept_are_those_that_were_taken(rng):
         again.merge(other)
         taken.merge(other)
         assert_same(again, taken, full=covariance)
-
-
-def test_what_is_no_moments_is_refused():
-    for count, mean, second in [(-1, (2,), (2,)), (3, (2,), (3,)), (3, (2,), (2, 3))]:
-        with pytest.raises(InputError, match="are no moments; expected"):
-            Moments.restored(count, torch.zeros(mean), torch.zeros(second))

@@ -85,7 +85,7 @@ def test_a_file_of_another_kind_counts_as_not_there(folder):
         lambda content: {**content, "key": key(2)},
         lambda content: {**content, "more": 1},
         lambda content: {k: v for k, v in content.items() if k != "result"},
-        lambda content: {**content, "about": [1]},
+        lambda content: {**content, "result": [1]},
     ]:
         path = folder / f"{key(1)}.json"
         path.write_text(json.dumps(change(json.loads(path.read_text()))))
@@ -96,14 +96,6 @@ def test_a_file_of_another_kind_counts_as_not_there(folder):
             store.need(key(1))
         store.put(result())
         assert store.get(key(1)) is not None
-
-
-@pytest.mark.parametrize("kind", ["score", "trial", "figures", "words"])
-def test_without_its_arrays_only_what_has_none_is_there(tmp_path, kind):
-    store = ResultStore(tmp_path)
-    store.put(result(kind=kind))
-    (tmp_path / f"{key(1)}.npz").unlink()
-    assert (store.get(key(1)) is not None) == (kind == "words")
 
 
 def test_arrays_that_have_rotted_count_as_not_there(folder):

@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 from datetime import datetime
-from enum import Enum
 from pathlib import Path
 
 import numpy as np
@@ -32,24 +31,16 @@ from bertflow.calibrators import (
 from bertflow.calibrators.storage import as_calibrator, named_calibrator
 from bertflow.calibrators.writing import FORMAT, check_savable, plain_provenance
 from bertflow.errors import InputError, ModelError
-from bertflow.io.json import LARGEST
-from bertflow.io.outputs import MANIFEST, replaced_folder
+from bertflow.io.files import MANIFEST, replaced_folder
 
 CALIBRATORS = {
     "adaptive-whitening": AdaptiveWhitening,
     "standardization": Standardization,
-    "all-but-the-top": AllButTheTop,
-    "all-but-the-top-none": lambda: AllButTheTop(0),
-    "all-but-the-top-standardized": lambda: AllButTheTop(3, standardize=True),
-    "whitening": Whitening,
-    "whitening-3": lambda: Whitening(dim=3),
-    "whitening-soft": lambda: Whitening(power=0.75, shrinkage=0.1),
+    "all-but-the-top": lambda: AllButTheTop(3, standardize=True),
+    "whitening": lambda: Whitening(dim=3, power=0.75, shrinkage=0.1),
     "flow": lambda: Flow(epochs=2),
-    "flow-released": Flow.released,
-    "flow-affine": lambda: Flow(coupling="affine", max_grad_norm=None),
-    "flow-linear": lambda: Flow(permutation="linear", random_state=7),
-    "flow-principal": lambda: Flow(axes="principal", centring=0.5),
-    "flow-tempered": Flow.tempered,
+    "flow-affine": lambda: Flow(coupling="affine", permutation="linear", max_grad_norm=None),
+    "flow-tempered": lambda: Flow.tempered(centring=0.5),
 }
 every_calibrator = pytest.mark.parametrize("name", CALIBRATORS)
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -127,18 +118,11 @@ def test_loaded_gives_the_same_bits(name, tmp_path):
 @every_calibrator
 def test_saved_again_gives_the_same_files(name, tmp_path):
     save_calibrator(fitted(name), tmp_path / "first")
+    fitted(name).transform(data().astype(np.float16))  # What is kept for mapping is not saved.
+    save_calibrator(fitted(name), tmp_path / "again")
     save_calibrator(load_calibrator(tmp_path / "first"), tmp_path / "second")
+    assert contents(tmp_path / "again") == contents(tmp_path / "first")
     assert contents(tmp_path / "second") == contents(tmp_path / "first")
-
-
-@every_calibrator
-def test_what_was_transformed_before_saving_does_not_matter(name, tmp_path):
-    for dtype in [np.float16, np.float64]:
-        save_calibrator(fitted(name), tmp_path / "before")
-        fitted(name).transform(data().astype(dtype))
-        save_calibrator(fitted(name), tmp_path / "after")
-        assert contents(tmp_path / "after") == contents(tmp_path / "before")
-        assert_same(load_calibrator(tmp_path / "after"), fitted(name))
 
 
 @pytest.mark.nightly
@@ -182,21 +166,13 @@ def test_flow_with_dead_dimensions_comes_back(tmp_path):
     assert_same(load_calibrator(tmp_path / "saved"), flow)
 
 
-@every_calibrator
-def test_loading_does_not_depend_on_the_default_type(name, tmp_path):
-    save_calibrator(fitted(name), tmp_path / "saved")
+def test_loading_does_not_depend_on_the_default_type(folder):
     torch.set_default_dtype(torch.float64)
     try:
-        found = load_calibrator(tmp_path / "saved")
+        found = load_calibrator(str(folder))
     finally:
         torch.set_default_dtype(torch.float32)
-    assert_same(found, fitted(name))
-
-
-@pytest.mark.parametrize("kind", [str, Path])
-def test_folder_is_a_string_or_a_path(kind, tmp_path):
-    save_calibrator(fitted("whitening"), kind(tmp_path / "deep" / "er"))
-    assert_same(load_calibrator(kind(tmp_path / "deep" / "er")), fitted("whitening"))
+    assert_same(found, fitted("flow"))
 
 
 def test_calibrator_in_a_saved_model_is_found(tmp_path):
@@ -249,16 +225,11 @@ def test_what_could_not_be_saved_is_known_before_it_is_fitted():
             check_savable(calibrator)
 
 
-@every_calibrator
-def test_every_calibrator_of_ours_can_be_saved(name):
-    check_savable(CALIBRATORS[name]())
-
-
 def test_a_calibrator_of_others_is_known_before_it_is_fitted():
     class Mine(Whitening):
         pass
 
-    with pytest.raises(InputError, match="^Mine is none of adaptive-whitening, flow, whitening"):
+    with pytest.raises(InputError, match="^Mine is no calibrator of bertflow's"):
         check_savable(Mine())
 
 
@@ -272,6 +243,8 @@ def test_a_name_is_a_calibrator_with_arguments():
         assert type(named_calibrator(name)) is kind
     with pytest.raises(InputError, match=r"flow has no 'epoch'; .*; did you mean epochs\?$"):
         named_calibrator("flow", epoch=2)
+    with pytest.raises(InputError, match="whitening has no 'epochs'; .*; epochs is one of flow$"):
+        named_calibrator("whitening", epochs=2)
     with pytest.raises(InputError, match=r"'tempered'; .*; did you mean tempered-flow\?$"):
         named_calibrator("tempered")
 
@@ -316,21 +289,6 @@ def test_flow_saved_before_there_were_frames_loads_with_the_same_bits(folder):
     assert_same(load_calibrator(folder), fitted("flow"))
 
 
-@pytest.mark.parametrize("lacking", [["noise"], ["normalize", "centring"]])
-def test_some_of_the_later_arguments_missing_is_damage(lacking, folder):
-    edit(folder, lambda config: [config["arguments"].pop(name) for name in lacking])
-    with pytest.raises(ModelError, match=f"arguments lack {', '.join(sorted(lacking))}$"):
-        load_calibrator(folder)
-
-
-def test_argument_missing_from_an_earlier_file_is_the_only_one_named(folder):
-    earlier = json.loads(BEFORE_FRAMES)
-    earlier["arguments"].pop("levels")
-    (folder / CONFIG).write_text(json.dumps(earlier))
-    with pytest.raises(ModelError, match="arguments lack levels$"):
-        load_calibrator(folder)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -365,24 +323,17 @@ def test_provenance_is_kept_over_saving_and_loading(tmp_path):
     assert load_calibrator(tmp_path / "second").provenance_ == about
 
 
-class Colour(Enum):
-    RED = "red"
-
-
 KINDS_OF_VALUES = [
     (Path("a/b"), "a/b"),
-    (b"raw", "raw"),
     ((1, 2.5, None, True), [1, 2.5, None, True]),
     ({"b", "a"}, ["a", "b"]),
-    (range(3), [0, 1, 2]),
     (np.float32(0.5), 0.5),
     (np.int64(3), 3),
     (np.arange(4).reshape(2, 2), [[0, 1], [2, 3]]),
     (torch.ones(2, dtype=torch.bfloat16), [1.0, 1.0]),
     ([float("inf"), float("-inf"), np.float64("nan")], ["inf", "-inf", "nan"]),
     (datetime(2026, 1, 2), "2026-01-02T00:00:00"),
-    (Colour.RED, "red"),
-    ({1: "a", Path("b"): "c"}, {"1": "a", "b": "c"}),
+    ({1: "a"}, {"1": "a"}),
     ("\ud800", "\ud800"),
 ]
 
@@ -404,22 +355,16 @@ def itself() -> dict:
 @pytest.mark.parametrize(
     ("about", "said"),
     [
-        ({"a": [1, {"b": len}]}, r"^provenance\['a'\]\[1\]\['b'\] is <built-in .*>, which config"),
-        (
-            {(1, 2): 3},
-            r"^provenance has the key \(1, 2\), which config.json cannot hold; give text",
-        ),
-        (itself(), "^provenance holds itself, or is nested too deep$"),
-        ({1: "a", "1": "b"}, "^provenance has two keys that are '1' as text"),
+        ({"a": [1, {"b": len}]}, "cannot hold the provenance: <built-in .*> is no text, number"),
+        ({(1, 2): 3}, "cannot hold the provenance: keys must be str"),
+        (itself(), "cannot hold the provenance: Circular reference"),
         ({"n": 10**5000}, "cannot hold the provenance"),
-        ({"text": "x" * 10**6}, "shorten the provenance"),
+        ({"text": "x" * 10**6}, "cannot hold a provenance of 1,000,.* shorten it"),
         (["a"], "provenance must be a mapping"),
     ],
-    ids=["object", "key", "itself", "two-keys", "number", "long", "list"],
+    ids=["object", "key", "itself", "number", "long", "list"],
 )
-def test_provenance_that_cannot_be_kept_is_refused_with_its_place(tmp_path, about, said):
-    with pytest.raises(InputError, match=said):
-        plain_provenance(about)
+def test_provenance_that_cannot_be_kept_is_refused(tmp_path, about, said):
     with pytest.raises(InputError, match=said):
         save_calibrator(fitted("whitening"), tmp_path / "saved", provenance=about)
     assert list(tmp_path.iterdir()) == []
@@ -513,22 +458,10 @@ def test_damaged_weights_are_refused_naming_the_file(folder):
         assert str(folder / WEIGHTS) in str(error.value)
 
 
-@every_calibrator
-def test_any_missing_tensor_is_named(name, tmp_path):
-    save_calibrator(fitted(name), tmp_path / "saved")
-    whole = load_file(tmp_path / "saved" / WEIGHTS)
-    for missing in sorted(whole)[:: max(1, len(whole) // 4)]:
-        rest = {key: value for key, value in whole.items() if key != missing}
-        save_file(rest, tmp_path / "saved" / WEIGHTS)
-        with pytest.raises(ModelError, match=missing):
-            load_calibrator(tmp_path / "saved")
-
-
 DAMAGED_CONFIG = {
     "unknown-calibrator": (lambda c: c.update(calibrator="magic"), "'magic'"),
     "newer-format": (lambda c: c.update(format=FORMAT + 1), "format 2"),
     "unknown-argument": (lambda c: c["arguments"].update(surplus=1), "surplus"),
-    "missing-argument": (lambda c: c["arguments"].pop("levels"), "levels"),
     "no-arguments": (lambda c: c.pop("arguments"), "arguments"),
     "arguments-a-list": (lambda c: c.update(arguments=[1]), CONFIG),
     "bad-argument": (lambda c: c["arguments"].update(levels=0), "levels"),
@@ -597,7 +530,7 @@ def test_foreign_calibrator_is_refused_by_name(tmp_path):
     class Homemade(Standardization):
         pass
 
-    with pytest.raises(InputError, match="Homemade is none of"):
+    with pytest.raises(InputError, match="Homemade is no calibrator of bertflow's"):
         save_calibrator(Homemade().fit(data()), tmp_path / "saved")
     assert list(tmp_path.iterdir()) == []
 
@@ -619,17 +552,6 @@ def notes(place):
     (place / "notes.txt").write_text("mine")
 
 
-def transformer(place):
-    place.mkdir()
-    (place / CONFIG).write_text('{"model_type": "bert"}')
-    (place / WEIGHTS).write_bytes(b"weights of another")
-
-
-def foreign_weights(place):
-    place.mkdir()
-    (place / WEIGHTS).write_bytes(b"weights of another")
-
-
 def folder_inside(place):
     (place / "inner").mkdir(parents=True)
     (place / "inner" / "notes.txt").write_text("mine")
@@ -645,27 +567,6 @@ def calibrator_and_a_list_in_words(place):
     (place / MANIFEST).write_text('"config.json, model.safetensors and notes.txt"')
 
 
-def calibrator_and_a_list_of_numbers(place):
-    calibrator_and_notes(place)
-    (place / MANIFEST).write_text('["config.json", "model.safetensors", "notes.txt", 1]')
-
-
-def calibrator_and_a_number_for_a_list(place):
-    calibrator_and_notes(place)
-    (place / MANIFEST).write_text("7")
-
-
-def calibrator_and_a_deep_list(place):
-    calibrator_and_notes(place)
-    (place / MANIFEST).write_text("[" * 100_000)
-
-
-def calibrator_and_a_long_list(place):
-    calibrator_and_notes(place)
-    names = ["config.json", "model.safetensors", "notes.txt", "x" * LARGEST]
-    (place / MANIFEST).write_text(json.dumps(names))
-
-
 def calibrator_and_a_folder_for_a_list(place):
     save_calibrator(fitted("whitening"), place)
     (place / MANIFEST).unlink()
@@ -678,22 +579,6 @@ def link_to_a_folder(place):
     (place / "mine").symlink_to(place.parent / "mine", target_is_directory=True)
 
 
-def link_to_nothing(place):
-    save_calibrator(fitted("whitening"), place)
-    (place / "mine").symlink_to(place.parent / "elsewhere")
-
-
-def empty_folder_inside(place):
-    save_calibrator(fitted("whitening"), place)
-    (place / "plans").mkdir()
-
-
-def saved_model(place):
-    transformer(place)
-    (place / "modules.json").write_text("[]")
-    save_calibrator(fitted("whitening"), place / "bertflow")
-
-
 def plain_file(place):
     place.write_text("mine")
 
@@ -702,20 +587,11 @@ def plain_file(place):
     "make",
     [
         notes,
-        transformer,
-        foreign_weights,
         folder_inside,
         calibrator_and_notes,
         calibrator_and_a_list_in_words,
-        calibrator_and_a_list_of_numbers,
-        calibrator_and_a_number_for_a_list,
-        calibrator_and_a_deep_list,
-        calibrator_and_a_long_list,
         calibrator_and_a_folder_for_a_list,
         link_to_a_folder,
-        link_to_nothing,
-        empty_folder_inside,
-        saved_model,
         plain_file,
     ],
 )
@@ -760,21 +636,13 @@ def test_failure_while_writing_leaves_the_old_one_and_nothing_else(folder, monke
     assert_same(load_calibrator(folder), fitted("flow"))
 
 
-def test_failure_while_writing_a_new_one_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "save_file", fail)
-    with pytest.raises(ModelError, match="new.*No space left"):
-        save_calibrator(fitted("whitening"), tmp_path / "new")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("failure", [KeyboardInterrupt, MemoryError])
-def test_interrupt_while_writing_leaves_the_old_one_and_nothing_else(folder, monkeypatch, failure):
+def test_interrupt_while_writing_leaves_the_old_one_and_nothing_else(folder, monkeypatch):
     def interrupt(*_, **__):
-        raise failure
+        raise KeyboardInterrupt
 
     before = contents(folder.parent)
     monkeypatch.setattr(writing, "save_file", interrupt)
-    with pytest.raises(failure):
+    with pytest.raises(KeyboardInterrupt):
         save_calibrator(fitted("whitening"), folder)
     assert contents(folder.parent) == before
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import shutil
@@ -28,9 +29,7 @@ from bertflow.calibrators import (
     storage,
 )
 from bertflow.errors import ModelError
-from bertflow.io.files import check_writable
-from bertflow.io.json import LARGEST
-from bertflow.io.outputs import check_replaceable, replaced_folder
+from bertflow.io.files import check_replaceable, check_writable, replaced_folder
 
 CALIBRATORS = {
     "standardization": Standardization,
@@ -92,8 +91,7 @@ from pathlib import Path
 import numpy as np
 from bertflow.calibrators import Standardization, Whitening, load_calibrator, save_calibrator
 from bertflow.io.files import write_text
-from bertflow.calibrators.vectors import transform_file, write_vectors
-from bertflow.io.files import check_writable
+from bertflow.io.vectors import transform_file
 from bertflow.errors import ModelError
 
 home, source = Path(sys.argv[1]), Path(sys.argv[2])
@@ -101,7 +99,7 @@ small, large = (np.random.default_rng(0).normal(size=(400, d)) for d in (4, 100)
 np.save(source, large)
 save_calibrator(Standardization().fit(small), home / "saved")
 write_text(home / "text", "old")
-write_vectors(home / "x.npy", small[:9])
+np.save(home / "x.npy", small[:9])
 before = {str(path): path.is_file() and path.read_bytes() for path in home.rglob("*")}
 scaling, whitening = Standardization().fit(large), Whitening().fit(large)
 if sys.argv[3] == "limit":
@@ -110,8 +108,7 @@ for write in [
     lambda: save_calibrator(whitening, home / "saved"),
     lambda: save_calibrator(whitening, home / "new"),
     lambda: write_text(home / "text", "new" * 100_000),
-    lambda: write_vectors(home / "x.npy", large),
-    lambda: transform_file(scaling, source, home / "x.npy"),
+    lambda: transform_file(scaling.transform, source, home / "x.npy"),
 ]:
     try:
         write()
@@ -129,8 +126,7 @@ def assert_full_disk_is_said(command: list[str], reason: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 5
-    for line, name in zip(lines, ["saved", "new", "text", "x.npy", "x.npy"], strict=True):
+    for line, name in zip(lines, ["saved", "new", "text", "x.npy"], strict=True):
         assert line.startswith("cannot write ")
         assert f"{name}: " in line
         assert reason in line
@@ -219,17 +215,15 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize("inside", [False, True], ids=["itself", "in-a-model"])
 @pytest.mark.parametrize("damage", UNREADABLE)
-def test_configuration_that_cannot_be_read_is_named(damage, inside, saved, tmp_path):
-    folder = saved()
-    if inside:
-        (tmp_path / "model").mkdir()
-        folder = folder.rename(tmp_path / "model" / "bertflow")
-        (tmp_path / "model" / CONFIG).write_text('{"model_type": "bert"}')
+def test_configuration_that_cannot_be_read_is_named(damage, saved, tmp_path):
+    (tmp_path / "model").mkdir()
+    folder = saved().rename(tmp_path / "model" / "bertflow")
+    (tmp_path / "model" / CONFIG).write_text('{"model_type": "bert"}')
     change, said = UNREADABLE[damage]
     change(folder / CONFIG)
-    refused(folder.parent if inside else folder, str(folder / CONFIG), said)
+    refused(folder.parent, str(folder / CONFIG), said)
+    refused(folder, str(folder / CONFIG), said)
 
 
 def test_configuration_that_may_not_be_read_is_named(saved, monkeypatch):
@@ -242,12 +236,6 @@ def test_configuration_that_may_not_be_read_is_named(saved, monkeypatch):
 
     monkeypatch.setattr(Path, "open", forbidden)
     refused(folder, str(folder / CONFIG), "Permission denied")
-
-
-def test_what_would_not_be_read_back_is_not_written(tmp_path):
-    with pytest.raises(ValueError, match=r"config\.json would have .* shorten the provenance"):
-        save_calibrator(fitted("whitening"), tmp_path / "saved", provenance={"x": "y" * LARGEST})
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_format_is_the_number_and_nothing_like_it(saved):
@@ -324,9 +312,9 @@ def test_arguments_of_another_fit_are_found_out_by_the_names(saved):
 # model.safetensors
 
 
-@pytest.mark.parametrize("name", CALIBRATORS)
+@pytest.mark.parametrize("name", ["whitening", "flow-tempered", "flow-affine-linear"])
 def test_any_number_that_is_not_finite_is_refused_by_name(name, saved):
-    for value in [float("nan"), float("inf"), -float("inf")]:
+    for value in [float("nan"), -float("inf")]:
         folder = saved(name)
         whole = load_file(folder / WEIGHTS)
         load_calibrator(folder)
@@ -335,12 +323,12 @@ def test_any_number_that_is_not_finite_is_refused_by_name(name, saved):
             damaged = {key: values.clone() for key, values in whole.items()}
             damaged[tensor].view(-1)[-1:] = value
             save_file(damaged, folder / WEIGHTS)
-            refused(folder, f"{folder / WEIGHTS}: {tensor} holds {value}, expected")
+            refused(folder, f"{folder / WEIGHTS}: {tensor} holds {value}, which no fit gives")
 
 
 def test_numbers_with_which_rows_would_be_lost_are_refused(saved):
     for name, tensor, value, said in [
-        ("standardization", "scale", 0.0, "scale holds 0.0, expected finite numbers above 0"),
+        ("standardization", "scale", 0.0, "scale holds 0.0, which no fit gives"),
         ("standardization", "scale", -1.0, "scale holds -1.0"),
         ("standardization", "scale", 1e-320, "scale holds"),
         ("all-but-the-top", "scale", 0.0, "scale holds 0.0"),
@@ -348,7 +336,7 @@ def test_numbers_with_which_rows_would_be_lost_are_refused(saved):
         ("flow", "scale", 0.0, "scale holds 0.0"),
         ("flow-tempered", "gain", 0.0, "gain holds 0.0"),
         ("flow-tempered", "gain", -1.0, "gain holds -1.0"),
-        ("flow", "flow.levels.0.steps.0.log_scale", 10000.0, "log_scale holds 10000.0, expected"),
+        ("flow", "flow.levels.0.steps.0.log_scale", 10000.0, "log_scale holds 10000.0, which"),
         ("flow", "flow.levels.0.steps.0.log_scale", 30.0, "log_scale holds 30.0"),
         ("flow", "flow.levels.0.steps.0.log_scale", -10000.0, "log_scale holds -10000.0"),
         (
@@ -360,7 +348,7 @@ def test_numbers_with_which_rows_would_be_lost_are_refused(saved):
         ("flow", "flow.levels.1.steps.2.net.log_scale", 10000.0, "net.log_scale holds"),
         ("flow-affine-linear", "flow.levels.0.steps.1.log_diagonal", 90.0, "log_diagonal holds"),
         ("flow-affine-linear", "flow.levels.0.steps.1.log_diagonal", -1000.0, "log_diagonal holds"),
-        ("flow-affine-linear", "flow.levels.0.steps.1.sign", 0.0, "sign holds 0.0, expected 1 or"),
+        ("flow-affine-linear", "flow.levels.0.steps.1.sign", 0.0, "sign holds 0.0, which"),
     ]:
         folder = saved(name)
         tensors = load_file(folder / WEIGHTS)
@@ -410,9 +398,8 @@ def test_weights_that_may_not_be_read_are_named(saved, monkeypatch):
     refused(folder, str(folder / WEIGHTS), "Permission denied")
 
 
-@pytest.mark.parametrize("name", CALIBRATORS)
-def test_weights_of_another_calibrator_are_refused(name, saved, tmp_path):
-    for other in CALIBRATORS.keys() - {name}:
+def test_weights_of_another_calibrator_are_refused(saved, tmp_path):
+    for name, other in itertools.permutations(CALIBRATORS, 2):
         folder = saved(name)
         save_calibrator(fitted(other), tmp_path / other)
         (tmp_path / other / WEIGHTS).replace(folder / WEIGHTS)

@@ -34,6 +34,7 @@ def tortured(tmp_path: Path, *options: object) -> dict:
     return content["ends"]
 
 
+@pytest.mark.nightly
 def test_killed_at_some_steps_the_old_or_the_new_is_there_and_it_goes_on(tmp_path):
     ends = tortured(tmp_path, "--only", "encode", "--way", "step", "--kills", 4)
     assert [end["way"] for end in ends] == ["step"] * 4

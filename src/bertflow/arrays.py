@@ -270,13 +270,7 @@ def unit_length(x: Tensor) -> Tensor:
     return torch.nn.functional.normalize(x / largest, dim=1)
 
 
-def mapped(
-    function: Callable[[Tensor, Tensor], None],
-    rows: Rows,
-    width: int,
-    *,
-    wide: bool = False,
-) -> Rows:
+def mapped(function: Callable[[Tensor, Tensor], None], rows: Rows, width: int) -> Rows:
     """Apply a function to chunks of rows and return the result in the rows' own kind and type.
 
     Args:
@@ -284,7 +278,6 @@ def mapped(
             type to write to. What is not finite must come out as something not finite.
         rows: Shape (N, D).
         width: Of the result.
-        wide: Compute in float64 whatever the rows are.
 
     Raises:
         InputError: A row, or what becomes of it in its own type, is not finite; it is named.
@@ -302,12 +295,11 @@ def mapped(
     with torch.no_grad():
         for chunk in chunks(rows, size):
             out = into[start : start + len(chunk)]
-            raised = chunk.double() if wide else chunk
-            if out.dtype == raised.dtype:
-                function(raised, out)
+            if out.dtype == chunk.dtype:
+                function(chunk, out)
             else:
-                image = torch.empty_like(out, dtype=raised.dtype)
-                function(raised, image)
+                image = torch.empty_like(out, dtype=chunk.dtype)
+                function(chunk, image)
                 out.copy_(image)
             # Rows that are not finite have no finite image, so one check covers both.
             if not _is_finite(out):

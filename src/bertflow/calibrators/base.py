@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FunctionType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -24,9 +24,6 @@ Made = TypeVar("Made")
 # Called after each step of a training with the steps done, their total and the loss.
 Progress = Callable[[int, int, float], None]
 
-# float32 maps rows only if the centre and the scale lie between 1 / FLOAT32_REACH and this. The
-# range of float32 is wider, so no digit is lost and no such row overflows.
-FLOAT32_REACH = 1e30
 # Private methods that other packages of bertflow call.
 OTHERS_CALL = ("_rows", "_transform", "_learned", "_allocate", "_restore")
 
@@ -48,12 +45,16 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
 
     A scikit-learn estimator over matrices of shape (N, D) with N ≥ 2 and D ≥ 2. numpy in gives
     numpy out; a torch tensor in gives a torch tensor out, on the same device. The output has the
-    input's type; float16 and bfloat16 are raised to float32 for the computation, and all are to
-    float64 where float32 cannot hold what was learned.
+    input's type; float16 and bfloat16 are raised to float32 for the computation, and rows that
+    overflow there are mapped in float64.
 
     Row i of an output depends on row i of the input alone. Finite rows give finite outputs, or the
     row is refused by its number.
     """
+
+    # The name of the class in files and on the command line, then those of its presets; each with
+    # the arguments in which it differs from the defaults.
+    names: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     # Set by fit. Files of earlier versions have no n_samples_.
     n_features_in_: int
@@ -71,12 +72,21 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     ) -> Self:
         """Learn the map from rows.
 
+        Only a `Flow` takes steps, which can be watched and resumed. With a checkpoint, a fit that
+        was stopped goes on when it is called again, and ends with the bits it would have had: same
+        rows, arguments, versions and number of threads. Anything else starts anew, and the log says
+        what differs. A seed of None is that of the file.
+
         Args:
             X: Vectors, shape (N, D): an array, a memory-mapped file, a tensor, a data frame of
                 numbers; or a list, Series or column whose entries are vectors.
             y: Ignored, there for scikit-learn's sake.
-            progress: How the steps of a `Flow` are shown, see there. The others take no steps.
-            checkpoint: File from which the fit of a `Flow` goes on, see there.
+            progress: A function to call after each step with the steps done, their total and the
+                loss in bits per dimension. None shows a bar once the fit has taken half a second,
+                in the main thread of the main process, where standard error is a terminal or a
+                notebook shows it. True shows the bar at once and in any thread. False shows none.
+            checkpoint: File in which the state is kept, written every ten seconds. It stays, to be
+                removed once the flow is saved.
 
         Returns:
             The calibrator itself.
@@ -84,6 +94,9 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         Raises:
             InputError: Fewer than 2 rows or dimensions, a NaN or infinite row (named), all rows
                 equal, or an argument of the constructor out of its range.
+            ModelError: The checkpoint cannot be written, or is a file of another kind.
+            TrainingError: A step of a `Flow` is not finite. `error.kept` is the fitted flow some
+                steps before that, or None if the first loss was not finite.
         """
         self._fitted = False
         self._kept: dict[Any, Any] = {}
@@ -113,22 +126,13 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         """As `transform`, but never converted by scikit-learn's set_output."""
         check_is_fitted(self)
         rows: Rows = self._checked(X, fitting=False)
-        return self._mapped(self._transform_into, rows, self._n_features_out)
+        return mapped(self._transform_into, rows, self._n_features_out)
 
     def inverse_transform(self, X: Rows) -> Rows:  # noqa: N803
-        """Undo `transform`, as far as it can be undone.
+        """Undo `transform`, (N, D) or (N, K) to (N, D), as far as it can be undone.
 
-        Args:
-            X: Calibrated vectors, shape (N, D) or (N, K).
-
-        Returns:
-            Vectors, shape (N, D). What a calibrator has removed (AllButTheTop's directions,
-            dimensions beyond Whitening's dim) comes back as its mean.
-
-        Raises:
-            sklearn.exceptions.NotFittedError: fit has not been called.
-            InputError: A NaN or infinite row (named), a row whose origin its type cannot hold
-                (named), or another width than transform gives.
+        The parts that a calibrator has removed (AllButTheTop's directions, dimensions beyond
+        Whitening's dim) come back as their mean. Errors are those of `transform`.
         """
         check_is_fitted(self)
         rows: Rows = matrix(X, self._n_features_out)
@@ -137,10 +141,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
                 f"X has {rows.shape[1]} columns, but {type(self).__name__}.transform "
                 f"gives {self._n_features_out}"
             )
-        return self._mapped(self._inverse_transform_into, rows, self.n_features_in_)
-
-    def _mapped(self, function: Callable[[Tensor, Tensor], None], rows: Rows, width: int) -> Rows:
-        return mapped(function, rows, width, wide=self._needs_float64())
+        return mapped(self._inverse_transform_into, rows, self.n_features_in_)
 
     def __sklearn_is_fitted__(self) -> bool:
         # A fit that failed half-way has set some attributes, so a flag is needed.
@@ -156,8 +157,13 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         Rows to be mapped are checked for finiteness chunk by chunk, see `mapped`.
         """
         rows = matrix(X, 0 if fitting else self.n_features_in_)
-        if fitting and (len(rows) < 2 or rows.shape[1] < 2):
-            raise InputError(_too_small(type(self).__name__, tuple(rows.shape)))
+        count, width = rows.shape
+        if fitting and min(count, width) < 2:
+            # scikit-learn's own checks look for these words.
+            raise InputError(
+                f"X has n_samples = {count} and n_features = {width}: {width} feature(s) "
+                f"(shape=({count}, {width})) while a minimum of 2 is required."
+            )
         try:
             named = X if is_frame(X) else rows
             validate_data(self, named, reset=fitting, skip_check_array=True)
@@ -184,14 +190,9 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
 
     def _transform(self, x: Tensor) -> Tensor:
         """Map a float32 or float64 chunk, which need not be finite."""
-        wide = x.detach().double() if self._needs_float64() else x.detach()
-        out = wide.new_empty(len(x), self._n_features_out)
-        self._transform_into(wide, out)
-        return out.to(x.dtype)
-
-    @abstractmethod
-    def _needs_float64(self) -> bool:
-        """Whether float32 cannot hold what was learned, see `beyond_float32`."""
+        out = x.new_empty(len(x), self._n_features_out)
+        self._transform_into(x.detach(), out)
+        return out
 
     def push_to_hub(
         self,
@@ -207,24 +208,13 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     ) -> str:
         """Upload the folder that `save_calibrator` writes, with its card, to the model hub.
 
-        The names are those of `SentenceTransformer.push_to_hub`. What the calibrator was fitted on
-        is part of it, files and encoder without the folders they lie in here.
-
-        Args:
-            repo_id: Name of the repository, "user/name"; it is made.
-            token: Of the hub; None takes the one of `hf auth login` or HF_TOKEN.
-            private: Whether nobody else sees a new repository; None takes the account's default.
-            exist_ok: Whether the repository may be there already.
-            replace_model_card: Whether a card that is there gives way; otherwise it stays.
-            commit_message: Of the upload.
-            revision: Branch to upload to, made if it is not there.
-            create_pr: Open a pull request instead.
+        The arguments are those of `SentenceTransformer.push_to_hub`. What the calibrator was fitted
+        on is part of it, files and encoder without the folders they lie in here.
 
         Returns:
             The address of the commit or pull request.
 
         Raises:
-            sklearn.exceptions.NotFittedError: fit has not been called.
             huggingface_hub.errors.HfHubHTTPError: The hub refuses; nothing is uploaded then.
 
         Example:
@@ -260,10 +250,6 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     def facts(self) -> dict[str, str]:
         """What was learned and on what, by name, as notebooks and model cards show it.
 
-        Returns:
-            Dimensions, rows where they are known and, of a flow, steps and bits per dimension;
-            nothing before the fit.
-
         Example:
             >>> import numpy as np
             >>> from bertflow import Whitening
@@ -279,7 +265,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return found
 
     def _fitted_on(self) -> str:
-        """How many sentences or rows, as far as that is known."""
+        """How many sentences or rows it was fitted on, as far as that is known."""
         told = getattr(self, "provenance_", {})
         counts = {
             name: value
@@ -324,12 +310,9 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
 
     @abstractmethod
     def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        """Names, shapes and types that belong to this calibrator, as tensors without memory.
+        """The tensors of a file for these arguments and n_features_in_, as `empty` makes them.
 
-        n_features_in_ is set.
-
-        Args:
-            shapes: What a file holds. Only for sizes that the constructor's arguments leave open.
+        The shapes are those that a file has, for sizes that the arguments leave open.
         """
 
     @abstractmethod
@@ -340,12 +323,6 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
 def empty(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """A tensor without memory: a shape and a type."""
     return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def beyond_float32(centre: Array, scale: Array) -> bool:
-    """Whether float32 cannot subtract a centre or divide by a scale without harm."""
-    least, most = 1 / FLOAT32_REACH, FLOAT32_REACH
-    return bool((np.abs(centre) > most).any() or (scale < least).any() or (scale > most).any())
 
 
 def learned_tensor(array: Array) -> Tensor:
@@ -359,14 +336,3 @@ def learned_tensor(array: Array) -> Tensor:
 def like(array: Array, tensor: Tensor) -> Tensor:
     """The array as a tensor of another one's type and device."""
     return learned_tensor(array).to(dtype=tensor.dtype, device=tensor.device)
-
-
-def _too_small(name: str, shape: tuple[int, ...]) -> str:
-    if shape[1] == 0 and shape[0] > 0:
-        return f"X has 0 feature(s) (shape={shape}) while a minimum of 2 is required."
-    if shape[1] == 1:
-        return (
-            f"X has n_features = 1 (shape {shape}), but {name} needs at least 2: "
-            "cosine similarity of single numbers is only their sign"
-        )
-    return f"X has n_samples = {shape[0]} (shape {shape}), but {name} needs at least 2"

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from bertflow.io.files import check_writable, write_bytes
 
 log = logging.getLogger(__name__)
 
-KIND, FORMAT = "bertflow checkpoint", 1
+KIND = "bertflow checkpoint"
 NAMES = ("values", "first", "second", "curve")
 # Steps between two copies of the state. A copy at each step would be slow, and a GPU would wait for
 # each loss.
@@ -67,14 +68,7 @@ class Checkpoint:
         path: The file, always replaced whole; None keeps the state in memory only.
         run: All that the bits depend on, with "seed", without the contents of the rows.
         rows: What is trained on, shape (N, D); hashed only if the file exists or is to be written.
-        any_seed: Go on with the seed of the file.
-
-    Attributes:
-        run: The run, with the seed it has.
-        state: The last good state, at first that of the file; None if there is none.
-
-    Raises:
-        ModelError: The file cannot be written, or is of another kind.
+        any_seed: Go on with the seed of the file, which is then that of the run.
     """
 
     def __init__(
@@ -86,11 +80,9 @@ class Checkpoint:
         any_seed: bool = False,
     ) -> None:
         self.path = None if path is None else Path(path)
-        self.run = {"format": str(FORMAT), **{name: str(value) for name, value in run.items()}}
+        self.run = {name: str(value) for name, value in run.items()}
         self.state: State | None = None
         self._rows = rows
-        self._digest: str | None = None
-        self._warned = False
         if self.path is not None:
             check_writable(self.path)
             if self.path.exists():
@@ -111,16 +103,13 @@ class Checkpoint:
         if self.path is None or self.state is None or not self.state.step:
             return
         tensors = {name: getattr(self.state, name).cpu() for name in NAMES}
-        about = {**self.run, "kind": KIND, "contents": self._rows_digest()}
-        about["check"] = _check(about, tensors)
+        about = {**self.run, "kind": KIND, "contents": self._contents}
         try:
-            write_bytes(self.path, save(tensors, about))
-        except ModelError as error:
-            if not self._warned:
-                log.warning("%s; training goes on without a checkpoint", error)
-            self._warned = True
-        else:
+            write_bytes(self.path, save(tensors, {**about, "check": _digest(about, tensors)}))
             log.info("step %d saved in %s", self.state.step, self.path)
+        except ModelError as error:
+            log.warning("%s; training goes on without a checkpoint", error)
+            self.path = None
         self._saved = time.monotonic()
 
     def _open(self, path: Path, any_seed: bool) -> None:
@@ -140,29 +129,29 @@ class Checkpoint:
             for name, value in self.run.items()
             if about.get(name) != value and not (any_seed and name == "seed")
         ]
-        if not differing and about.get("contents") != self._rows_digest():
+        if not differing and about.get("contents") != self._contents:
             differing = ["other values in the rows"]
         if differing:
             log.warning("%s is of another fit (%s): starting anew", path, "; ".join(differing))
-        elif about.pop("check", None) != _check(about, tensors):
+        elif about.pop("check", None) != _digest(about, tensors):
             log.warning("%s is damaged (other bytes than were written): starting anew", path)
         else:
             self.state = State(**tensors)
             self.run["seed"] = about["seed"]
 
-    def _rows_digest(self) -> str:
-        if self._digest is None:
-            digest = hashlib.blake2b(digest_size=16)
-            for chunk in chunks(self._rows):
-                digest.update(_bytes(chunk))
-            self._digest = digest.hexdigest()
-        return self._digest
+    @cached_property
+    def _contents(self) -> str:
+        """A hash of the rows."""
+        digest = hashlib.blake2b(digest_size=16)
+        for chunk in chunks(self._rows):
+            digest.update(_bytes(chunk))
+        return digest.hexdigest()
 
 
-def _check(about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+def _digest(about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """A hash of all that a file holds."""
     digest = hashlib.blake2b(repr(sorted(about.items())).encode(), digest_size=16)
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+    for _, tensor in sorted(tensors.items()):
         digest.update(_bytes(tensor))
     return digest.hexdigest()
 

@@ -6,10 +6,10 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -18,13 +18,25 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 import bertflow
-from bertflow.arrays import Array, in_file, taken
-from bertflow.calibrators.base import Calibrator, Progress, beyond_float32, empty, learned_tensor
+from bertflow.arrays import Array, in_file, mapped, taken
+from bertflow.calibrators.base import Calibrator, Progress, empty, learned_tensor
 from bertflow.calibrators.checkpoint import Checkpoint, State
-from bertflow.calibrators.folding import FoldedFlow
-from bertflow.calibrators.frame import AxesName, Frame, Framing
-from bertflow.calibrators.presets import RELEASED, TEMPERED
-from bertflow.calibrators.training import Schedule, put_back, train, training_device
+from bertflow.calibrators.frame import (
+    FoldedGlow,
+    Frame,
+    FramedGlow,
+    Framing,
+    check_framing,
+    frame_tensors,
+)
+from bertflow.calibrators.training import (
+    Schedule,
+    check_schedule,
+    put_back,
+    steps_of,
+    train,
+    training_device,
+)
 from bertflow.display import Bars, of_stage, watched
 from bertflow.errors import InputError, TrainingError, check_number, warn_of_few_rows
 from bertflow.flows import Glow, Permutation, ResidualForm
@@ -36,11 +48,39 @@ EVALUATION_ROWS = 65536
 # On stored STS-B vectors the paper's flow gains next to nothing over its standardization with 10
 # steps, about half of all that it gains with 50, and three quarters or more with 100.
 ENOUGH_STEPS = 50
-Chosen = TypeVar("Chosen", Schedule, Framing)
+
+# Arguments in which presets differ from the defaults.
+
+# 32 pairs a step, the sum of the two sides' mean losses: 64 rows here, and since that sum is twice
+# the mean over the 64, clipping at 1 and Adam's 1e-6 become 0.5 and 5e-7.
+RELEASED: dict[str, Any] = {
+    "levels": 3,
+    "permutation": "reverse",
+    "residual": False,
+    "weight_init": "normal",
+    "batch_size": 64,
+    "schedule": "constant",
+    "weight_decay": 0.01,
+    "bias_correction": False,
+    "adam_epsilon": 5e-7,
+    "max_grad_norm": 0.5,
+}
+
+# From the plateau that dev splits (STS-B dev, SICK trial) of raw encoders show, see
+# docs/results.md.
+TEMPERED: dict[str, Any] = {
+    "normalize": True,
+    "axes": "principal",
+    "noise": 0.75,
+    "leading": 3,
+    "leading_gain": 0.3,
+    "centring": 0.95,
+    "learning_rate": 3e-4,
+}
 
 
 @dataclass(repr=False, eq=False)
-class Flow(Calibrator):
+class Flow(Calibrator, Schedule, Framing):
     r"""BERT-flow: an invertible map that turns the cloud of vectors into a standard Gaussian.
 
     .. math::
@@ -48,12 +88,11 @@ class Flow(Calibrator):
         + \log \left| \det \tfrac{\partial f_\phi}{\partial x} \right| \right],
         \qquad z = f_\phi(x)
 
-    f is a `bertflow.flows.Glow`. The rows are first standardized, as the first ActNorm would do
-    anyway, so that nothing depends on the unit of a dimension; dimensions that do not vary in the
-    corpus bypass the flow. The defaults are the
-    paper's Table 7, with what it leaves open (batches, decay of the step size, start of the
-    weights) chosen so that results depend little on the seed; `Flow.released` gives the design and
-    schedule of the released code, `Flow.tempered` what research made of it.
+    f is a `bertflow.flows.Glow`. The rows are standardized first, so that nothing depends on the
+    unit of a dimension; dimensions that do not vary in the corpus bypass the flow. The defaults are
+    the paper's Table 7. It leaves batches, decay of the step size and start of the weights open;
+    they are chosen so that results depend little on the seed. `Flow.released` gives the design and
+    schedule of the released code, `Flow.tempered` a preset for raw language models.
 
     Args:
         levels: Levels of the multi-scale flow.
@@ -121,6 +160,8 @@ class Flow(Calibrator):
         ((256,), (5, 8))
     """
 
+    names = {"flow": {}, "tempered-flow": TEMPERED, "released-flow": RELEASED}
+
     levels: int = 2
     depth: int = 3
     _: KW_ONLY
@@ -130,20 +171,6 @@ class Flow(Calibrator):
     residual: bool = True
     scale_rate: float = 3.0
     weight_init: WeightInit = "orthogonal"
-    epochs: float = 1.0
-    batch_size: int = 32
-    learning_rate: float = 1e-3
-    schedule: Literal["constant", "linear"] = "linear"
-    weight_decay: float = 0.0
-    bias_correction: bool = True
-    adam_epsilon: float = 1e-8
-    max_grad_norm: float | None = 1.0
-    normalize: bool = False
-    axes: AxesName = "given"
-    noise: float = 0.0
-    leading: int = 0
-    leading_gain: float = 0.3
-    centring: float = 1.0
     device: Literal["auto"] | str = "auto"
     random_state: int | np.random.RandomState | None = 0
 
@@ -160,10 +187,8 @@ class Flow(Calibrator):
         """The design and schedule of the released code instead of the paper's Table 7.
 
         Three levels, reversal, no residual connection, AdamW without bias correction, 32 pairs a
-        step. What is not repeated: it leaves the encoder's dropout on while it fits.
-
-        Args:
-            changes: Arguments of the constructor that differ.
+        step. Its dropout of the encoder during the fit is not repeated. The changes are arguments
+        of the constructor.
 
         Example:
             >>> Flow.released(epochs=3).levels
@@ -186,10 +211,8 @@ class Flow(Calibrator):
         softened), and a twentieth of the mean stays.
 
         It is fitted without labels. Its numbers come from dev splits (STS-B dev, SICK trial) of raw
-        encoders; docs/results.md shows how, and what it gains.
-
-        Args:
-            changes: Arguments of the constructor that differ.
+        encoders; docs/results.md shows how, and what it gains. The changes are arguments of the
+        constructor.
 
         Example:
             >>> Flow.tempered(epochs=3).noise
@@ -197,59 +220,18 @@ class Flow(Calibrator):
         """
         return cls(**{**TEMPERED, **changes})
 
-    def fit(
-        self,
-        X: Any,  # noqa: N803
-        y: None = None,
-        *,
-        progress: Progress | bool | None = None,
-        checkpoint: str | Path | None = None,
-    ) -> Self:
-        """Learn the flow from rows.
-
-        With a checkpoint, a fit that was stopped goes on when it is called again, and ends with the
-        bits it would have had: same rows, arguments, versions and number of threads. Anything
-        else starts anew, and the log says what was another. A seed of None is that of the file.
-
-        Args:
-            X: Vectors, shape (N, D): an array, a memory-mapped file or a tensor.
-            y: Ignored, there for scikit-learn's sake.
-            progress: None shows a bar with the loss, the rate and the time left once the fit has
-                taken half a second, where someone watches: standard error is a terminal, or it is a
-                notebook; elsewhere, and in other threads and processes, nothing. False never does,
-                True at once and in any thread. A function is called after every step with the steps
-                done, their total and the loss in bits per dimension.
-            checkpoint: File in which the state is kept, written every ten seconds. It stays, to be
-                removed once the flow is saved.
-
-        Returns:
-            The flow itself.
-
-        Raises:
-            InputError: As for every calibrator.
-            ModelError: The checkpoint cannot be written, or is a file of another kind.
-            TrainingError: A step is not finite. The flow is not fitted then; `error.kept` is the
-                one some steps before that, whose losses were finite, fitted (`loss_curve_` has
-                its steps), or None where the first loss was not finite.
-        """
-        return super().fit(X, progress=progress, checkpoint=checkpoint)
-
     def log_prob(self, X: Any) -> Any:  # noqa: N803
         """Log-density of each row under the fitted flow, in nats, shape (N,).
 
         Dimensions that did not vary in the corpus count as Gaussian with deviation `scale_`.
         Gains and offset change the output and its prior alike, and so leave the density as it is.
-
-        Raises:
-            sklearn.exceptions.NotFittedError: fit has not been called.
-            InputError: A NaN or infinite row (named), a row so far off that its type cannot hold
-                the logarithm (named), or another width than at fit.
+        Errors are those of `transform`.
         """
         check_is_fitted(self)
         return self._log_probs(self._checked(X, fitting=False))
 
     def _log_probs(self, rows: Any) -> Any:
-        return self._mapped(self._log_prob_into, rows, 1)[:, 0]
+        return mapped(self._log_prob_into, rows, 1)[:, 0]
 
     def score(self, X: Any, y: None = None) -> float:  # noqa: N803
         """Mean of `log_prob` over the rows: what GridSearchCV maximises."""
@@ -261,19 +243,7 @@ class Flow(Calibrator):
     def sample(
         self, n_samples: int = 1, *, random_state: int | np.random.RandomState | None = None
     ) -> Array:
-        """Draw vectors from the fitted density.
-
-        Args:
-            n_samples: How many, 1 or more.
-            random_state: Seed or numpy RandomState.
-
-        Returns:
-            Shape (n_samples, D), float32.
-
-        Raises:
-            InputError: n_samples is no such number.
-            sklearn.exceptions.NotFittedError: fit has not been called.
-        """
+        """Draw vectors from the fitted density, shape (n_samples, D), float32."""
         check_is_fitted(self)
         check_number("n_samples", n_samples, 1, integer=True)
         random = check_random_state(random_state)
@@ -281,14 +251,7 @@ class Flow(Calibrator):
         return self.inverse_transform(self.frame_.temper(torch.from_numpy(z)).numpy())
 
     def facts(self) -> dict[str, str]:
-        """As of every calibrator, with steps, bits per dimension and what does not vary.
-
-        Example:
-            >>> import numpy as np
-            >>> x = np.random.default_rng(0).normal(size=(64, 4))
-            >>> list(Flow(epochs=1).fit(x).facts())
-            ['dimensions', 'fitted on', 'steps', 'bits per dimension']
-        """
+        """As of every calibrator, with steps, bits per dimension and what bypasses the flow."""
         found = super().facts()
         if found:
             if still := self.n_features_in_ - self.frame_.count:
@@ -305,27 +268,19 @@ class Flow(Calibrator):
     ) -> None:
         self._check_arguments()
         device = training_device(self.device, rows)
-        framing = self._chosen(Framing)
-        frame = Frame.of(rows, framing)
+        frame = Frame.of(rows, self)
         seed = int(check_random_state(self.random_state).randint(2**31))
-        kept = Checkpoint(
-            checkpoint,
-            self._run(rows, device, seed),
-            rows,
-            any_seed=self.random_state is None,
-        )
+        run, any_seed = self._run(rows, device, seed), self.random_state is None
+        kept = Checkpoint(checkpoint, run, rows, any_seed=any_seed)
         generator = torch.Generator().manual_seed(int(kept.run["seed"]))
-
-        wide = beyond_float32(frame.mean, frame.scale)
         # Other devices may lack float64.
         place = device if device.type == "cuda" else None
 
         def fetch(index: Tensor) -> Tensor:
-            x = taken(rows, index).to(place)
-            return frame.enter(x.double() if wide else x)[0].float()
+            return frame.enter(taken(rows, index).to(place))[0].float()
 
         self.flow_ = self._build(frame.count, generator)
-        self.frame_ = frame.tempered(self.flow_, framing)
+        self.frame_ = frame.tempered(self.flow_, self)
         self._warn_of_few_steps(len(rows))
         try:
             with _reporting(progress, frame) as report:
@@ -333,7 +288,7 @@ class Flow(Calibrator):
                     self.flow_,
                     fetch,
                     len(rows),
-                    self._chosen(Schedule),
+                    self,
                     device=device,
                     generator=generator,
                     progress=report,
@@ -350,7 +305,7 @@ class Flow(Calibrator):
             raise
 
     def _warn_of_few_steps(self, rows: int) -> None:
-        steps = self._chosen(Schedule).steps(rows)
+        steps = steps_of(self, rows)
         if steps < ENOUGH_STEPS:
             epochs = self.epochs * ENOUGH_STEPS / steps
             warn_of_few_rows(
@@ -402,10 +357,6 @@ class Flow(Calibrator):
             "torch": torch.__version__,
         }
 
-    def _chosen(self, kind: type[Chosen]) -> Chosen:
-        """The arguments that a dataclass holds, by their common names."""
-        return kind(**{each.name: getattr(self, each.name) for each in fields(kind)})
-
     def _check_arguments(self) -> None:
         for name in ["levels", "depth", "width"]:
             check_number(name, getattr(self, name), 1, integer=True)
@@ -419,8 +370,8 @@ class Flow(Calibrator):
             check_random_state(self.random_state)
         except ValueError as error:
             raise InputError(f"random_state: {error}") from None
-        self._chosen(Schedule).check()
-        self._chosen(Framing).check(self.permutation)
+        check_schedule(self)
+        check_framing(self, self.permutation)
 
     def _build(self, live: int, generator: torch.Generator | None = None) -> Glow:
         return Glow(
@@ -436,50 +387,28 @@ class Flow(Calibrator):
             generator=generator,
         ).float()
 
-    def _needs_float64(self) -> bool:
-        return beyond_float32(self.mean_, self.scale_)
+    def _map(self, like: Tensor) -> FoldedGlow | FramedGlow:
+        """Frame and Glow in the type and on the device of a chunk, folded if they can be."""
 
-    def _in(self, like: Tensor) -> FoldedFlow | Glow:
-        """The flow in the type and on the device of a chunk, folded if it can be."""
-
-        def make() -> FoldedFlow | Glow:
+        def make() -> FoldedGlow | FramedGlow:
             if ResidualForm.suits(self.flow_):
-                return FoldedFlow(self.frame_, ResidualForm.of(self.flow_), like)
-            return copy.deepcopy(self.flow_).to(dtype=like.dtype, device=like.device)
+                return FoldedGlow(self.frame_, ResidualForm.of(self.flow_), like)
+            glow = copy.deepcopy(self.flow_).to(dtype=like.dtype, device=like.device)
+            return FramedGlow(self.frame_, glow)
 
         return self._once("flow", like, make)
 
-    def _latent_into(self, x: Tensor, out: Tensor) -> None:
-        """Latent before gain and offset."""
-        flow = self._in(x)
-        if isinstance(flow, FoldedFlow):
-            flow.latent(x, out)
-        else:
-            live, dead = self.frame_.enter(x)
-            torch.cat([flow(live)[0], dead], dim=1, out=out)
-
     def _transform_into(self, x: Tensor, out: Tensor) -> None:
-        self._latent_into(x, out)
+        self._map(x).latent(x, out)
         self.frame_.temper(out)
 
     def _inverse_transform_into(self, z: Tensor, out: Tensor) -> None:
-        z, count, flow = self.frame_.untemper(z), self.frame_.count, self._in(z)
-        if isinstance(flow, FoldedFlow):
-            flow.rows(z, out)
-        else:
-            out.copy_(self.frame_.leave(flow.inverse(z[:, :count]), z[:, count:]))
+        self._map(z).rows(self.frame_.untemper(z), out)
 
     def _log_prob_into(self, x: Tensor, out: Tensor) -> None:
-        flow = self._in(x)
+        z = torch.empty_like(x)
+        log_det = self._map(x).latent(x, z)
         constant = 0.5 * self.n_features_in_ * math.log(2 * math.pi) + self.frame_.log_volume
-        if isinstance(flow, FoldedFlow):
-            z = torch.empty_like(x)
-            flow.latent(x, z)
-            log_det: Tensor | float = flow.log_det
-        else:
-            live, dead = self.frame_.enter(x)
-            z, log_det = flow(live)
-            z = torch.cat([z, dead], dim=1)
         out[:, 0] = log_det - 0.5 * z.square().sum(dim=1) - constant
 
     def _learned(self) -> dict[str, Tensor]:
@@ -504,12 +433,11 @@ class Flow(Calibrator):
             raise InputError(f"a flow over {live} of {width} dimensions cannot be")
         with torch.device("meta"):
             weights = {f"flow.{k}": v for k, v in self._build(live).state_dict().items()}
-        framing = self._chosen(Framing)
         curve = empty(*shapes.get("loss_curve", (0,))[:1])
-        return {**framing.allocate(width), "loss": empty(), "loss_curve": curve, **weights}
+        return {**frame_tensors(self, width), "loss": empty(), "loss_curve": curve, **weights}
 
     def _restore(self, learned: Mapping[str, Tensor]) -> None:
-        self.frame_ = Frame.restored(learned, self._chosen(Framing))
+        self.frame_ = Frame.restored(learned, self)
         self.loss_ = float(learned["loss"])
         self.loss_curve_ = learned["loss_curve"].numpy()
         weights = {k.removeprefix("flow."): v for k, v in learned.items() if k.startswith("flow.")}
@@ -528,7 +456,7 @@ class Flow(Calibrator):
 
 @contextmanager
 def _reporting(progress: Progress | bool | None, frame: Frame) -> Iterator[Progress | None]:
-    """Call a function with the steps and the loss of the rows, or show a bar; see `Flow.fit`."""
+    """Call a function with the steps and the loss of the rows, or show a bar; see `fit`."""
     with watched(progress) as report:
         show = of_stage(report, "fit") if isinstance(report, Bars) else report
         yield show and (lambda done, total, loss: show(done, total, frame.bits(loss)))

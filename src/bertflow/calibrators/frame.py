@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Self, TypeVar, get_args
+from typing import Literal, Self, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -22,8 +22,8 @@ from torch import Tensor
 from bertflow.arrays import Array, unit_length
 from bertflow.calibrators.base import empty, learned_tensor, like
 from bertflow.calibrators.moments import ROUNDING, moments_of, principal_axes
-from bertflow.errors import InputError, check_number
-from bertflow.flows import Glow, Permutation, bounded_deviation
+from bertflow.errors import InputError, check_choice, check_number
+from bertflow.flows import Glow, ResidualForm, bounded_deviation
 
 Loss = TypeVar("Loss", float, Tensor)
 AxesName = Literal["given", "principal"]
@@ -34,66 +34,58 @@ AxesName = Literal["given", "principal"]
 LEAST_GAIN = 1e-3
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, repr=False, eq=False)
 class Framing:
-    """How to surround a Glow; the names are those of `bertflow.Flow`."""
+    """How to surround a Glow: arguments of `bertflow.Flow`, which says what they are."""
 
-    normalize: bool
-    axes: AxesName
-    noise: float
-    leading: int
-    leading_gain: float
-    centring: float
+    normalize: bool = False
+    axes: AxesName = "given"
+    noise: float = 0.0
+    leading: int = 0
+    leading_gain: float = 0.3
+    centring: float = 1.0
 
-    @property
-    def has_gain(self) -> bool:
-        """Whether outputs are multiplied."""
-        return self.noise > 0 or self.leading > 0
 
-    @property
-    def has_offset(self) -> bool:
-        """Whether something is added to outputs."""
-        return self.centring < 1
+def check_framing(framing: Framing, permutation: str) -> None:
+    """Refuse arguments that are out of range, or that need axes this flow does not have."""
+    if not isinstance(framing.normalize, bool):
+        raise InputError(f"normalize must be True or False, got {framing.normalize!r}")
+    check_choice("axes", framing.axes, get_args(AxesName))
+    check_number("noise", framing.noise, 0, 1)
+    check_number("leading", framing.leading, 0, integer=True)
+    check_number("leading_gain", framing.leading_gain, 0, 1, above=True)
+    check_number("centring", framing.centring, 0, 1)
+    off = {"noise": 0, "leading": 0, "centring": 1}
+    for name in [name for name, value in off.items() if getattr(framing, name) != value]:
+        given = f"{name}={getattr(framing, name)}"
+        if name != "centring" and framing.axes != "principal":
+            raise InputError(
+                f"{given} acts on principal axes, but axes is {framing.axes!r}; "
+                "set axes='principal'"
+            )
+        if permutation == "linear":
+            raise InputError(
+                f"{given} acts on single axes, which permutation='linear' mixes; "
+                "use permutation='random' or 'reverse'"
+            )
 
-    def check(self, permutation: str) -> None:
-        """Refuse arguments that are out of range, or that need axes this flow does not have.
 
-        Raises:
-            InputError: The message names the argument.
-        """
-        if not isinstance(self.normalize, bool):
-            raise InputError(f"normalize must be True or False, got {self.normalize!r}")
-        if self.axes not in get_args(AxesName):
-            raise InputError(f"axes must be one of {get_args(AxesName)}, got {self.axes!r}")
-        check_number("noise", self.noise, 0, 1)
-        check_number("leading", self.leading, 0, integer=True)
-        check_number("leading_gain", self.leading_gain, 0, 1, above=True)
-        check_number("centring", self.centring, 0, 1)
-        off = {"noise": 0, "leading": 0, "centring": 1}
-        for name in [name for name, value in off.items() if getattr(self, name) != value]:
-            given = f"{name}={getattr(self, name)}"
-            if name != "centring" and self.axes != "principal":
-                raise InputError(
-                    f"{given} acts on principal axes, but axes is {self.axes!r}; "
-                    "set axes='principal'"
-                )
-            if permutation == "linear":
-                raise InputError(
-                    f"{given} acts on single axes, which permutation='linear' mixes; "
-                    "use permutation='random' or 'reverse'"
-                )
+def has_gain(framing: Framing) -> bool:
+    """Whether outputs are multiplied."""
+    return framing.noise > 0 or framing.leading > 0
 
-    def allocate(self, width: int) -> dict[str, Tensor]:
-        """Names, shapes and types of what a frame of D dimensions learns."""
-        learned = {"mean": empty(width), "scale": empty(width)}
-        learned["live"] = empty(width, dtype=torch.bool)
-        if self.axes == "principal":
-            learned["components"] = empty(width, width)
-        if self.has_gain:
-            learned["gain"] = empty(width)
-        if self.has_offset:
-            learned["offset"] = empty(width)
-        return learned
+
+def frame_tensors(framing: Framing, width: int) -> dict[str, Tensor]:
+    """Names, shapes and types of what a frame of D dimensions learns."""
+    learned = {"mean": empty(width), "scale": empty(width)}
+    learned["live"] = empty(width, dtype=torch.bool)
+    if framing.axes == "principal":
+        learned["components"] = empty(width, width)
+    if has_gain(framing):
+        learned["gain"] = empty(width)
+    if framing.centring < 1:
+        learned["offset"] = empty(width)
+    return learned
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -121,11 +113,7 @@ class Frame:
 
     @classmethod
     def of(cls, rows: Array | Tensor, framing: Framing) -> Self:
-        """Learn centre, axes and deviations; gain and offset need the Glow, see `tempered`.
-
-        Raises:
-            InputError: Fewer than two axes vary.
-        """
+        """Learn centre, axes and deviations; gain and offset need the Glow, see `tempered`."""
         principal = framing.axes == "principal"
         moments = moments_of(rows, covariance=principal, normalize=framing.normalize)
         if principal:
@@ -152,15 +140,14 @@ class Frame:
 
     @classmethod
     def restored(cls, learned: Mapping[str, Tensor], framing: Framing) -> Self:
-        """Take back what `learned` gave; names and shapes are those of `Framing.allocate`."""
-        arrays = {name: learned[name].numpy() for name in framing.allocate(0)}
+        """Take back what `learned` gave; names and shapes are those of `frame_tensors`."""
+        arrays = {name: learned[name].numpy() for name in frame_tensors(framing, 0)}
         return cls(normalize=framing.normalize, **arrays)
 
     def learned(self) -> dict[str, Tensor]:
         """The arrays, by the names they have in a file."""
-        names = ("mean", "scale", "live", "components", "gain", "offset")
-        arrays = {name: getattr(self, name) for name in names}
-        return {name: learned_tensor(a) for name, a in arrays.items() if a is not None}
+        arrays = {name: array for name, array in vars(self).items() if name != "normalize"}
+        return {name: learned_tensor(array) for name, array in arrays.items() if array is not None}
 
     def tempered(self, glow: Glow, framing: Framing) -> Self:
         r"""The same frame with gain and offset, in the order of the Glow's latent dimensions.
@@ -176,23 +163,21 @@ class Frame:
         mean that is removed. Without noise w is 1. The least gain does not apply to b, which is
         never inverted: on an axis that hardly varies the mean can be many deviations long.
         """
-        if not (framing.has_gain or framing.has_offset):
-            return self
+        axes = np.arange(len(self.mean))
         wiener = np.ones(len(self.mean))
         if framing.noise > 0:
             variance = np.where(self.live, np.square(self.scale), 0.0)
             level = variance[min(round((1 - framing.noise) * len(variance)), self.count - 1)]
             wiener = variance / (variance + level)
-        damping = np.where(np.arange(len(self.mean)) < framing.leading, framing.leading_gain, 1.0)
+        damping = np.where(axes < framing.leading, framing.leading_gain, 1.0)
         gain = np.maximum(wiener, LEAST_GAIN) * damping
         rotated = self.mean if self.components is None else self.components @ self.mean
         offset = (1 - framing.centring) * wiener * damping * rotated / self.scale
-        axes = np.arange(len(self.mean))
-        order = np.concatenate([axes[self.live][latent_axes(glow).numpy()], axes[~self.live]])
+        order = np.concatenate([axes[self.live][glow.latent_axes().numpy()], axes[~self.live]])
         return replace(
             self,
-            gain=gain[order] if framing.has_gain else None,
-            offset=offset[order] if framing.has_offset else None,
+            gain=gain[order] if has_gain(framing) else None,
+            offset=offset[order] if framing.centring < 1 else None,
         )
 
     @property
@@ -249,19 +234,134 @@ class Frame:
         return z if self.gain is None else z / like(self.gain, z)
 
 
-def latent_axes(glow: Glow) -> Tensor:
-    """The input axis that each latent dimension of a Glow came from, shape (D,).
+class FramedGlow:
+    """Rows to latent and back, through the frame and a Glow in the type to compute in."""
 
-    Couplings and ActNorms leave an axis where it is; permutations and splits move it. With
-    invertible matrices for permutations there is no such axis.
+    def __init__(self, frame: Frame, glow: Glow) -> None:
+        self.frame, self.glow = frame, glow
+
+    def latent(self, x: Tensor, out: Tensor) -> Tensor | float:
+        """Write the latent (n, D) of rows (n, D), before `Frame.temper`.
+
+        The Glow's log-determinant is given back: a number, or one for each row.
+        """
+        live, dead = self.frame.enter(x)
+        z, log_det = self.glow.forward(live)
+        torch.cat([z, dead], dim=1, out=out)
+        return log_det
+
+    def rows(self, z: Tensor, out: Tensor) -> None:
+        """Undo `latent`; the length of a row is not brought back."""
+        count = self.frame.count
+        out.copy_(self.frame.leave(self.glow.inverse(z[:, :count]), z[:, count:]))
+
+
+# The columns it reads; w1, b1, w2, b2 as right-hand factors; whether h1 is added to h2; V; and the
+# columns it changes.
+_Coupling: TypeAlias = tuple[slice, Tensor, Tensor, Tensor, Tensor, bool, Tensor, slice]
+
+
+class FoldedGlow:
+    r"""What `FramedGlow` computes, quickly, for a Glow with additive couplings.
+
+    Only the couplings' hidden units are not affine (see `bertflow.flows.ResidualForm`). The whole
+    flow becomes
+
+    - one selection of columns, or with principal axes one matrix product, which brings the axes
+      into the order of the latent dimensions;
+    - two products with D x 32 matrices for each coupling, whose result is added to the rows in
+      place;
+    - one scale and shift at the end.
+
+    It computes in the type and on the device of a given tensor.
     """
-    active, latent = torch.arange(glow.features), []
-    for index, level in enumerate(glow.compositions()):
-        for step in level:
-            if isinstance(step, Permutation):
-                active = active[step.order]
-        if index < len(glow.levels) - 1:
-            goes_on = len(active) - len(active) // 2
-            latent.append(active[goes_on:])
-            active = active[:goes_on]
-    return torch.cat([*latent, active])
+
+    def __init__(self, frame: Frame, form: ResidualForm, like: Tensor) -> None:
+        self.frame, self.count = frame, frame.count
+        live, dead = (torch.from_numpy(frame.live == value).nonzero()[:, 0] for value in (1, 0))
+        matrix = form.matrix
+        self.diagonal = int(matrix.count_nonzero()) == len(matrix)
+        axes = matrix.abs().argmax(dim=1) if self.diagonal else torch.arange(len(matrix))
+        order = torch.cat([live[axes], dead])
+        ones = torch.ones(len(dead), dtype=torch.float64)
+        # A coupling's constant shift moves into the biases of the couplings that read it.
+        behind, couplings = torch.zeros_like(form.constant), []
+        for c in form.couplings:
+            b1 = c.b1 + c.w1 @ behind
+            couplings.append((c.w1[:, axes].T, b1, c.w2.T, c.b2, c.residual, c.out[axes].T))
+            behind = behind + c.shift
+        constant = torch.cat([form.constant + matrix @ behind, 0 * ones])
+
+        def cast(tensor: Tensor) -> Tensor:
+            return tensor.to(dtype=like.dtype, device=like.device).contiguous()
+
+        self.order, self.back = order.to(like.device), order.argsort().to(like.device)
+        self.mean = cast(learned_tensor(frame.mean))
+        self.axes = None
+        if frame.components is not None:
+            self.axes = cast(learned_tensor(frame.components)[order])
+        self.centre, self.scale = self.mean[self.order], cast(learned_tensor(frame.scale)[order])
+        # In latent order each level reads and changes columns that lie side by side.
+        self.couplings: list[_Coupling] = []
+        for w1, b1, w2, b2, residual, back in couplings:
+            reads, moves = _extent(w1), _extent(back.T)
+            parts = cast(w1[reads]), cast(b1), cast(w2), cast(b2), residual, cast(back[:, moves])
+            self.couplings.append((reads, *parts, moves))
+        self.constant = cast(constant)
+        if self.diagonal:
+            factor = matrix.gather(1, axes[:, None])[:, 0]
+            self.factor = cast(torch.cat([factor, ones]))
+            self.log_det = float(factor.abs().log().sum())
+        else:
+            self.matrix, self.inverted = cast(matrix.T), cast(torch.linalg.inv(matrix).T)
+            self.log_det = float(torch.linalg.slogdet(matrix).logabsdet)
+
+    def latent(self, x: Tensor, out: Tensor) -> Tensor | float:
+        """As `FramedGlow.latent`; the log-determinant is the same for every row."""
+        if self.frame.normalize:
+            x = unit_length(x)
+        if self.axes is None:
+            torch.index_select(x, 1, self.order, out=out)
+            out.sub_(self.centre)
+        else:
+            torch.mm(x - self.mean, self.axes.T, out=out)
+        out.div_(self.scale)
+        moving = out[:, : self.count]
+        for coupling in self.couplings:
+            self._couple(moving, coupling, 1)
+        if self.diagonal:
+            out.mul_(self.factor)
+        else:
+            moving.copy_(moving @ self.matrix)
+        out.add_(self.constant)
+        return self.log_det
+
+    def rows(self, z: Tensor, out: Tensor) -> None:
+        """As `FramedGlow.rows`."""
+        u = z - self.constant
+        moving = u[:, : self.count]
+        if self.diagonal:
+            u.div_(self.factor)
+        else:
+            moving.copy_(moving @ self.inverted)
+        for coupling in reversed(self.couplings):
+            self._couple(moving, coupling, -1)
+        u.mul_(self.scale)
+        if self.axes is None:
+            torch.index_select(u, 1, self.back, out=out)
+        else:
+            torch.mm(u, self.axes, out=out)
+        out.add_(self.mean)
+
+    @staticmethod
+    def _couple(u: Tensor, coupling: _Coupling, sign: int) -> None:
+        reads, w1, b1, w2, b2, residual, back, moves = coupling
+        h1 = torch.addmm(b1, u[:, reads], w1).relu_()
+        h2 = torch.addmm(b2, h1, w2).relu_()
+        u[:, moves].addmm_(h2.add_(h1) if residual else h2, back, alpha=sign)
+
+
+def _extent(matrix: Tensor) -> slice:
+    """The range from the first nonzero row of a matrix to the last."""
+    rows = matrix.any(dim=1).nonzero()[:, 0].tolist()
+    return slice(rows[0], rows[-1] + 1) if rows else slice(0, 0)

@@ -6,21 +6,14 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bertflow.arrays import Array, matrix
-from bertflow.calibrators.base import (
-    Calibrator,
-    Progress,
-    beyond_float32,
-    empty,
-    learned_tensor,
-    like,
-)
+from bertflow.calibrators.base import Calibrator, Progress, empty, learned_tensor, like
 from bertflow.calibrators.moments import (
     ROUNDING,
     Moments,
@@ -45,6 +38,10 @@ class LinearCalibrator(Calibrator):
 
     mean_: Array
     scale_: Array
+    components_: Array
+
+    # What is learned, by the name in files: a letter for each side, D dimensions by K axes.
+    learned: ClassVar[Mapping[str, str]] = {}
 
     # Whether it is learned from rows scaled to unit length.
     from_unit_rows = False
@@ -56,23 +53,16 @@ class LinearCalibrator(Calibrator):
     needs_sample = False
 
     def fit_moments(self, moments: Moments, sample: Any = None) -> Self:
-        """Learn the map from the moments of rows instead of the rows: those of many files, merged.
-
-        What is learned is what `fit` learns from the same moments.
+        """Learn the map that `fit` learns, from moments of rows: those of many files, merged.
 
         Args:
-            moments: Count, mean and centred second moments of at least 2 rows; with the full
-                covariance where `needs_covariance` says so, of rows at unit length where
-                `from_unit_rows` does.
+            moments: Of at least 2 rows; with the full covariance where `needs_covariance` says so,
+                of rows at unit length where `from_unit_rows` does.
             sample: Some 2,000 of the rows, shape (n, D), where `needs_sample` says so.
 
-        Returns:
-            The calibrator itself.
-
         Raises:
-            InputError: Fewer than 2 rows or dimensions, all rows equal, the diagonal alone where
-                the covariance is needed, a sample of another width, or an argument of the
-                constructor out of its range.
+            InputError: As `fit`; or the moments are of another kind, or the sample is of another
+                width.
 
         Example:
             >>> import torch
@@ -102,6 +92,7 @@ class LinearCalibrator(Calibrator):
             raise InputError(
                 f"sample has {rows.shape[1]} columns, but the moments are of {width} dimensions"
             )
+        self._check_arguments()
         check_moments(moments)
         self._fit_moments(moments, rows)
         self._fitted = True
@@ -120,6 +111,10 @@ class LinearCalibrator(Calibrator):
     def _check_arguments(self) -> None:
         """Refuse arguments of the constructor that are out of their range."""
 
+    def _count(self) -> int:
+        """How many axes are learned: K."""
+        return self.n_features_in_
+
     @abstractmethod
     def _fit_moments(self, moments: Moments, rows: Array | Tensor | None) -> None:
         """Learn from checked moments, and from rows or a sample of them if they are there."""
@@ -137,24 +132,33 @@ class LinearCalibrator(Calibrator):
         self._inverse_linear_into(z, out)
         out.add_(self._as("mean", z))
 
-    def _needs_float64(self) -> bool:
-        return beyond_float32(self.mean_, self.scale_)
-
-    @abstractmethod
     def _linear_into(self, centred: Tensor, out: Tensor) -> None:
         """Write A applied to rows."""
+        matrix = self._once("forward", centred, lambda: like(self._axes(1), centred))
+        torch.mm(centred, matrix.T, out=out)
 
-    @abstractmethod
     def _inverse_linear_into(self, z: Tensor, out: Tensor) -> None:
         """Write the (pseudo-)inverse of A applied to rows."""
+        torch.mm(z, self._once("backward", z, lambda: like(self._axes(-1), z)), out=out)
+
+    def _axes(self, power: int) -> Array:
+        """The axes as rows (K, D), each times a power of its gain."""
+        axes: Array = self.components_ * self.scale_[:, None] ** -power
+        return axes
 
     def _as(self, name: str, tensor: Tensor) -> Tensor:
         """Something that was learned, in a tensor's type and on its device."""
         return self._once(name, tensor, lambda: like(getattr(self, f"{name}_"), tensor))
 
     def _learned(self) -> dict[str, Tensor]:
-        names = self._allocate({})
-        return {name: learned_tensor(getattr(self, f"{name}_")) for name in names}
+        return {name: learned_tensor(getattr(self, f"{name}_")) for name in self.learned}
+
+    def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        self._check_arguments()
+        sizes = {"D": self.n_features_in_, "K": self._count()}
+        return {
+            name: empty(*(sizes[side] for side in sides)) for name, sides in self.learned.items()
+        }
 
     def _restore(self, learned: Mapping[str, Tensor]) -> None:
         for name, tensor in learned.items():
@@ -182,6 +186,8 @@ class Standardization(LinearCalibrator):
                [ 1.,  1.]])
     """
 
+    names = {"standardization": {}}
+    learned = {"mean": "D", "scale": "D"}
     needs_covariance = False
 
     def _fit_moments(self, moments: Moments, rows: Array | Tensor | None) -> None:
@@ -193,9 +199,6 @@ class Standardization(LinearCalibrator):
 
     def _inverse_linear_into(self, z: Tensor, out: Tensor) -> None:
         torch.mul(z, self._as("scale", z), out=out)
-
-    def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        return {"mean": empty(self.n_features_in_), "scale": empty(self.n_features_in_)}
 
 
 @dataclass(repr=False, eq=False)
@@ -231,6 +234,9 @@ class AllButTheTop(LinearCalibrator):
         array([0., 1., 0.])
     """
 
+    names = {"all-but-the-top": {}}
+    learned = {"mean": "D", "scale": "D", "components": "KD"}
+
     n_components: int | None = None
     _: KW_ONLY
     standardize: bool = False
@@ -248,7 +254,6 @@ class AllButTheTop(LinearCalibrator):
             raise InputError(f"standardize must be True or False, got {self.standardize!r}")
 
     def _fit_moments(self, moments: Moments, rows: Array | Tensor | None) -> None:
-        self._check_arguments()
         width = self.n_features_in_
         self.mean_ = moments.mean.numpy()
         scale = _scale(moments) if self.standardize else torch.ones(width, dtype=torch.float64)
@@ -270,12 +275,6 @@ class AllButTheTop(LinearCalibrator):
 
     def _inverse_linear_into(self, z: Tensor, out: Tensor) -> None:
         torch.mul(z, self._as("scale", z), out=out)
-
-    def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        self._check_arguments()
-        width = self.n_features_in_
-        removed = empty(self._count(), width)
-        return {"mean": empty(width), "scale": empty(width), "components": removed}
 
 
 @dataclass(repr=False, eq=False)
@@ -324,6 +323,9 @@ class Whitening(LinearCalibrator):
         True
     """
 
+    names = {"whitening": {}}
+    learned = {"mean": "D", "components": "KD", "scale": "K"}
+
     dim: int | None = None
     _: KW_ONLY
     power: float = 1.0
@@ -340,8 +342,7 @@ class Whitening(LinearCalibrator):
             check_number("shrinkage", self.shrinkage, 0, 1)
 
     def _fit_moments(self, moments: Moments, rows: Array | Tensor | None) -> None:
-        self._check_arguments()
-        width, kept = self.n_features_in_, self._n_features_out
+        width, kept = self.n_features_in_, self._count()
         self.shrinkage_ = s = _shrinkage(moments) if self.shrinkage == "auto" else self.shrinkage
         if moments.count < ENOUGH_ROWS * width:
             warn_of_few_rows(
@@ -358,32 +359,12 @@ class Whitening(LinearCalibrator):
         self.components_ = directions[:kept].contiguous().numpy()
         self.scale_ = (deviation[:kept] ** self.power).numpy()
 
-    @property
-    def _n_features_out(self) -> int:
+    def _count(self) -> int:
         return self.n_features_in_ if self.dim is None else self.dim
 
-    def _needs_float64(self) -> bool:
-        # scale_ is deviation ** power: undo the power, which may overflow if it is tiny.
-        with np.errstate(over="ignore", under="ignore"):
-            deviation = self.scale_ if self.power == 0 else self.scale_ ** (1 / self.power)
-        return beyond_float32(self.mean_, deviation)
-
-    def _linear_into(self, centred: Tensor, out: Tensor) -> None:
-        torch.mm(
-            centred, self._once("forward", centred, lambda: self._matrix(centred, -1)).T, out=out
-        )
-
-    def _inverse_linear_into(self, z: Tensor, out: Tensor) -> None:
-        matrix = self._once("backward", z, lambda: self._matrix(z, 1))
-        torch.mm(z, matrix, out=out)
-
-    def _matrix(self, tensor: Tensor, power: int) -> Tensor:
-        return like(self.components_ * self.scale_[:, None] ** power, tensor)
-
-    def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        self._check_arguments()
-        kept, width = self._n_features_out, self.n_features_in_
-        return {"mean": empty(width), "components": empty(kept, width), "scale": empty(kept)}
+    @property
+    def _n_features_out(self) -> int:
+        return self._count()
 
 
 def _shrinkage(moments: Moments) -> float:

@@ -30,6 +30,11 @@ class Moments:
         features: Width D.
         covariance: Keep the full matrix (D, D); otherwise only its diagonal (D,).
 
+    Attributes:
+        count: Rows seen.
+        mean: Shape (D,), float64.
+        second: Sums of centred products, (D, D), or of squares alone, (D,).
+
     Source:
         Chan, Golub and LeVeque (1983), equations 2.1.
 
@@ -47,20 +52,17 @@ class Moments:
         self.count = 0
         self.mean = torch.zeros(features, dtype=torch.float64)
         shape = (features, features) if covariance else (features,)
-        self._second = torch.zeros(shape, dtype=torch.float64)
+        self.second = torch.zeros(shape, dtype=torch.float64)
 
     @pinned()
     def update(self, rows: Tensor) -> None:
         """Take in a chunk of rows, shape (n, D), of any floating type."""
         if len(rows) == 0:
             return
-        chunk = Moments.__new__(Moments)
         wide = _wide(rows)
-        chunk.count = len(wide)
         mean = wide.mean(dim=0)
-        chunk.mean = mean.cpu()
-        chunk._second = self._product(wide - mean).cpu()
-        self.merge(chunk)
+        second = self._product(wide - mean)
+        self.merge(Moments.restored(len(wide), mean.cpu(), second.cpu()))
 
     @pinned()
     def merge(self, other: Moments) -> None:
@@ -70,49 +72,25 @@ class Moments:
             return
         delta = other.mean - self.mean
         weight = self.count * other.count / total
-        self._second += other._second + weight * self._product(delta[None, :])
+        self.second += other.second + weight * self._product(delta[None, :])
         self.mean = self.mean + delta * (other.count / total)
         self.count = total
 
     @classmethod
     def restored(cls, count: int, mean: Tensor, second: Tensor) -> Moments:
-        """What was kept of moments: their count, mean (D,) and `second`, (D, D) or (D,).
-
-        Raises:
-            InputError: These are no moments of anything.
-
-        Example:
-            >>> import torch
-            >>> moments = Moments(2, covariance=False)
-            >>> moments.update(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
-            >>> again = Moments.restored(moments.count, moments.mean, moments.second)
-            >>> again.variance().tolist()
-            [1.0, 4.0]
-        """
-        width = len(mean)
-        shapes = ((width,), (width, width))
-        if count < 0 or mean.shape != (width,) or tuple(second.shape) not in shapes:
-            raise InputError(
-                f"count {count}, mean of shape {tuple(mean.shape)} and second moments of shape "
-                f"{tuple(second.shape)} are no moments; expected (D,) and (D,) or (D, D)"
-            )
+        """Moments with these attributes."""
         moments = cls.__new__(cls)
         moments.count = count
-        moments.mean, moments._second = mean.double(), second.double()
+        moments.mean, moments.second = mean.double(), second.double()
         return moments
 
-    @property
-    def second(self) -> Tensor:
-        """The centred second moments: sums of products, (D, D), or of squares alone, (D,)."""
-        return self._second
-
     def _product(self, centred: Tensor) -> Tensor:
-        full = self._second.ndim == 2
+        full = self.second.ndim == 2
         return centred.T @ centred if full else centred.square().sum(dim=0)
 
     def variance(self) -> Tensor:
         """Variance of each dimension, shape (D,), with ddof 0: divided by the count."""
-        diagonal = self._second.diagonal() if self._second.ndim == 2 else self._second
+        diagonal = self.second.diagonal() if self.second.ndim == 2 else self.second
         return diagonal / self.count
 
     def deviation(self) -> Tensor:
@@ -120,24 +98,16 @@ class Moments:
         return self.variance().sqrt()
 
     def covariance(self) -> Tensor:
-        """Covariance matrix, shape (D, D), with ddof 0: divided by the count.
-
-        Raises:
-            ValueError: Only the diagonal was kept.
-        """
-        if self._second.ndim != 2:
+        """Covariance matrix, shape (D, D), with ddof 0; a ValueError without `covariance`."""
+        if self.second.ndim != 2:
             raise ValueError("only the diagonal was kept: build Moments with covariance=True")
-        return self._second / self.count
+        return self.second / self.count
 
 
 def moments_of(
     rows: Array | Tensor, *, covariance: bool = True, normalize: bool = False
 ) -> Moments:
-    """Moments of checked rows, or of the rows at unit length.
-
-    Raises:
-        InputError: Nothing can be learned from them.
-    """
+    """Moments of rows, or of the rows at unit length, as `check_moments` allows them."""
     moments = Moments(rows.shape[1], covariance=covariance)
     for chunk in chunks(rows):
         wide = _wide(chunk)
@@ -147,14 +117,9 @@ def moments_of(
 
 
 def check_moments(moments: Moments, alike: str = "") -> None:
-    """Refuse moments from which nothing can be learned.
+    """Refuse moments of rows that are all equal, or too large or too small to square.
 
-    Args:
-        moments: Of at least one row.
-        alike: What was done to the rows before, for the message.
-
-    Raises:
-        InputError: They are of rows that are all equal, or too large or too small to square.
+    `alike` says, for the message, how the rows were changed before.
     """
     mean, deviation = moments.mean.abs(), moments.deviation()
     if not bool(deviation.isfinite().all()):
@@ -174,10 +139,6 @@ def _wide(rows: Tensor) -> Tensor:
     return rows.to(device=None if rows.is_cuda else "cpu", dtype=torch.float64)
 
 
-# Smaller entries of a covariance, as a share of the largest variance, are far below its rounding.
-LEAST = 1e-60
-
-
 def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor, float]:
     """The principal axes of a covariance matrix (D, D).
 
@@ -185,18 +146,16 @@ def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor, float]:
         The deviation along each axis, shape (D,), falling; the axes as rows, shape (D, D),
         orthonormal, each with its largest entry positive; and the deviation that rounding alone
         can leave, from the tolerance of a numerical rank.
+
+    Raises:
+        InputError: No axes are found, since the variances differ by a factor of 1e100 or more.
     """
     try:
         values, vectors = torch.linalg.eigh(covariance)
     except RuntimeError:  # torch.linalg.LinAlgError
-        if not bool(covariance.isfinite().all()):
-            raise
-        # eigh may not converge where units differ by a factor of 1e100 or more. Entries that small
-        # do not matter for any axis, so they are set to 0.
-        largest = covariance.diagonal().max()
-        relative = covariance / largest
-        values, vectors = torch.linalg.eigh(relative.where(relative.abs() > LEAST, 0.0))
-        values = values * largest
+        raise InputError(
+            "X has dimensions whose units differ by too many powers of ten; standardize it first"
+        ) from None
     values, directions = values.flip(0).clamp(min=0), vectors.T.flip(0)
     largest = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True))
     floor = (values[0] * len(values) * torch.finfo(torch.float64).eps).sqrt()

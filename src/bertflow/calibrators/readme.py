@@ -1,4 +1,4 @@
-"""The model card of a saved folder, README.md, and the parts that all cards share.
+"""How a calibrator is described: by its name and preset, and in a model card, README.md.
 
 A card holds nothing that differs between two saves, such as a date: the same calibrator always
 gives the same bytes.
@@ -6,14 +6,13 @@ gives the same bytes.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import PurePath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from bertflow.calibrators.presets import calibrator_name, preset_name, preset_of
-from bertflow.errors import one_line, shown
+from bertflow.errors import InputError, one_line, shown
 
 if TYPE_CHECKING:
     from bertflow.calibrators.base import Calibrator
@@ -60,6 +59,10 @@ LOADED = f"""from bertflow import load_calibrator
 
 calibrator = load_calibrator("{HERE}")
 calibrated = calibrator.transform(vectors)"""
+ATTACHED = """
+
+# Behind its encoder, a model of sentence-transformers:
+# bertflow.attach(encoder, calibrator)"""
 LIMITS = (
     "It helps vectors of raw language models, which crowd around a common direction. Encoders that "
     "were trained contrastively, such as most embedding models of today, do not need it.",
@@ -69,52 +72,68 @@ LIMITS = (
 )
 
 
-def calibrator_card(calibrator: Calibrator, name: str = HERE) -> str:
-    """The card of a calibrator's own folder.
+def calibrator_name(calibrator: Calibrator) -> str:
+    """The name a calibrator goes by in files and on the command line; InputError for others."""
+    kind = type(calibrator)
+    if "names" not in vars(kind):
+        raise InputError(f"{kind.__name__} is no calibrator of bertflow's, and cannot be stored")
+    return next(iter(kind.names))
 
-    Args:
-        calibrator: Fitted.
-        name: What the code in it loads: a name on the hub, or a stand-in for the folder.
+
+def preset_of(calibrator: Calibrator) -> tuple[str, dict[str, Any]]:
+    """The nearest name of a calibrator, and the arguments in which it differs from that.
+
+    The device is none of them: it makes no other calibrator.
 
     Example:
-        >>> import numpy as np
-        >>> from bertflow import Whitening
-        >>> x = np.random.default_rng(0).normal(size=(50, 4))
-        >>> card = calibrator_card(Whitening(2).fit(x))
-        >>> card.splitlines()[1]
-        'library_name: bertflow'
+        >>> from bertflow import Flow
+        >>> preset_of(Flow.tempered(epochs=2))
+        ('tempered-flow', {'epochs': 2})
     """
-    kind = type(calibrator).__name__
-    what, source = WHAT[kind]
+    calibrator_name(calibrator)
+    kind, given = type(calibrator), calibrator.get_params(deep=False)
+    defaults = kind().get_params(deep=False)
+    differing = {}
+    for name, changes in kind.names.items():
+        preset = {**defaults, **changes, "device": given.get("device")}
+        differing[name] = {key: value for key, value in given.items() if value != preset[key]}
+    nearest = min(differing, key=lambda name: len(differing[name]))
+    return nearest, differing[nearest]
+
+
+def preset_name(calibrator: Calibrator) -> str:
+    """The same in words.
+
+    Example:
+        >>> from bertflow import Flow, Whitening
+        >>> preset_name(Flow.tempered()), preset_name(Flow.tempered(epochs=2))
+        ('tempered-flow', 'tempered-flow, epochs=2')
+        >>> preset_name(Whitening(256))
+        'whitening, dim=256'
+    """
+    name, changed = preset_of(calibrator)
+    return ", ".join([name, *(f"{key}={shown(value)}" for key, value in changed.items())])
+
+
+def calibrator_card(calibrator: Calibrator, name: str = HERE) -> str:
+    """The card of a fitted calibrator's own folder, whose code loads it by a name."""
+    what, source = WHAT[type(calibrator).__name__]
     provenance = getattr(calibrator, "provenance_", {})
-    encoder = provenance.get("encoder")
-    metadata = front_matter(
-        library_name="bertflow",
-        tags=["bertflow", calibrator_name(calibrator), "sentence-embeddings"],
-        **origin_metadata(provenance.get("origin")),
-    )
-    usage = LOADED
-    whose = ""
-    if isinstance(encoder, Mapping):
-        usage += "\n\n# Behind its encoder, a model of sentence-transformers:\n"
-        usage += "# bertflow.attach(encoder, calibrator)"
-        whose = f" of {encoder_named(provenance)}"
-    return "\n".join(
-        [
-            f"---\n{metadata}\n---\n",
-            f"# {preset_of(calibrator)[0]} of sentence vectors\n",
-            f"This is {what}. It was fitted without labels by bertflow, to vectors{whose}; the "
-            "encoder itself is not part of it.\n",
-            "## Use\n",
-            fenced(named(usage, name)),
-            "## How it was made\n",
-            table(made_of(calibrator)),
-            "## Limits\n",
-            *(f"- {limit}" for limit in LIMITS),
-            "\n## Source\n",
-            source,
-            "",
-        ]
+    behind = isinstance(provenance.get("encoder"), Mapping)
+    template = (files("bertflow.calibrators") / "card.md").read_text(encoding="utf-8")
+    return template.format(
+        metadata=front_matter(
+            library_name="bertflow",
+            tags=["bertflow", calibrator_name(calibrator), "sentence-embeddings"],
+            **origin_metadata(provenance.get("origin")),
+        ),
+        preset=preset_of(calibrator)[0],
+        what=what,
+        whose=f" of {encoder_named(provenance)}" if behind else "",
+        use=fenced(named(LOADED + ATTACHED if behind else LOADED, name)),
+        made=table(made_of(calibrator)),
+        limits="\n".join(f"- {limit}" for limit in LIMITS),
+        source=source,
     )
 
 
@@ -141,7 +160,7 @@ def origin_metadata(origin: Any) -> dict[str, str]:
 def made_of(calibrator: Calibrator) -> dict[str, str]:
     """How a calibrator was fitted and on what, by name; cells of Markdown."""
     provenance = getattr(calibrator, "provenance_", {})
-    call = code(_call(calibrator))
+    call = code(" ".join(repr(calibrator).split()))
     preset = preset_of(calibrator)[0]
     if preset != calibrator_name(calibrator):  # One with a name of its own.
         call = f"{text(preset_name(calibrator))}: {call}"
@@ -151,8 +170,8 @@ def made_of(calibrator: Calibrator) -> dict[str, str]:
         found["encoder"] = encoder_named(provenance)
         found |= encoder_facts(encoder)
     found |= calibrator.facts()
-    if files := _files(provenance):
-        found["files"] = files
+    if names := _files(provenance):
+        found["files"] = names
     if isinstance(cut := provenance.get("cut_to_max_length"), int):
         found["cut"] = f"{cut:,} of the distinct sentences were longer than the encoder takes"
     if isinstance(precision := provenance.get("precision"), str):
@@ -195,12 +214,7 @@ def last_part(name: str) -> str:
 
 
 def named(content: str, name: str) -> str:
-    """A card's text whose code loads from a name on the hub, if that is one.
-
-    Args:
-        content: Of a card.
-        name: `HERE`, or what takes its place.
-    """
+    """A card whose code loads from a name on the hub instead of `HERE`, if it is such a name."""
     if not HUB_NAME.fullmatch(name) or name == HERE:
         return content
     for start, load in (
@@ -239,22 +253,11 @@ def code(value: object) -> str:
     return f"{fence}{space}{line}{space}{fence}"
 
 
-def _call(calibrator: Calibrator) -> str:
-    """The constructor's call with the arguments that are not the defaults."""
-    defaults = inspect.signature(type(calibrator).__init__).parameters
-    changed = [
-        f"{name}={shown(value)}"
-        for name, value in calibrator.get_params(deep=False).items()
-        if repr(value) != repr(defaults[name].default)
-    ]
-    return f"{type(calibrator).__name__}({', '.join(changed)})"
-
-
 def _files(provenance: Mapping[str, Any]) -> str:
     """Names of the files that were fitted on, without their folders."""
     for name in ("corpus", "vectors"):
         given = provenance.get(name)
-        files = [given] if isinstance(given, str) else given
-        if isinstance(files, Sequence) and files and all(isinstance(one, str) for one in files):
-            return ", ".join(code(last_part(one)) for one in files)
+        names = [given] if isinstance(given, str) else given
+        if isinstance(names, Sequence) and all(isinstance(one, str) for one in names):
+            return ", ".join(code(last_part(one)) for one in names)
     return ""

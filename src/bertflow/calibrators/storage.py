@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from bertflow.calibrators.adaptive import AdaptiveWhitening
 from bertflow.calibrators.base import Calibrator
 from bertflow.calibrators.flow import Flow
 from bertflow.calibrators.linear import AllButTheTop, Standardization, Whitening
-from bertflow.calibrators.presets import PRESETS, preset_name
+from bertflow.calibrators.readme import preset_name
 from bertflow.calibrators.writing import CONFIG, FORMAT, SUBFOLDER, WEIGHTS
 from bertflow.errors import InputError, ModelError, did_you_mean, shown, unknown
 from bertflow.io.files import reason_of
-from bertflow.io.json import read_json
+from bertflow.io.reading import read_json
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)
@@ -28,35 +28,20 @@ log = logging.getLogger(__name__)
 LISTED = 5
 TYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64, "BOOL": torch.bool}
 
-# Arguments that a later version added. A file of an earlier version has none of them; their
-# defaults leave its calibrator as it was.
-ADDED = {"flow": {"normalize", "axes", "noise", "leading", "leading_gain", "centring"}}
-
-CALIBRATORS: dict[str, type[Calibrator]] = {
-    "adaptive-whitening": AdaptiveWhitening,
-    "flow": Flow,
-    "whitening": Whitening,
-    "standardization": Standardization,
-    "all-but-the-top": AllButTheTop,
-}
-
+KINDS = (AdaptiveWhitening, Flow, Whitening, Standardization, AllButTheTop)
+CALIBRATORS: dict[str, type[Calibrator]] = {next(iter(kind.names)): kind for kind in KINDS}
 # All names under which Python and the command line construct a calibrator.
 NAMED: dict[str, Callable[[], Calibrator]] = {
     **CALIBRATORS,
-    **{name: partial(Flow, **changed) for name, changed in PRESETS.items()},
+    **{name: partial(kind, **changes) for kind in KINDS for name, changes in kind.names.items()},
 }
 
 
 def named_calibrator(name: str, **arguments: Any) -> Calibrator:
-    """Construct a calibrator by its name.
+    """Construct a calibrator by its name and arguments; InputError if one is unknown.
 
-    Args:
-        name: adaptive-whitening, flow, tempered-flow, released-flow, whitening, standardization or
-            all-but-the-top.
-        arguments: Of the constructor.
-
-    Raises:
-        InputError: An unknown name or argument.
+    The names are adaptive-whitening, flow, tempered-flow, released-flow, whitening, standardization
+    and all-but-the-top.
 
     Example:
         >>> named_calibrator("whitening", dim=2)
@@ -68,30 +53,16 @@ def named_calibrator(name: str, **arguments: Any) -> Calibrator:
     known = sorted(calibrator.get_params(deep=False))
     for key in arguments:
         if key not in known:
-            raise _no_argument(name, key, known)
+            others = [o for o, kind in CALIBRATORS.items() if key in kind().get_params(deep=False)]
+            hint = f"; {key} is one of {others[0]}" if others else did_you_mean(key, known)
+            has = ", ".join(known) or "no arguments"
+            raise InputError(f"{name} has no {shown(key)}; it has {has}{hint}")
     calibrator.set_params(**arguments)
     return calibrator
 
 
-def _no_argument(name: str, key: str, known: Sequence[str]) -> InputError:
-    """The error for an argument that this calibrator does not have, but another may."""
-    has = f"{name} has no {shown(key)}; it has {', '.join(known) or 'no arguments'}"
-    if near := did_you_mean(key, known):
-        return InputError(f"{has}{near}")
-    for other, kind in CALIBRATORS.items():
-        arguments = kind().get_params(deep=False)
-        if key in arguments:
-            return InputError(f"{has}; {key} is one of {other}")
-        if near := did_you_mean(key, arguments).removesuffix("?"):
-            return InputError(f"{has}{near} of {other}?")
-    return InputError(has)
-
-
 def as_calibrator(given: Any) -> Calibrator:
     """A calibrator from an instance, a name, or None, which means `AdaptiveWhitening()`.
-
-    Raises:
-        InputError: It is none of these; or an unknown name.
 
     Example:
         >>> as_calibrator("whitening"), as_calibrator(None)
@@ -113,9 +84,6 @@ def as_calibrator(given: Any) -> Calibrator:
 
 def recorded_name(recorded: Mapping[str, Any]) -> str:
     """The name and arguments, as people write them, of a calibrator described in a record.
-
-    Args:
-        recorded: Its name in files as "name", beside its arguments.
 
     Example:
         >>> recorded_name({"name": "whitening", "dim": 256})
@@ -146,42 +114,30 @@ def load_calibrator(folder: str | Path) -> Calibrator:
         ModelError: The folder, a file or a part of one is missing or foreign; the message names it.
     """
     folder = calibrator_folder(folder)
-    config = read_json(folder / CONFIG)
-    path = folder / WEIGHTS
+    config, weights = folder / CONFIG, folder / WEIGHTS
     try:
-        calibrator = _constructed(config)
-    except InputError as error:
-        raise ModelError(f"{folder / CONFIG}: {reason_of(error)}") from None
+        calibrator = _constructed(read_json(config))
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"{folder / CONFIG} is no calibrator's configuration: {reason_of(error)}"
-        ) from None
+        raise ModelError(f"{config} is no calibrator's: {reason_of(error)}") from None
+    if not weights.is_file():
+        raise ModelError(f"{weights} is {'no file' if weights.exists() else 'missing'}")
     try:
-        if not path.is_file():
-            raise ModelError(f"{path} is {'no file' if path.exists() else 'missing'}")
-        with safe_open(path, framework="pt") as file:
+        with safe_open(weights, framework="pt") as file:
             _compare(file, calibrator, folder)
             # Copied out of the file, which may change; and memory that is aligned otherwise can
             # change the last bit of a product.
             learned = {name: file.get_tensor(name).clone() for name in file.keys()}
-        _check_values(learned, calibrator, path)
+        _check_values(learned, calibrator, weights)
         calibrator._restore(learned)
-        calibrator._fitted = True
-    except ModelError:
-        raise
-    except (OSError, SafetensorError, ValueError, TypeError, RuntimeError) as error:
-        raise ModelError(f"{path} cannot be read: {reason_of(error)}") from None
-    calibrator.provenance_ = config["provenance"]
+    except (OSError, SafetensorError, ValueError, TypeError) as error:
+        raise ModelError(f"{weights} cannot be read: {reason_of(error)}") from None
+    calibrator._fitted = True
     log.info("%s: %r of %d dimensions", folder, calibrator, calibrator.n_features_in_)
     return calibrator
 
 
 def calibrator_folder(folder: str | Path) -> Path:
-    """The folder of the two files: the given one, or its `bertflow/` in a saved model.
-
-    Raises:
-        ModelError: Neither holds them, or their configuration cannot be read.
-    """
+    """The folder of the two files: the given one, or its `bertflow/` in a saved model."""
     folder = Path(folder)
     try:
         for candidate in [folder / SUBFOLDER, folder]:
@@ -202,38 +158,33 @@ def _is_ours(config: Path) -> bool:
 
 
 def _constructed(config: Any) -> Calibrator:
-    if type(config["format"]) is not int or config["format"] != FORMAT:
-        raise InputError(
-            f"format {shown(config['format'])} is not {FORMAT}; install a newer bertflow"
-        )
-    if config["calibrator"] not in CALIBRATORS:
+    """The calibrator that a configuration describes, not fitted."""
+    kind, version = config["calibrator"], config["format"]
+    if type(version) is not int or version != FORMAT:
+        raise InputError(f"format {shown(version)} is not {FORMAT}; install a newer bertflow")
+    if kind not in CALIBRATORS:
         known = ", ".join(CALIBRATORS)
-        raise InputError(
-            f"{shown(config['calibrator'])} is none of {known}; install a newer bertflow"
-        )
-    width = config["n_features_in"]
-    if type(width) is not int or width < 2:
-        raise InputError(f"n_features_in must be an integer from 2 up, got {shown(width)}")
-    # Files of earlier versions do not say how many rows there were.
-    rows = config.get("n_samples")
-    if rows is not None and (type(rows) is not int or rows < 2):
-        raise InputError(f"n_samples must be an integer from 2 up, got {shown(rows)}")
+        raise InputError(f"{shown(kind)} is none of {known}; install a newer bertflow")
+    # Files of earlier versions have no number of rows.
+    for name in ("n_features_in", "n_samples"):
+        value = config[name] if name == "n_features_in" else config.get(name, 2)
+        if type(value) is not int or value < 2:
+            raise InputError(f"{name} must be an integer from 2 up, got {shown(value)}")
     if not isinstance(config["provenance"], dict):
         raise InputError(f"provenance must be an object, got {shown(config['provenance'])}")
-    kind = CALIBRATORS[config["calibrator"]]
-    names = kind().get_params(deep=False).keys()
-    missing = names - config["arguments"].keys()
-    added = ADDED.get(config["calibrator"], set())
-    if missing := missing - added if missing >= added else missing:
-        raise InputError(f"arguments lack {_listed(missing)}")
-    if foreign := config["arguments"].keys() - names:
+    known = CALIBRATORS[kind]().get_params(deep=False).keys()
+    if foreign := config["arguments"].keys() - known:
         raise InputError(
             f"arguments hold {_listed(foreign)}, unknown to this version; install a newer bertflow"
         )
-    calibrator = kind(**config["arguments"])
-    calibrator.n_features_in_ = width
-    if rows is not None:
-        calibrator.n_samples_ = rows
+    # Later versions added arguments, whose defaults leave a calibrator as it was.
+    calibrator = CALIBRATORS[kind](**config["arguments"])
+    calibrator.n_features_in_, calibrator.provenance_ = (
+        config["n_features_in"],
+        config["provenance"],
+    )
+    if "n_samples" in config:
+        calibrator.n_samples_ = config["n_samples"]
     return calibrator
 
 
@@ -260,24 +211,16 @@ def _check_values(learned: Mapping[str, Tensor], calibrator: Calibrator, path: P
     """Refuse weights whose map would give NaN or infinity."""
     rates = {"log_scale": getattr(calibrator, "scale_rate", 1.0), "log_diagonal": 1.0}
     for name, tensor in learned.items():
-        if not tensor.is_floating_point():
-            continue
-        kind, tiny = name.rpartition(".")[2], torch.finfo(tensor.dtype).tiny
-        good, expected = tensor.isfinite(), "finite numbers"
-        if name in ("scale", "gain"):
-            good &= tensor >= tiny
-            expected = "finite numbers above 0"
-        elif kind in rates:
-            factor = (rates[kind] * tensor).exp()
-            good &= factor.isfinite() & (factor >= tiny)
-            expected = "logarithms of such numbers as its type can hold"
+        kind = name.rpartition(".")[2]
+        factors = (rates[kind] * tensor).exp() if kind in rates else tensor
+        good = factors.isfinite()
+        if kind in rates or name in ("scale", "gain"):
+            good &= factors >= torch.finfo(factors.dtype).tiny
         elif kind == "sign":
             good &= tensor.abs() == 1
-            expected = "1 or -1"
         if not bool(good.all()):
-            raise ModelError(
-                f"{path}: {name} holds {float(tensor[~good][0])}, expected {expected}; fit it anew"
-            )
+            value = float(tensor[~good][0])
+            raise ModelError(f"{path}: {name} holds {value}, which no fit gives; fit it anew")
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""The loop that trains a Glow by maximum likelihood: one flat buffer, Adam, steps counted."""
+"""The loop that trains a Glow by maximum likelihood, and its steps recorded for a GPU."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,13 +17,13 @@ from torch import Tensor
 from bertflow.arrays import Array, check_device
 from bertflow.calibrators.base import Progress
 from bertflow.calibrators.checkpoint import KEPT_STEPS, Checkpoint, State
-from bertflow.calibrators.recorded import on_a_stream, recorded
-from bertflow.errors import InputError, TrainingError, check_number
+from bertflow.errors import TrainingError, check_choice, check_number
 from bertflow.flows import ActNorm, FlatParameters, Glow, InvertibleLinear, LikelihoodGradient
 from bertflow.process_state import one_thread, set_own_threads
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Fetch = Callable[[Tensor], Tensor]
 Factors = tuple[float, float, float] | Tensor
 
@@ -31,45 +32,39 @@ WINDOW_ROWS = 8192
 # The largest factor by which training may change the product of the ActNorm scales of one
 # dimension, or of the diagonals of learned matrices.
 SCALE_DRIFT = 1000.0
+# Calls before a GPU's steps are recorded. The first call sets up CUDA libraries, which cannot be
+# recorded.
+WARM_UP = 3
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, repr=False, eq=False)
 class Schedule:
-    """How long and how fast to train; the names are those of `bertflow.Flow`."""
+    """How long and how fast to train: arguments of `bertflow.Flow`, which says what they are."""
 
-    epochs: float
-    batch_size: int
-    learning_rate: float
-    schedule: Literal["constant", "linear"]
-    weight_decay: float
-    bias_correction: bool
-    adam_epsilon: float
-    max_grad_norm: float | None
+    epochs: float = 1.0
+    batch_size: int = 32
+    learning_rate: float = 1e-3
+    schedule: Literal["constant", "linear"] = "linear"
+    weight_decay: float = 0.0
+    bias_correction: bool = True
+    adam_epsilon: float = 1e-8
+    max_grad_norm: float | None = 1.0
 
-    def check(self) -> None:
-        """Refuse what is out of range.
 
-        Raises:
-            InputError: The message names the argument.
-        """
-        check_number("batch_size", self.batch_size, 1, integer=True)
-        for name in ["epochs", "learning_rate", "adam_epsilon"]:
-            check_number(name, getattr(self, name), 0, above=True)
-        if self.max_grad_norm is not None:
-            check_number("max_grad_norm", self.max_grad_norm, 0, above=True)
-        check_number("weight_decay", self.weight_decay, 0)
-        if self.schedule not in ("constant", "linear"):
-            raise InputError(f"schedule must be 'constant' or 'linear', got {self.schedule!r}")
+def check_schedule(schedule: Schedule) -> None:
+    """Refuse arguments that are out of range."""
+    check_number("batch_size", schedule.batch_size, 1, integer=True)
+    for name in ["epochs", "learning_rate", "adam_epsilon"]:
+        check_number(name, getattr(schedule, name), 0, above=True)
+    if schedule.max_grad_norm is not None:
+        check_number("max_grad_norm", schedule.max_grad_norm, 0, above=True)
+    check_number("weight_decay", schedule.weight_decay, 0)
+    check_choice("schedule", schedule.schedule, ("constant", "linear"))
 
-    def steps(self, rows: int) -> int:
-        """The number of steps for so many rows, at least one."""
-        return max(1, round(self.epochs * math.ceil(rows / self.batch_size)))
 
-    def rate(self, step: int, total: int) -> float:
-        """The learning rate of a step, counted from 0."""
-        if self.schedule == "constant":
-            return self.learning_rate
-        return self.learning_rate * (1 - step / total)
+def steps_of(schedule: Schedule, rows: int) -> int:
+    """The number of steps for so many rows, at least one."""
+    return max(1, round(schedule.epochs * math.ceil(rows / schedule.batch_size)))
 
 
 def train(
@@ -104,7 +99,7 @@ def train(
     Raises:
         TrainingError: A loss or gradient is not finite; the message names the step.
     """
-    total = schedule.steps(rows)
+    total = steps_of(schedule, rows)
     order = torch.randperm(rows, generator=generator)
     first_rows = fetch(order[:WINDOW_ROWS])
     # In float64, which not every device has.
@@ -167,11 +162,7 @@ def put_back(glow: Glow, state: State) -> None:
 
 
 def training_device(name: Literal["auto"] | str, rows: Array | Tensor) -> torch.device:
-    """The device of that name; for "auto" where the rows are, or a GPU if there is one.
-
-    Raises:
-        InputError: There is none of that name.
-    """
+    """The device of that name; for "auto" where the rows are, or a GPU if there is one."""
     if name != "auto":
         return check_device(name)
     if isinstance(rows, Tensor):
@@ -298,24 +289,25 @@ class _Adam:
 
     def _factors(self, step: int) -> tuple[float, float, float]:
         how = self.schedule
-        rate = how.rate(step, self.total)
-        left = 1 - rate * how.weight_decay
+        left = 1 if how.schedule == "constant" else 1 - step / self.total
+        rate = how.learning_rate * left
+        kept = 1 - rate * how.weight_decay
         if not how.bias_correction:
-            return rate, 1.0, left
-        return rate / (1 - BETA1 ** (step + 1)), math.sqrt(1 - BETA2 ** (step + 1)), left
+            return rate, 1.0, kept
+        return rate / (1 - BETA1 ** (step + 1)), math.sqrt(1 - BETA2 ** (step + 1)), kept
 
     @torch.no_grad()
     def update(self, factors: Factors) -> Tensor:
         """Apply the gradient with a step's factors, and return its norm before clipping."""
         how = self.schedule
-        rate, divisor, left = factors
+        rate, divisor, kept = factors
         norm: Tensor = torch.linalg.vector_norm(self.gradient)
         if how.max_grad_norm is not None:
             self.gradient.mul_((how.max_grad_norm / norm).clamp_(max=1))
         self.first.lerp_(self.gradient, 1 - BETA1)
         self.second.mul_(BETA2).addcmul_(self.gradient, self.gradient, value=1 - BETA2)
         if how.weight_decay:
-            self.flat.mul_(left)
+            self.flat.mul_(kept)
         torch.sqrt(self.second, out=self.root)
         if how.bias_correction:
             self.root /= divisor
@@ -328,3 +320,71 @@ class _Adam:
         for bounded, lower, upper in self.bounds:
             torch.clamp(bounded, lower, upper, out=bounded)
         return norm
+
+
+# On a GPU a step is recorded once as a CUDA graph, and then replayed.
+
+
+@contextmanager
+def on_a_stream(device: torch.device) -> Iterator[None]:
+    """Use a separate CUDA stream while inside: the default stream cannot be recorded."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.current_stream(device)
+    own: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    own.wait_stream(before)
+    try:
+        with torch.cuda.stream(own):
+            yield
+    finally:
+        before.wait_stream(own)
+
+
+def recorded(compute: Callable[[T], Tensor], device: torch.device) -> Callable[[T], Tensor]:
+    """A function of a tensor that is quick to call again and again on a GPU.
+
+    A training step is hundreds of operations that take microseconds, less than their launch. A CUDA
+    graph launches all of them at once. Other tensors that the function reads or changes must stay
+    at the same place in memory. Each shape of the argument is recorded separately. Call the
+    function within `on_a_stream`; its next call overwrites the result. Off the GPU, and where
+    recording fails, it is the given function.
+    """
+    if device.type != "cuda":
+        return compute
+    return cast("Callable[[T], Tensor]", _Recorded(cast("Callable[[Tensor], Tensor]", compute)))
+
+
+class _Recorded:
+    def __init__(self, compute: Callable[[Tensor], Tensor]) -> None:
+        self._compute = compute
+        self._calls: dict[torch.Size, int] = {}
+        self._graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        self._fails = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape not in self._graphs:
+            self._calls[x.shape] = calls = self._calls.get(x.shape, 0) + 1
+            if calls <= WARM_UP or self._fails or not self._record(x):
+                return self._compute(x)
+        graph, argument, result = self._graphs[x.shape]
+        argument.copy_(x)
+        graph.replay()
+        return result
+
+    def _record(self, x: Tensor) -> bool:
+        graph, argument = torch.cuda.CUDAGraph(), x.clone()
+        try:
+            # Other threads may use the device meanwhile.
+            with torch.cuda.graph(
+                graph,
+                stream=torch.cuda.current_stream(x.device),
+                capture_error_mode="thread_local",
+            ):
+                result = self._compute(argument)
+        except RuntimeError as error:
+            log.warning("steps are not recorded as a CUDA graph, which is slower: %s", error)
+            self._fails = True
+            return False
+        self._graphs[x.shape] = graph, argument, result
+        return True

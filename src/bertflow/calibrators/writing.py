@@ -11,9 +11,8 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from datetime import date
-from enum import Enum
 from pathlib import Path, PurePath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +21,10 @@ from safetensors.torch import save_file
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from bertflow.calibrators.presets import calibrator_name
-from bertflow.calibrators.readme import CARD, calibrator_card
+from bertflow.calibrators.readme import CARD, calibrator_card, calibrator_name
 from bertflow.errors import InputError, shown
-from bertflow.io.files import reason_of
-from bertflow.io.json import LARGEST as LARGEST_JSON
-from bertflow.io.json import parse_json
-from bertflow.io.outputs import replaced_folder
+from bertflow.io.files import reason_of, replaced_folder
+from bertflow.io.reading import LARGEST
 from bertflow.process_state import pinned
 
 if TYPE_CHECKING:
@@ -37,17 +33,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FORMAT = 1
+# The rest of config.json is far shorter than a tenth of what is read.
+LONGEST_PROVENANCE = 9 * LARGEST // 10
 CONFIG, WEIGHTS, SUBFOLDER = "config.json", "model.safetensors", "bertflow"
 
 
 def check_savable(calibrator: Calibrator) -> None:
-    """Refuse a calibrator that could be fitted but not saved.
-
-    Args:
-        calibrator: Fitted or not.
-
-    Raises:
-        InputError: It is of a kind, or has an argument, that cannot be stored.
+    """Refuse a calibrator, fitted or not, whose kind or arguments cannot be stored.
 
     Example:
         >>> from bertflow import Flow
@@ -63,14 +55,8 @@ def plain_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """Provenance as config.json holds it.
 
     Numbers, arrays and tensors of numpy and torch become numbers and lists; a number that is not
-    finite becomes its name, such as "inf"; paths, dates and bytes become text; tuples and sets
-    become lists.
-
-    Args:
-        provenance: A mapping of such values, text, and lists and mappings of them.
-
-    Raises:
-        InputError: It holds another value, itself, or too much; the message says where.
+    finite becomes its name, such as "inf"; paths and dates become text; tuples and sets become
+    lists. A provenance that holds anything else, itself, or too much is an InputError.
 
     Example:
         >>> plain_provenance({"file": Path("a"), "n": np.int64(3), "max": float("inf")})
@@ -79,47 +65,28 @@ def plain_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(provenance, Mapping):
         raise InputError(f"provenance must be a mapping, got {shown(provenance)}")
     try:
-        found: dict[str, Any] = _plain(provenance, "provenance")
-    except RecursionError:
-        raise InputError("provenance holds itself, or is nested too deep") from None
-    _json(found)
-    return found
+        # Indented deeper than in the file, so that the file is no longer than this.
+        text = json.dumps(provenance, default=_plain, indent=4)
+        plain: dict[str, Any] = json.loads(text, parse_constant=lambda name: str(float(name)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{CONFIG} cannot hold the provenance: {reason_of(error)}") from None
+    if len(text) > LONGEST_PROVENANCE:
+        raise InputError(f"{CONFIG} cannot hold a provenance of {len(text):,} letters; shorten it")
+    return plain
 
 
-def _plain(value: Any, place: str) -> Any:
-    if isinstance(value, Enum):
-        value = value.value
+def _plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray | Tensor):
-        value = value.tolist()
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int | str):  # Also their subclasses.
-        return int(value) if isinstance(value, int) else str(value)
-    if isinstance(value, bytes | os.PathLike):
+        return value.tolist()
+    if isinstance(value, os.PathLike):
         return os.fsdecode(value)
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, Mapping):
-        found: dict[str, Any] = {}
-        for key, inner in value.items():
-            if not isinstance(key, str | int | float | os.PathLike | None):
-                raise InputError(
-                    f"{place} has the key {shown(key)}, which {CONFIG} cannot hold; give text"
-                )
-            if str(key) in found:
-                raise InputError(f"{place} has two keys that are {shown(str(key))} as text")
-            found[str(key)] = _plain(inner, f"{place}[{shown(key)}]")
-        return found
+        return dict(value)
     if isinstance(value, Set):
-        return sorted((_plain(inner, place) for inner in value), key=repr)
-    if isinstance(value, Sequence):
-        return [_plain(inner, f"{place}[{number}]") for number, inner in enumerate(value)]
-    raise InputError(
-        f"{place} is {shown(value)}, which {CONFIG} cannot hold; give text, numbers, or lists and "
-        "mappings of them"
-    )
+        return sorted(value, key=repr)
+    raise TypeError(f"{shown(value)} is no text, number, list or mapping")
 
 
 def save_calibrator(
@@ -174,7 +141,7 @@ def write_calibrator(calibrator: Calibrator, folder: Path) -> None:
         "provenance": plain_provenance(getattr(calibrator, "provenance_", {})),
     }
     tensors = {name: tensor.contiguous() for name, tensor in calibrator._learned().items()}
-    (folder / CONFIG).write_bytes(_json(config))
+    (folder / CONFIG).write_bytes((json.dumps(config, indent=2) + "\n").encode())
     save_file(tensors, folder / WEIGHTS)
 
 
@@ -190,48 +157,25 @@ def _arguments(calibrator: Calibrator) -> dict[str, Any]:
     return found
 
 
-def _json(content: Any) -> bytes:
-    """The bytes of a JSON file.
-
-    Raises:
-        InputError: The content cannot be written as JSON that can be read back.
-    """
-    try:
-        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-        parse_json(text)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{CONFIG} cannot hold the provenance: {reason_of(error)}") from None
-    if len(text) > LARGEST_JSON:
-        raise InputError(
-            f"{CONFIG} would have {len(text)} bytes, more than {LARGEST_JSON}; "
-            "shorten the provenance"
-        )
-    return text.encode("utf-8")
-
-
 def without_folders(calibrator: Calibrator) -> Calibrator:
-    """A copy of a calibrator whose provenance names files without the folders of this machine.
-
-    Args:
-        calibrator: Left as it is.
-    """
-
-    def shortened(name: Any) -> Any:
-        if isinstance(name, str):
-            # The name of a data set on the hub has a slash, too, but is public.
-            parts = PureWindowsPath(name) if "\\" in name else PurePath(name)
-            return name if name.startswith("hub:") else parts.name or name
-        return [shortened(each) for each in name] if isinstance(name, list | tuple) else name
-
+    """A copy of a calibrator whose provenance names files without the folders of this machine."""
     provenance = dict(getattr(calibrator, "provenance_", {}))
     for key in ("corpus", "vectors"):
         if key in provenance:
-            provenance[key] = shortened(provenance[key])
-    encoder = provenance.get("encoder")
-    origin = provenance.get("origin")
+            provenance[key] = _without_folders(provenance[key])
+    encoder, origin = provenance.get("encoder"), provenance.get("origin")
     public_name = origin.get("base_model") if isinstance(origin, Mapping) else None
     if isinstance(encoder, Mapping) and encoder.get("name") not in (None, public_name):
-        provenance["encoder"] = {**encoder, "name": shortened(encoder["name"])}
+        provenance["encoder"] = {**encoder, "name": _without_folders(encoder["name"])}
     public = copy.copy(calibrator)
     public.provenance_ = provenance
     return public
+
+
+def _without_folders(name: Any) -> Any:
+    if isinstance(name, list | tuple):
+        return [_without_folders(each) for each in name]
+    # The name of a data set on the hub has a slash, too, but is public.
+    if not isinstance(name, str) or name.startswith("hub:"):
+        return name
+    return (PureWindowsPath(name) if "\\" in name else PurePath(name)).name or name

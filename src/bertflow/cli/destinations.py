@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bertflow.errors import InputError, ModelError
-from bertflow.io.files import check_apart, check_writable, is_within
-from bertflow.io.outputs import check_replaceable
+from bertflow.io.files import check_apart, check_replaceable, check_writable, is_within
 
 STDOUT = 1
 Given = str | Path | Sequence[str | Path] | None

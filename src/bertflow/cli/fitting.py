@@ -40,7 +40,7 @@ from bertflow.cli.scaling import (
 )
 from bertflow.cli.terminal import from_cache, progress_bar, progress_bars, show
 from bertflow.errors import InputError, ModelError, TrainingError, one_line, quoted
-from bertflow.io.outputs import clear_part, part_folder, part_path, save_or_keep
+from bertflow.io.files import clear_part, part_folder, part_path, save_or_keep
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -183,8 +183,8 @@ def _are_shards(vectors: str) -> bool:
 
 def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int | None) -> None:
     from bertflow.calibrators import save_calibrator
-    from bertflow.calibrators.vectors import read_vectors
     from bertflow.display import of_stage
+    from bertflow.io.vectors import read_vectors
 
     check_folder(output, {"--vectors": source})
     rows = read_vectors(source)[:limit]
@@ -284,7 +284,7 @@ def transform(
     check_files({"--output": output}, {"DIR": folder, "--vectors": vectors}, rows=True)
     _refuse_other_than_npy(output, "transform", "of a folder of .parquet files it makes a folder")
     from bertflow.calibrators import load_calibrator
-    from bertflow.calibrators.vectors import transform_file
+    from bertflow.io.vectors import transform_file
 
     calibrator, shape, computed = load_calibrator(folder), (0, 0), 0
     with vectors_named(vectors), progress_bar("transform") as report:
@@ -296,7 +296,8 @@ def transform(
 
         def write(place: Path) -> None:
             nonlocal shape
-            shape = transform_file(calibrator, vectors, place, inverse=inverse, progress=tell)
+            apply = calibrator.inverse_transform if inverse else calibrator.transform
+            shape = transform_file(apply, vectors, place, progress=tell)
 
         save_or_keep(
             output, write, when=lambda error: computed > 0 and isinstance(error, ModelError)

@@ -272,7 +272,7 @@ def _diagnose_file(path: Path, limit: int) -> Diagnosis:
 
     from bertflow.analysis import diagnose
     from bertflow.arrays import finite
-    from bertflow.calibrators.vectors import read_vectors
+    from bertflow.io.vectors import read_vectors
 
     vectors = finite(read_vectors(path))
     if len(vectors) > limit:

@@ -15,7 +15,7 @@ from bertflow.cli.interruption import NOTHING, Interrupted, still_terminated
 from bertflow.cli.options import CLUSTER, EncoderOptions, SpeedOptions, device_or_none, flag, option
 from bertflow.cli.terminal import progress_bar, show
 from bertflow.errors import InputError, one_line, quoted
-from bertflow.io.outputs import clear_part, part_folder, save_or_keep
+from bertflow.io.files import clear_part, part_folder, save_or_keep
 
 if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator

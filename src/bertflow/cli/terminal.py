@@ -19,8 +19,7 @@ from bertflow.cli.destinations import is_output
 from bertflow.cli.options import ResultOptions
 from bertflow.display import Bars, Grid
 from bertflow.errors import ModelError, one_line
-from bertflow.io.files import write_text
-from bertflow.io.outputs import save_or_keep
+from bertflow.io.files import save_or_keep, write_text
 
 if TYPE_CHECKING:
     from bertflow.encoders import SentenceCache

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bertflow.errors import InputError, MissingDependencyError, shown
-from bertflow.io.contents import HEAD, contents
-from bertflow.io.json import parse_json
+from bertflow.io.reading import HEAD, contents, parse_json
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from bertflow.errors import BertflowError, ModelError, shown
-from bertflow.io.contents import HEAD, contents
-from bertflow.io.json import LARGEST, parse_json
+from bertflow.io.reading import HEAD, LARGEST, contents, parse_json
 
 BUILT_IN = "sentence_transformers."
 # No hidden state depends on these parts of a model, and many checkpoints lack them.

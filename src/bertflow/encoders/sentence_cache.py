@@ -26,7 +26,7 @@ from bertflow.encoders.encoder import own_part
 from bertflow.encoders.fingerprint import describe_vectors
 from bertflow.errors import InputError, ModelError, shown
 from bertflow.io.files import remove_stale, write_text
-from bertflow.io.json import parse_json
+from bertflow.io.reading import parse_json
 from bertflow.io.result_store import ResultStore
 
 FORMAT = 1

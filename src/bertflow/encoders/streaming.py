@@ -37,8 +37,14 @@ from bertflow.encoders.fingerprint import describe_encoder, describe_vectors
 from bertflow.encoders.precision import Precision, resolved_precision
 from bertflow.encoders.sentence_cache import SentenceCache, SentenceIndex, digests_of
 from bertflow.errors import InputError, ModelError
-from bertflow.io.files import check_writable, followed, keep_permissions
-from bertflow.io.outputs import clear_part, part_folder, part_path
+from bertflow.io.files import (
+    check_writable,
+    clear_part,
+    followed,
+    keep_permissions,
+    part_folder,
+    part_path,
+)
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)

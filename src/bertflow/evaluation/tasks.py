@@ -14,7 +14,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bertflow.arrays import Array
-from bertflow.calibrators.presets import calibrator_name
+from bertflow.calibrators.readme import calibrator_name
 from bertflow.data import STS_TASKS, TASKS, Pairs, read_task
 from bertflow.display import block, facts_table
 from bertflow.encoders import (

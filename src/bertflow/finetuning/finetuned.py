@@ -30,7 +30,7 @@ from bertflow.calibrators.readme import (
     text,
 )
 from bertflow.finetuning.resuming import CLASSIFIER
-from bertflow.io.outputs import replaced_folder
+from bertflow.io.files import replaced_folder
 from bertflow.models.card import PLAIN, TAGS, licence_text
 from bertflow.models.saving import name_modules_for_every_version
 

@@ -22,7 +22,7 @@ from torch import nn
 
 from bertflow.errors import BertflowError, ModelError
 from bertflow.io.files import reason_of, write_text
-from bertflow.io.json import parse_json
+from bertflow.io.reading import parse_json
 
 RECORD, CLASSIFIER = "run.json", "classifier.safetensors"
 # With less room than this the disk is full: no optimizer state is that small.

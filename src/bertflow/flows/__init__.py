@@ -1,13 +1,13 @@
 """Invertible maps as differentiable torch modules: no files, no text."""
 
-from bertflow.flows.bijection import Bijection, Composition
-from bertflow.flows.flat import FlatParameters
 from bertflow.flows.glow import Glow
-from bertflow.flows.gradient import LikelihoodGradient
+from bertflow.flows.gradient import FlatParameters, LikelihoodGradient
 from bertflow.flows.layers import (
     ActNorm,
     AdditiveCoupling,
     AffineCoupling,
+    Bijection,
+    Composition,
     CouplingNet,
     InvertibleLinear,
     Permutation,

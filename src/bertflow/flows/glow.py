@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from bertflow.errors import InputError
-from bertflow.flows.bijection import Bijection, Composition
+from bertflow.errors import check_choice, check_number
 from bertflow.flows.layers import (
     ActNorm,
     AdditiveCoupling,
     AffineCoupling,
+    Bijection,
+    Composition,
     InvertibleLinear,
     Permutation,
     WeightInit,
@@ -80,26 +82,13 @@ class Glow(Bijection):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        for name, value, least in [
-            ("features", features, 2),
-            ("levels", levels, 1),
-            ("depth", depth, 1),
-            ("width", width, 1),
-        ]:
-            if value < least:
-                raise InputError(f"{name} must be at least {least}, got {value}")
-        if not scale_rate > 0:
-            raise InputError(f"scale_rate must be above 0, got {scale_rate}")
-        if coupling not in get_args(CouplingName):
-            raise InputError(f"coupling must be one of {get_args(CouplingName)}, got {coupling!r}")
-        if permutation not in get_args(PermutationName):
-            raise InputError(
-                f"permutation must be one of {get_args(PermutationName)}, got {permutation!r}"
-            )
-        if weight_init not in get_args(WeightInit):
-            raise InputError(
-                f"weight_init must be one of {get_args(WeightInit)}, got {weight_init!r}"
-            )
+        check_number("features", features, 2, integer=True)
+        for name, count in [("levels", levels), ("depth", depth), ("width", width)]:
+            check_number(name, count, 1, integer=True)
+        check_number("scale_rate", scale_rate, 0, above=True)
+        check_choice("coupling", coupling, get_args(CouplingName))
+        check_choice("permutation", permutation, get_args(PermutationName))
+        check_choice("weight_init", weight_init, get_args(WeightInit))
         self.features = features
         self.levels = nn.ModuleList()
         remaining = features
@@ -123,7 +112,7 @@ class Glow(Bijection):
             remaining -= remaining // 2
 
     def level_widths(self) -> list[int]:
-        """How many dimensions each level works on, the first being D."""
+        """How many dimensions each level works on, always the first ones; the first is D."""
         widths = [self.features]
         while len(widths) < len(self.levels):
             widths.append(widths[-1] - widths[-1] // 2)
@@ -138,23 +127,21 @@ class Glow(Bijection):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map data (N, D) to latent (N, D) and its log-determinant (N,)."""
         log_det = x.new_zeros(len(x))
-        latent = []
-        for index, level in enumerate(self.compositions()):
-            x, level_log_det = level(x)
+        for level, width in zip(self.compositions(), self.level_widths(), strict=True):
+            moved, level_log_det = level(x[:, :width])
+            x = torch.cat([moved, x[:, width:]], dim=1)
             log_det = log_det + level_log_det
-            if index < len(self.levels) - 1:
-                x, out = _split(x)
-                latent.append(out)
-        return torch.cat([*latent, x], dim=1), log_det
+        return self.in_latent_order(x), log_det
 
     def inverse(self, z: Tensor) -> Tensor:
         """Map latent (N, D) to data (N, D)."""
-        sizes = [width // 2 for width in self.level_widths()[:-1]]
-        *latent, x = torch.split(z, [*sizes, self.features - sum(sizes)], dim=1)
-        for index, level in reversed(list(enumerate(self.compositions()))):
-            if index < len(self.levels) - 1:
-                x = torch.cat([x, latent[index]], dim=1)
-            x = level.inverse(x)
+        spans = self._latent_spans()
+        parts = torch.split(z, [span.stop - span.start for span in spans], dim=1)
+        x = torch.cat(parts[::-1], dim=1)
+        for level, width in reversed(
+            list(zip(self.compositions(), self.level_widths(), strict=True))
+        ):
+            x = torch.cat([level.inverse(x[:, :width]), x[:, width:]], dim=1)
         return x
 
     @torch.no_grad()
@@ -165,14 +152,33 @@ class Glow(Bijection):
         """
         dtype = next(self.parameters()).dtype
         self.double()
-        x, latent = x.double(), []
-        for index, level in enumerate(self.compositions()):
-            x = level.initialize(x)
-            if index < len(self.levels) - 1:
-                x, out = _split(x)
-                latent.append(out)
+        x = x.double()
+        for level, width in zip(self.compositions(), self.level_widths(), strict=True):
+            x = torch.cat([level.initialize(x[:, :width]), x[:, width:]], dim=1)
         self.to(dtype)
-        return torch.cat([*latent, x], dim=1).to(dtype)
+        return self.in_latent_order(x).to(dtype)
+
+    def in_latent_order(self, x: Tensor) -> Tensor:
+        """Columns (N, D) after the last level, put into the order of the latent vector."""
+        return torch.cat([x[:, span] for span in self._latent_spans()], dim=1)
+
+    def _latent_spans(self) -> list[slice]:
+        """Where the split-off halves lie after the last level, in their order; then the rest."""
+        ends = [*self.level_widths(), 0]
+        return [slice(stop, start) for start, stop in pairwise(ends)]
+
+    def latent_axes(self) -> Tensor:
+        """The input axis that each latent dimension came from, shape (D,).
+
+        Couplings and ActNorms leave an axis where it is; permutations and splits move it. With
+        invertible matrices for permutations there is no such axis.
+        """
+        axes = torch.arange(self.features)
+        for level, width in zip(self.compositions(), self.level_widths(), strict=True):
+            for step in level:
+                if isinstance(step, Permutation):
+                    axes[:width] = axes[:width][step.order]
+        return self.in_latent_order(axes[None])[0]
 
     def log_prob(self, x: Tensor) -> Tensor:
         r"""Log-density of each row in nats, shape (N,).
@@ -199,12 +205,6 @@ class Glow(Bijection):
             count, self.features, generator=generator, dtype=like.dtype, device=like.device
         )
         return self.inverse(z)
-
-
-def _split(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Cut into the part that goes on and the part that is latent (the smaller if odd)."""
-    goes_on = x.shape[1] - x.shape[1] // 2
-    return x[:, :goes_on], x[:, goes_on:]
 
 
 def _mixing(kind: PermutationName, features: int, generator: torch.Generator | None) -> Bijection:

@@ -3,14 +3,61 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bertflow.flows.flat import FlatParameters
 from bertflow.flows.glow import Glow
 from bertflow.flows.layers import ActNorm, AdditiveCoupling, CouplingNet, Permutation
+
+
+class FlatParameters:
+    """Parameters as views of one vector, so that an optimizer is a handful of operations.
+
+    Args:
+        parameters: Of one type and device. They keep their values and become views of `values`;
+            their `.grad` become views of `gradient`, which starts at zero.
+
+    Attributes:
+        values: Shape (P,), in the order given.
+        gradient: Shape (P,).
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Linear(2, 1)
+        >>> flat = FlatParameters([layer.bias, layer.weight])
+        >>> flat.values[0] = 7.0
+        >>> layer.bias.tolist(), flat.values.shape
+        ([7.0], torch.Size([3]))
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        self.values = torch.cat([p.detach().reshape(-1) for p in self.parameters])
+        self.gradient = torch.zeros_like(self.values)
+        self._spans: dict[nn.Parameter, slice] = {}
+        start = 0
+        for p in self.parameters:
+            span = slice(start, start + p.numel())
+            p.data = self.values[span].view_as(p)
+            p.grad = self.gradient[span].view_as(p)
+            self._spans[p] = span
+            start = span.stop
+
+    def span(self, parameter: nn.Parameter) -> slice:
+        """Where in the vectors a parameter lies."""
+        return self._spans[parameter]
+
+    def gradient_of(self, parameter: nn.Parameter) -> Tensor:
+        """The gradient of one parameter, in its shape: a view."""
+        return self.gradient[self.span(parameter)].view_as(parameter)
+
+    def release(self) -> None:
+        """Give each parameter memory of its own again, and no gradient."""
+        for p in self.parameters:
+            p.data = p.data.clone()
+            p.grad = None
 
 
 class LikelihoodGradient:
@@ -31,16 +78,8 @@ class LikelihoodGradient:
 
     - the large matrices are allocated once for every size of batch.
 
-    The numbers are autograd's up to rounding.
-
-    Args:
-        glow: Initialised. Its parameters become views of one vector.
-
-    Attributes:
-        parameters: That vector, and the gradient that calling this fills.
-
-    Raises:
-        ValueError: The Glow has another kind of layer, see `suits`.
+    The numbers are autograd's up to rounding. The parameters of the Glow become views of one vector
+    of `parameters`; calling this fills the gradient there.
 
     Example:
         >>> import torch
@@ -85,15 +124,14 @@ class LikelihoodGradient:
         values = self.parameters.values
         self.scale = torch.empty(self.rows, 1, dtype=values.dtype, device=values.device)
         self.shift = torch.empty_like(self.scale)
-        self.layers: list[_Layer] = []
-        for level in levels:
-            for norm, mixing, coupling in zip(*[iter(level)] * 3, strict=True):
-                self.layers.append(self._layer(norm, mixing, coupling))
-            self.layers[-1].ends_level = True
-        starts = [layer.state.start for layer in self.layers]
-        orders = [layer.order + start for layer, start in zip(self.layers, starts, strict=True)]
+        self.steps = steps
+        self.last_of_level = {level[-1] for level in levels}
+        orders, moved = [], []
+        for norm, mixing, coupling in steps:
+            state = self.parameters.span(norm.log_scale)
+            orders.append(mixing.order + state.start)
+            moved.append(torch.arange(state.start + coupling.kept, state.stop))
         self.back = torch.cat(orders).argsort()
-        moved = [torch.arange(layer.moved.start, layer.moved.stop) for layer in self.layers]
         self.moved_rows = torch.cat(moved).to(values.device)
         self._works: dict[int, _Work] = {}
 
@@ -109,97 +147,16 @@ class LikelihoodGradient:
 
     @torch.inference_mode()
     def __call__(self, x: Tensor) -> Tensor:
-        """Fill the gradient, and return the loss in bits per dimension.
-
-        Args:
-            x: A batch of rows, shape (N, D).
-
-        Returns:
-            The mean over the rows, without dimensions.
-        """
+        """Fill the gradient for a batch (N, D), and return its mean loss in bits per dimension."""
         count = len(x)
         if count not in self._works:
-            self._works[count] = self._work(count)
+            self._works[count] = _Work(self, count)
         work = self._works[count]
         self._forward(x, work)
         loss = self._loss(work)
         self._backward(work)
         self._collect(work)
         return loss
-
-    def _layer(self, norm: ActNorm, mixing: Permutation, coupling: AdditiveCoupling) -> _Layer:
-        net, span = coupling.net, self.parameters.span
-        state = span(norm.log_scale)
-        middle = state.start + coupling.kept
-        return _Layer(
-            order=mixing.order,
-            back=mixing.order.argsort(),
-            state=state,
-            kept=slice(state.start, middle),
-            moved=slice(middle, state.stop),
-            hidden1=span(net.actnorm1.log_scale),
-            hidden2=span(net.actnorm2.log_scale),
-            out=span(net.log_scale),
-            net=net,
-        )
-
-    def _work(self, count: int) -> _Work:
-        like = self.parameters.values
-        values, grads, product = torch.empty(
-            3, self.rows, count, dtype=like.dtype, device=like.device
-        )
-        width = max(layer.net.linear2.out_features for layer in self.layers)
-        spare = values.new_empty(self.features, count)
-        hidden, small = values.new_empty(2, width, count)
-        return _Work(
-            count=count,
-            unit=1 / (count * self.features * math.log(2)),
-            values=values,
-            grads=grads,
-            product=product,
-            ones=values.new_ones(count),
-            hidden=hidden,
-            small=small,
-            layers=[self._views(layer, values, grads, spare, hidden) for layer in self.layers],
-        )
-
-    def _views(
-        self, layer: _Layer, values: Tensor, grads: Tensor, spare: Tensor, hidden: Tensor
-    ) -> _Views:
-        net, gradient_of = layer.net, self.parameters.gradient_of
-        weights = net.weights()
-        read_out = hidden if self.residual else values[layer.hidden2]
-        return _Views(
-            layer=layer,
-            spare=spare[: layer.state.stop - layer.state.start],
-            state=values[layer.state],
-            kept=values[layer.kept],
-            kept_t=values[layer.kept].T,
-            moved=values[layer.moved],
-            hidden1=values[layer.hidden1],
-            hidden1_t=values[layer.hidden1].T,
-            hidden2=values[layer.hidden2],
-            read_out=read_out,
-            read_out_t=read_out.T,
-            out=values[layer.out],
-            grad_state=grads[layer.state],
-            grad_kept=grads[layer.kept],
-            grad_moved=grads[layer.moved],
-            grad_hidden1=grads[layer.hidden1],
-            grad_hidden2=grads[layer.hidden2],
-            grad_out=grads[layer.out],
-            scale=self.scale[layer.state],
-            shift=self.shift[layer.state],
-            scale1=self.scale[layer.hidden1],
-            shift1=self.shift[layer.hidden1],
-            scale2=self.scale[layer.hidden2],
-            shift2=self.shift[layer.hidden2],
-            scale3=self.scale[layer.out],
-            shift3=self.shift[layer.out],
-            weights=tuple(w.data for w in weights),
-            weights_t=tuple(w.data.T for w in weights),
-            grad_weights=tuple(gradient_of(w) for w in weights),
-        )
 
     def _forward(self, x: Tensor, work: _Work) -> None:
         values, rows, normed = self.parameters.values[:, None], self.rows, self.normed
@@ -209,14 +166,14 @@ class LikelihoodGradient:
         x = x.T
         for v in work.layers:
             torch.mul(x, v.scale, out=v.spare).add_(v.shift)
-            torch.index_select(v.spare, 0, v.layer.order, out=v.state)
+            torch.index_select(v.spare, 0, v.order, out=v.state)
             torch.mm(v.weights[0], v.kept, out=v.hidden1).mul_(v.scale1).add_(v.shift1).relu_()
             torch.mm(v.weights[1], v.hidden1, out=v.hidden2).mul_(v.scale2).add_(v.shift2).relu_()
             # What comes out is kept before its scale: the scale's gradient is a row sum of it.
             self._read_out(v, work)
             torch.mm(v.weights[2], v.read_out, out=v.out).add_(v.shift3)
             v.moved.add_(torch.mul(v.out, v.scale3, out=v.grad_out))
-            x = v.kept if v.layer.ends_level else v.state
+            x = v.kept if v.ends_level else v.state
 
     def _read_out(self, v: _Views, work: _Work) -> None:
         """Compute what the last layer of a coupling net reads, where that is a sum."""
@@ -227,7 +184,7 @@ class LikelihoodGradient:
         """The loss. Its gradient by the latent vector is that vector; it is written here."""
         squares: list[Tensor] = []
         for v in work.layers:
-            if not v.layer.ends_level:
+            if not v.ends_level:
                 continue
             last = v is work.layers[-1]
             latent, grad = (v.state, v.grad_state) if last else (v.moved, v.grad_moved)
@@ -257,8 +214,8 @@ class LikelihoodGradient:
             v.grad_kept.addmm_(v.weights_t[0], small)
             if n:
                 before = work.layers[n - 1]
-                into = before.grad_kept if before.layer.ends_level else before.grad_state
-                torch.index_select(v.grad_state, 0, v.layer.back, out=v.spare)
+                into = before.grad_kept if before.ends_level else before.grad_state
+                torch.index_select(v.grad_state, 0, v.back, out=v.spare)
                 torch.mul(v.spare, v.scale, out=into)
 
     def _collect(self, work: _Work) -> None:
@@ -276,70 +233,64 @@ class LikelihoodGradient:
         self.parameters.gradient[rows : 2 * rows] = sums
 
 
-@dataclass
-class _Layer:
-    """One ActNorm, permutation and coupling, and which rows of the states are theirs."""
-
-    order: Tensor
-    back: Tensor
-    state: slice
-    kept: slice
-    moved: slice
-    hidden1: slice
-    hidden2: slice
-    out: slice
-    net: CouplingNet
-    ends_level: bool = False
-
-
-@dataclass(frozen=True)
-class _Views:
-    """Of one layer, the parts of the matrices and vectors that belong to it."""
-
-    layer: _Layer
-    spare: Tensor
-    state: Tensor
-    kept: Tensor
-    kept_t: Tensor
-    moved: Tensor
-    hidden1: Tensor
-    hidden1_t: Tensor
-    hidden2: Tensor
-    read_out: Tensor
-    read_out_t: Tensor
-    out: Tensor
-    grad_state: Tensor
-    grad_kept: Tensor
-    grad_moved: Tensor
-    grad_hidden1: Tensor
-    grad_hidden2: Tensor
-    grad_out: Tensor
-    scale: Tensor
-    shift: Tensor
-    scale1: Tensor
-    shift1: Tensor
-    scale2: Tensor
-    shift2: Tensor
-    scale3: Tensor
-    shift3: Tensor
-    weights: tuple[Tensor, ...]
-    weights_t: tuple[Tensor, ...]
-    grad_weights: tuple[Tensor, ...]
-
-
-@dataclass(frozen=True)
 class _Work:
     """Memory for batches of one size: all states, their gradients, and room to compute."""
 
-    count: int
-    unit: float
-    values: Tensor
-    grads: Tensor
-    product: Tensor
-    ones: Tensor
-    hidden: Tensor
-    small: Tensor
-    layers: list[_Views]
+    def __init__(self, of: LikelihoodGradient, count: int) -> None:
+        like = of.parameters.values
+        self.count = count
+        self.unit = 1 / (count * of.features * math.log(2))
+        self.values, self.grads, self.product = torch.empty(
+            3, of.rows, count, dtype=like.dtype, device=like.device
+        )
+        self.ones = like.new_ones(count)
+        self.spare = like.new_empty(of.features, count)
+        width = max(coupling.net.linear2.out_features for _, _, coupling in of.steps)
+        self.hidden, self.small = like.new_empty(2, width, count)
+        self.layers = [_Views(of, self, *step) for step in of.steps]
+
+
+class _Views:
+    """The parts of all matrices and vectors that belong to one layer.
+
+    Slicing costs as much as computing, so it is done once.
+    """
+
+    def __init__(
+        self,
+        of: LikelihoodGradient,
+        work: _Work,
+        norm: ActNorm,
+        mixing: Permutation,
+        coupling: AdditiveCoupling,
+    ) -> None:
+        net, span = coupling.net, of.parameters.span
+        values, grads = work.values, work.grads
+        self.order, self.back = mixing.order, mixing.order.argsort()
+        self.ends_level = coupling in of.last_of_level
+        state = span(norm.log_scale)
+        kept = slice(state.start, state.start + coupling.kept)
+        moved = slice(kept.stop, state.stop)
+        self.spare = work.spare[: state.stop - state.start]
+        self.state, self.grad_state = values[state], grads[state]
+        self.scale, self.shift = of.scale[state], of.shift[state]
+        self.kept, self.kept_t, self.grad_kept = values[kept], values[kept].T, grads[kept]
+        self.moved, self.grad_moved = values[moved], grads[moved]
+        hidden = span(net.actnorm1.log_scale)
+        self.hidden1, self.hidden1_t = values[hidden], values[hidden].T
+        self.grad_hidden1 = grads[hidden]
+        self.scale1, self.shift1 = of.scale[hidden], of.shift[hidden]
+        hidden = span(net.actnorm2.log_scale)
+        self.hidden2, self.grad_hidden2 = values[hidden], grads[hidden]
+        self.scale2, self.shift2 = of.scale[hidden], of.shift[hidden]
+        self.read_out = work.hidden if of.residual else self.hidden2
+        self.read_out_t = self.read_out.T
+        out = span(net.log_scale)
+        self.out, self.grad_out = values[out], grads[out]
+        self.scale3, self.shift3 = of.scale[out], of.shift[out]
+        self.weights = [weight.data for weight in net.weights()]
+        self.weights_t = [weight.T for weight in self.weights]
+        self.grad_weights = [of.parameters.gradient_of(weight) for weight in net.weights()]
 
 
 def _through_relu(grad: Tensor, after: Tensor, out: Tensor) -> None:

@@ -1,8 +1,10 @@
-"""The layers of a Glow without the images: normalisation, mixing and coupling."""
+"""Invertible layers on vectors: their contract, normalisation, mixing and coupling."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertflow.errors import InputError
-from bertflow.flows.bijection import Bijection
 
 WeightInit = Literal["orthogonal", "normal"]
 
@@ -19,20 +20,83 @@ DEAD_RATIO = 1e-4
 AFFINE_LOG_SCALE_BOUND = 2.0
 
 
+class Bijection(nn.Module, ABC):
+    r"""An invertible map :math:`f : \mathbb{R}^D \to \mathbb{R}^D` acting on rows.
+
+    The direction is always data to latent: `forward` takes data :math:`x` to latent :math:`z`
+    together with :math:`\log |\det \partial z / \partial x|`, one number a row.
+    """
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Map data (N, D) to latent z (N, D), with log_det (N,)."""
+
+    @abstractmethod
+    def inverse(self, z: Tensor) -> Tensor:
+        """Map latent, shape (N, D), back to data, shape (N, D)."""
+
+    @torch.no_grad()
+    def initialize(self, x: Tensor) -> Tensor:
+        """Set what depends on the data from a sample x (N, D), and return forward(x)'s z."""
+        z: Tensor = self.forward(x)[0]
+        return z
+
+
+class Composition(Bijection):
+    r"""Bijections applied one after the other: :math:`f = f_K \circ \dots \circ f_1`.
+
+    The log-determinants add up.
+
+    Args:
+        steps: The maps, the first applied first.
+
+    Example:
+        >>> import torch
+        >>> f = Composition([ActNorm(4), Permutation.reverse(4)])
+        >>> z, log_det = f(torch.ones(3, 4))
+        >>> z.shape, log_det.shape
+        (torch.Size([3, 4]), torch.Size([3]))
+    """
+
+    def __init__(self, steps: list[Bijection]) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList(steps)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self.steps)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply every step in turn; the log-determinants add up."""
+        log_det = x.new_zeros(len(x))
+        for step in self.steps:
+            x, step_log_det = step(x)
+            log_det = log_det + step_log_det
+        return x, log_det
+
+    def inverse(self, z: Tensor) -> Tensor:
+        """Undo every step, the last first."""
+        for step in reversed(self.steps):
+            assert isinstance(step, Bijection)
+            z = step.inverse(z)
+        return z
+
+    @torch.no_grad()
+    def initialize(self, x: Tensor) -> Tensor:
+        """Initialise every step on what the steps before it make of the sample."""
+        for step in self.steps:
+            assert isinstance(step, Bijection)
+            x = step.initialize(x)
+        return x
+
+
 def bounded_deviation(deviation: Tensor, floor: Tensor | float = 0.0) -> Tensor:
-    """Replace the deviation of directions that do not vary by the typical one.
+    """Replace the deviation, shape (D,), of directions that do not vary by the typical one.
 
     Dividing by the result is safe: real encoders have dimensions that never change in the corpus,
     and a later row that differs there must not be blown up. Typical is the median over the
-    directions above the floor, so that one outlier does not make all the others look dead; a
-    direction is dead at or below the floor, or below 1e-4 of the typical.
-
-    Args:
-        deviation: Standard deviations, shape (D,).
-        floor: What rounding alone can produce, a number or shape (D,).
-
-    Returns:
-        Shape (D,), all positive; ones where nothing varies at all.
+    directions above the floor, so that one outlier does not make all the others look dead. A
+    direction is dead at or below the floor, which rounding alone can reach, or below 1e-4 of the
+    typical. Where nothing varies at all the result is ones.
 
     Example:
         >>> import torch
@@ -112,13 +176,8 @@ class ActNorm(Bijection):
 class Permutation(Bijection):
     r"""Reorder the dimensions: :math:`z_d = x_{\pi(d)}`, with log-determinant exactly 0.
 
-    Build one with `Permutation.reverse` (the released code) or `Permutation.random` (the paper).
-
-    Args:
-        order: The index :math:`\pi`, shape (D,).
-
-    Raises:
-        InputError: order is not a permutation of 0 … D − 1.
+    Build one with `Permutation.reverse` (the released code) or `Permutation.random` (the paper), or
+    from an index :math:`\pi` of shape (D,), which must hold each of 0 … D − 1 once.
 
     Example:
         >>> import torch
@@ -151,11 +210,6 @@ class Permutation(Bijection):
     def inverse(self, z: Tensor) -> Tensor:
         """Put back."""
         return z.index_select(1, self.order.argsort())
-
-    @torch.no_grad()
-    def initialize(self, x: Tensor) -> Tensor:
-        """Nothing depends on the data."""
-        return self.forward(x)[0]
 
 
 class InvertibleLinear(Bijection):
@@ -222,11 +276,6 @@ class InvertibleLinear(Bijection):
         y = torch.linalg.solve_triangular(lower, self.p.T @ z.T, upper=False, unitriangular=True)
         x: Tensor = torch.linalg.solve_triangular(upper, y, upper=True).T
         return x
-
-    @torch.no_grad()
-    def initialize(self, x: Tensor) -> Tensor:
-        """Nothing depends on the data."""
-        return self.forward(x)[0]
 
 
 class _Linear(nn.Linear):
@@ -348,7 +397,7 @@ class _Coupling(Bijection):
     def initialize(self, x: Tensor) -> Tensor:
         """Initialise the net on the kept half."""
         self.net.initialize(x[:, : self.kept])
-        return self.forward(x)[0]
+        return super().initialize(x)
 
 
 class AdditiveCoupling(_Coupling):
@@ -358,14 +407,7 @@ class AdditiveCoupling(_Coupling):
 
     Args:
         features: Width D, at least 2.
-        width: Hidden width of the net.
-        residual: As in CouplingNet.
-        scale_rate: As in ActNorm.
-        weight_init: As in CouplingNet.
-        generator: Source of the net's weights.
-
-    Raises:
-        InputError: features is below 2.
+        width: Hidden width of the net; the other arguments are those of `CouplingNet`, too.
 
     Source:
         Paper, appendix A, equations 5 to 8; Dinh et al. (2015).
@@ -399,16 +441,7 @@ class AffineCoupling(_Coupling):
 
     The log-scale is bounded by 2 on either side, so that the inverse stays stable; it starts at 0.
 
-    Args:
-        features: Width D, at least 2.
-        width: Hidden width of the net.
-        residual: As in CouplingNet.
-        scale_rate: As in ActNorm.
-        weight_init: As in CouplingNet.
-        generator: Source of the net's weights.
-
-    Raises:
-        InputError: features is below 2.
+    Arguments and errors are those of `AdditiveCoupling`.
 
     Source:
         Kingma and Dhariwal (2018), section 3.3; the paper replaces it by the additive one.

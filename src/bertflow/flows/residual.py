@@ -27,14 +27,7 @@ class ResidualCoupling:
     :math:`h_2`, or :math:`h_2 + h_1` with a residual connection. :math:`W_1 V = 0` and
     :math:`W_1 v = 0`, so that subtracting :math:`V h + v` undoes it.
 
-    Attributes:
-        w1: Shape (width, D).
-        b1: Shape (width,).
-        w2: Shape (width, width).
-        b2: Shape (width,).
-        out: V, shape (D, width).
-        shift: v, shape (D,).
-        residual: Whether h has h1 in it.
+    `out` is V, of shape (D, width), and `shift` v; `residual` says whether h has h1 in it.
     """
 
     w1: Tensor
@@ -61,11 +54,8 @@ class ResidualForm:
 
     .. math:: z = A u_K + c
 
-    Attributes:
-        couplings: In their order, float64.
-        matrix: A, shape (D, D); a row has one entry that is not zero, unless there are
-            `InvertibleLinear` layers.
-        constant: c, shape (D,).
+    All is float64. A row of A, `matrix`, has one entry that is not zero, unless there are
+    `InvertibleLinear` layers; c is `constant`.
 
     Example:
         >>> import torch
@@ -88,42 +78,33 @@ class ResidualForm:
     @classmethod
     @torch.no_grad()
     def of(cls, glow: Glow) -> Self:
-        """Fold a Glow.
-
-        Raises:
-            ValueError: A coupling is not additive, see `suits`.
-        """
+        """Fold a Glow; a ValueError unless it `suits`."""
         if not cls.suits(glow):
             raise ValueError("only a Glow of additive couplings has a residual form")
         glow = copy.deepcopy(glow).double()
-        features = glow.features
-        matrix = torch.eye(features, dtype=torch.float64)
-        constant = torch.zeros(features, dtype=torch.float64)
-        active = torch.arange(features)
-        latent: list[Tensor] = []
+        matrix = torch.eye(glow.features, dtype=torch.float64)
+        constant = torch.zeros(glow.features, dtype=torch.float64)
         couplings = []
-        for index, level in enumerate(glow.compositions()):
+        for level, width in zip(glow.compositions(), glow.level_widths(), strict=True):
+            # The rows of the matrix that this level works on: views, which are written to.
+            rows, shift = matrix[:width], constant[:width]
             for step in level:
                 if isinstance(step, ActNorm):
                     scale = step.scale()
-                    matrix[active] = scale[:, None] * matrix[active]
-                    constant[active] = scale * (constant[active] + step.bias)
+                    rows.mul_(scale[:, None])
+                    shift.add_(step.bias).mul_(scale)
                 elif isinstance(step, Permutation):
-                    matrix[active] = matrix[active[step.order]]
-                    constant[active] = constant[active[step.order]]
+                    rows.copy_(rows[step.order])
+                    shift.copy_(shift[step.order])
                 elif isinstance(step, InvertibleLinear):
                     weight = step.weight()
-                    matrix[active] = weight @ matrix[active]
-                    constant[active] = weight @ constant[active]
+                    rows.copy_(weight @ rows)
+                    shift.copy_(weight @ shift)
                 elif isinstance(step, AdditiveCoupling):
-                    kept, moved = active[: step.kept], active[step.kept :]
-                    back = _inverse(matrix)[:, moved]
-                    couplings.append(_folded(step.net, matrix[kept], constant[kept], back))
-            if index < len(glow.levels) - 1:
-                goes_on = len(active) - len(active) // 2
-                latent.append(active[goes_on:])
-                active = active[:goes_on]
-        order = torch.cat([*latent, active])
+                    back = _inverse(matrix)[:, step.kept : width]
+                    kept = slice(0, step.kept)
+                    couplings.append(_folded(step.net, rows[kept], shift[kept], back))
+        order = glow.in_latent_order(torch.arange(glow.features)[None])[0]
         return cls(tuple(couplings), matrix[order], constant[order])
 
 

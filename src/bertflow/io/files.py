@@ -1,10 +1,12 @@
-"""Writing files, so that each is either completely new or still the old one.
+"""Files and folders that are written whole or not at all.
 
-New content is written beside its target under a hidden name, and then moved to its place.
+New content is written beside its target under a hidden name, and then moved to its place. Failures
+are a ModelError that names the target.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -12,19 +14,32 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from bertflow.errors import BertflowError, InputError, ModelError
+from bertflow.io.reading import read_json
 
 log = logging.getLogger(__name__)
 
 PERMISSIONS = 0o777
 LONGEST_REASON = 500
+MANIFEST = ".bertflow-files.json"
+LOCK = "lock"
+# Files that libraries load from a model's folder; the first two patterns are weights.
+WEIGHTS_FILES = (
+    "model*.safetensors",
+    "pytorch_model*.bin",
+    "model*.index.json",
+    "*model*.bin.*",
+    "adapter_*",
+)
 
 
 def reason_of(error: Exception) -> str:
@@ -55,21 +70,17 @@ def followed(target: Path) -> Path:
     return target if named else Path(os.path.realpath(target))
 
 
+# Locks and temporary names
+
+
 @contextmanager
 def sole_writer(output: Path, lock: Path) -> Iterator[None]:
     """Keep other processes from writing an output while inside.
 
-    The lock ends with its process, so a killed process leaves none.
-
-    Args:
-        output: What is written; named in the error.
-        lock: The file that is locked, and removed at the end; its folder is made if need be.
-
-    Raises:
-        ModelError: Another process is writing the output, or the lock cannot be made.
+    The lock is a file, which is made and removed again. It ends with its process, so a killed
+    process leaves none. If another process holds it, a ModelError says so.
 
     Example:
-        >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     output = Path(folder, "out")
         ...     with sole_writer(output, Path(folder, ".out.lock")):
@@ -101,62 +112,45 @@ def staged(target: Path, *, folder: bool = False) -> Iterator[Path]:
 
     Anything not moved by the end is removed. Left-overs of killed processes for the same target are
     removed first; files that another process is filling are locked, and stay.
-
-    Raises:
-        OSError: It cannot be made.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_stale(target.parent, re.escape(target.name))
-    while True:
-        staging = target.parent / f".{target.name}-{secrets.token_hex(4)}.bertflow"
-        try:
-            if folder:
-                staging.mkdir()
-            else:
-                staging.touch(exist_ok=False)
-            with _locked(staging) as locked:
-                if locked is False or not staging.exists():
-                    continue  # Another writer removed it as stale before we locked it.
-                yield staging
-                return
-        finally:
-            remove(staging)
+    staging = target.parent / f".{target.name}-{secrets.token_hex(4)}.bertflow"
+    try:
+        if folder:
+            staging.mkdir()
+        else:
+            staging.touch(exist_ok=False)
+        with _locked(staging):
+            yield staging
+    finally:
+        remove(staging)
 
 
 def remove_stale(folder: Path, name: str) -> None:
-    """Remove the left-overs of killed processes for some targets in a folder.
-
-    Args:
-        folder: The folder of the targets.
-        name: Regular expression that matches the targets' names.
-    """
+    """Remove left-overs of killed processes, for targets whose names match an expression."""
     stale = re.compile(rf"\.(?:{name})-[0-9a-f]{{8}}\.bertflow")
-    with suppress(OSError):
-        for path in folder.iterdir():
-            if stale.fullmatch(path.name):
-                with _locked(path) as locked:
-                    if locked:
-                        remove(path)
+    for path in folder.glob(".*.bertflow"):
+        if stale.fullmatch(path.name):
+            with suppress(OSError), _locked(path) as locked:
+                if locked:
+                    remove(path)
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[bool | None]:
-    """Lock a file or folder. Gives False if another process holds it, None if locks do not work."""
+def _locked(path: Path) -> Iterator[bool]:
+    """Lock a file or folder. Gives False if another process holds it, or locks do not work."""
     if sys.platform == "win32":
-        yield None
+        yield False
         return
     import fcntl
 
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:
-        yield None
-        return
-    locked: bool | None = True
+    handle = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        locked = False if isinstance(error, BlockingIOError) else None
+        locked = True
+    except OSError:
+        locked = False
     try:
         yield locked
     finally:
@@ -172,16 +166,15 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
+# Files
+
+
 @contextmanager
 def placed(path: Path) -> Iterator[Path]:
     """Give an empty file to fill, which then replaces the target in one move.
 
     A link is followed: its target is replaced, and the link stays. The permissions of the old file
-    stay, too.
-
-    Raises:
-        OSError: It cannot be made or moved.
-        ModelError: The path exists and is no regular file.
+    stay, too. A device or pipe is refused.
     """
     _check_regular(path)
     target = followed(path)
@@ -192,11 +185,7 @@ def placed(path: Path) -> Iterator[Path]:
 
 
 def keep_permissions(old: Path, new: Path) -> None:
-    """Give a new file the permissions of the old one, if any; the owner may always write.
-
-    Raises:
-        OSError: They cannot be changed.
-    """
+    """Give a new file the permissions of the old one, if any; the owner may always write."""
     if not old.exists():
         return
     mode = stat.S_IMODE(old.stat().st_mode) & PERMISSIONS | stat.S_IWUSR
@@ -206,27 +195,16 @@ def keep_permissions(old: Path, new: Path) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file in UTF-8, as `write_bytes` does; lone surrogates are escaped.
-
-    Raises:
-        ModelError: It cannot be written.
-    """
+    """Write a text file in UTF-8, as `write_bytes` does; lone surrogates are escaped."""
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write a file, which is either completely new or still the old one.
-
-    Links are followed, and permissions stay. Devices and pipes are written to directly.
-
-    Raises:
-        ModelError: It cannot be written.
-    """
+    """Write a file, see `placed`. Devices and pipes are written to directly."""
     path = Path(path)
     with writing(path):
-        if _is_stream(path):
-            with os.fdopen(os.open(path, os.O_WRONLY), "wb") as file:
-                file.write(content)
+        if _is_special(path):
+            path.write_bytes(content)
         else:
             with placed(path) as staging:
                 staging.write_bytes(content)
@@ -239,9 +217,6 @@ def check_writable(path: str | Path, *, rows: bool = False) -> None:
     Args:
         path: The file; an existing device or pipe only if `rows` is False.
         rows: Whether it is written row by row, which needs a regular file.
-
-    Raises:
-        ModelError: It is a folder, is read-only, is of another kind, or cannot be made.
     """
     path = Path(path)
     if str(path) == "-":
@@ -249,30 +224,25 @@ def check_writable(path: str | Path, *, rows: bool = False) -> None:
     with writing(path):
         if path.is_dir():
             raise ModelError(f"cannot write {path}: it is a folder; give a file")
-        stream = _is_stream(path) and not rows
-        if not stream:
+        if rows:
             _check_regular(path)
         if path.exists() and not os.access(path, os.W_OK):
             raise ModelError(
                 f"cannot write {path}: it is there and may not be written to; give another file, "
                 "or the right to write"
             )
-        if not stream:
-            try_out(followed(path))
+        if not _is_special(path):
+            _try_out(followed(path))
 
 
-def try_out(target: Path, *, folder: bool = False) -> None:
-    """Make and remove what `staged` makes, to find out early whether that works.
-
-    Raises:
-        OSError: It cannot be made.
-    """
-    with no_new_folders(target), staged(target, folder=folder):
+def _try_out(target: Path, *, folder: bool = False) -> None:
+    """Make and remove what `staged` makes, to find out early whether that works."""
+    with _no_new_folders(target), staged(target, folder=folder):
         pass
 
 
 @contextmanager
-def no_new_folders(path: Path) -> Iterator[None]:
+def _no_new_folders(path: Path) -> Iterator[None]:
     """Afterwards remove the parent folders of a path that were made inside and are empty."""
     made = [parent for parent in path.absolute().parents if not parent.exists()]
     try:
@@ -283,18 +253,214 @@ def no_new_folders(path: Path) -> Iterator[None]:
                 parent.rmdir()
 
 
-def _is_stream(path: Path) -> bool:
-    """Whether the path is a device or pipe, to which text can be written."""
-    mode = path.stat().st_mode if path.exists() else 0
-    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+def _is_special(path: Path) -> bool:
+    """Whether the path is there, but neither a file nor a folder."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _check_regular(path: Path) -> None:
-    if path.exists() and not path.is_file():
+    if _is_special(path):
         raise ModelError(
             f"cannot write {path}: it is a device or pipe, which no file can take the place of; "
             "give a file"
         )
+
+
+# Unfinished work beside an output
+
+
+def part_path(output: Path) -> Path:
+    """The path of `part_folder`: beside the output, or beside the target of a link."""
+    whole = followed(output).absolute()
+    return whole.with_name(f".{whole.name}.part")
+
+
+@contextmanager
+def part_folder(output: Path) -> Iterator[Path]:
+    """Give the folder beside an output that holds unfinished work, to one process at a time.
+
+    The folder stays as long as it holds something; `clear_part` empties it.
+    """
+    folder = part_path(output)
+    with _no_new_folders(folder):
+        try:
+            with sole_writer(output, folder / LOCK):
+                yield folder
+        finally:
+            with suppress(OSError):  # It holds something.
+                folder.rmdir()
+
+
+def clear_part(folder: Path) -> None:
+    """Remove everything in a `part_folder` except its lock."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path.name != LOCK:
+                remove(path)
+
+
+# Folders
+
+
+@contextmanager
+def replaced_folder(target: str | Path) -> Iterator[Path]:
+    """Give an empty folder to fill, which then replaces the target.
+
+    The target must not exist, be empty, or hold only files that were written this way before; a
+    folder keeps a list of them. If filling fails, the target stays as it was. A process that is
+    killed while it moves the folders leaves the old one under a hidden name; the next process
+    brings it back.
+    """
+    check_replaceable(target)
+    target = followed(Path(target))
+    with writing(target), staged(target, folder=True) as staging:
+        yield staging
+        (staging / MANIFEST).write_text(json.dumps(_entries(staging)) + "\n", encoding="utf-8")
+        check_replaceable(target)  # Again: others may have added files meanwhile.
+        if target.exists():
+            target.rename(_old(target))
+        try:
+            staging.rename(target)
+        finally:
+            _settle(target)
+
+
+def check_replaceable(target: str | Path) -> None:
+    """Refuse a folder that cannot be replaced, before any work is done for it.
+
+    Another folder is made beside it and removed again, to find out whether that works.
+    """
+    with writing(target):
+        target = followed(Path(target))
+        _settle(target)
+        if target.exists():
+            if not target.is_dir():
+                raise ModelError(
+                    f"{target} is a file; give a folder that is empty or not there yet"
+                )
+            if foreign := foreign_entries(target):
+                raise ModelError(
+                    f"{target} holds {foreign[0]}, which bertflow did not write there; "
+                    "give a folder that is empty or not there yet"
+                )
+            _check_movable(target)
+        _try_out(target, folder=True)
+
+
+def _check_movable(folder: Path) -> None:
+    reason = ""
+    if os.path.ismount(folder):  # noqa: PTH214 - of all systems
+        reason = "is a mount point"
+    with suppress(OSError):  # The current folder may have been removed.
+        if Path(os.path.realpath(folder)) in [(here := Path.cwd().resolve()), *here.parents]:
+            reason = "is or holds the current folder"
+    if reason:
+        raise ModelError(
+            f"cannot write {folder}: it {reason}, which no other folder can take the place of; "
+            f"give a folder in it, such as {folder / 'model'}"
+        )
+
+
+def _settle(target: Path) -> None:
+    """Finish or undo an interrupted replacement, so that one folder is left at the target."""
+    old = _old(target)
+    if old.exists():
+        if target.exists():
+            remove(old)
+        else:
+            old.rename(target)
+
+
+def _old(target: Path) -> Path:
+    return target.parent / f".{target.name}-old.bertflow"
+
+
+def foreign_entries(folder: Path) -> list[str]:
+    """The files in a folder that `replaced_folder` did not write."""
+    try:
+        listed = read_json(folder / MANIFEST)
+    except ModelError:  # There is no list.
+        listed = []
+    ours = [MANIFEST, *(listed if isinstance(listed, list) else [])]
+    return [name for name in _entries(folder) if name not in ours]
+
+
+def _entries(folder: Path) -> list[str]:
+    """Relative paths of the files and links in a folder."""
+    return sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_symlink() or not path.is_dir()
+    )
+
+
+@contextmanager
+def merged_folder(target: Path) -> Iterator[Path]:
+    """Give an empty folder to fill, whose files are then moved into an existing folder.
+
+    The target may hold anything. Each file is the old one or the new one, never half. A process
+    that is killed while it moves them leaves some of both. If filling fails, none is moved.
+    """
+    target = followed(target)
+    with writing(target), staged(target, folder=True) as staging:
+        yield staging
+        for path in sorted(staging.rglob("*")):
+            place = target / path.relative_to(staging)
+            if path.match(WEIGHTS_FILES[0]) or path.match(WEIGHTS_FILES[1]):
+                _remove_other_weights(path.parent, place.parent)
+            if path.is_dir():
+                place.mkdir(exist_ok=True)
+            else:
+                path.replace(place)
+
+
+def _remove_other_weights(new: Path, old: Path) -> None:
+    """Remove weights of an earlier model, which libraries would load instead of the new ones."""
+    for pattern in WEIGHTS_FILES:
+        for path in old.glob(pattern):
+            if not (new / path.name).exists():
+                path.unlink()
+
+
+def save_or_keep(
+    output: Path,
+    *saves: Callable[[Path], Any],
+    when: Callable[[Exception], bool] = lambda error: True,
+) -> None:
+    """Save what was computed; where that fails, save it into a new temporary folder.
+
+    Args:
+        output: Where to, a file or folder.
+        saves: Functions that save to a given path. If the first also fails in the temporary folder,
+            the next one, which may save less, is tried there.
+        when: Whether an error is about saving; other errors are raised as they are.
+
+    Raises:
+        ModelError: It could not be saved to the output; the message says why, and where it is now.
+    """
+    try:
+        saves[0](output)
+        return
+    except Exception as error:  # Of any kind: the result must not be lost.
+        if not when(error):
+            raise
+        failed = error
+    why = str(failed) if isinstance(failed, BertflowError) else f"{output}: {reason_of(failed)}"
+    for save in saves:
+        home = None
+        try:
+            home = Path(tempfile.mkdtemp(prefix="bertflow-"))
+            save(home / output.name)
+        except Exception as error:
+            log.info("what was computed cannot be kept either: %s", error)
+            if home is not None:
+                remove(home)
+        else:
+            raise ModelError(f"{why}; what was computed is in {home / output.name}") from failed
+    raise ModelError(f"{why}; nor can a temporary folder be written") from failed
+
+
+# Outputs and inputs
 
 
 def check_apart(
@@ -314,8 +480,7 @@ def check_apart(
             is a folder that holds an input.
 
     Example:
-        >>> from tempfile import mkdtemp
-        >>> file = Path(mkdtemp()) / "pairs.tsv"
+        >>> file = Path(tempfile.mkdtemp()) / "pairs.tsv"
         >>> _ = file.write_text("A cat,A dog,1")
         >>> check_apart({"--json": file}, [("--pairs", file)])  # doctest: +ELLIPSIS
         Traceback (most recent call last):
@@ -323,45 +488,38 @@ def check_apart(
     """
     places = {name: Path(path) for name, path in outputs.items() if path is not None}
     for (name, first), (other, second) in combinations(places.items(), 2):
-        if is_same(first, second):
+        if _is_same(first, second):
             raise InputError(f"{name} and {other} are both {first}; give each a place of its own")
-    given = [(name, Path(path)) for name, path in inputs if _is_there(Path(path))]
-    for name, output in places.items():
-        for read, path in given:
-            if how := _touches(output, path):
-                raise InputError(f"{name} {output} {how[0].format(read=read, path=path)}; {how[1]}")
+    for read, path in inputs:
+        for name, output in places.items():
+            if loss := _loss(output, Path(path), read):
+                raise InputError(f"{name} {output} {loss}")
 
 
-def is_same(first: Path, second: Path) -> bool:
+def _loss(output: Path, path: Path, read: str) -> str:
+    """How writing an output would destroy an input, and the remedy; empty if it would not."""
+    with suppress(OSError, ValueError):  # Names on the hub may be invalid paths.
+        if not path.exists():
+            return ""
+        if _is_same(output, path):
+            return f"is what {read} reads; give another, or it would be lost"
+        if is_within(output, path):
+            return f"is in the folder that {read} reads ({path}); give a place outside of it"
+        if is_within(path, output):
+            return f"holds what {read} reads ({path}); give another, or it would be lost"
+    return ""
+
+
+def _is_same(first: Path, second: Path) -> bool:
     """Whether two paths, existing or not, are one file or folder; False for devices and pipes."""
-    with suppress(OSError, ValueError):
-        if first.exists() and second.exists():
-            return first.samefile(second) and not _is_stream(first)
-        return os.path.realpath(first) == os.path.realpath(second)
-    return False
+    if first.exists() and second.exists():
+        return first.samefile(second) and not _is_special(first)
+    return os.path.realpath(first) == os.path.realpath(second)
 
 
 def is_within(path: Path, folder: Path) -> bool:
     """Whether a path, existing or not, lies in a folder."""
-    with suppress(OSError, ValueError):
-        real = Path(os.path.realpath(path))
-        return any(parent.exists() and parent.samefile(folder) for parent in real.parents)
-    return False
-
-
-def _is_there(path: Path) -> bool:
-    with suppress(OSError, ValueError):  # Names on the hub may be invalid paths.
-        return path.exists()
-    return False
-
-
-def _touches(output: Path, path: Path) -> tuple[str, str] | None:
-    """How writing an output would destroy an input, and the remedy; None if it would not."""
-    elsewhere = "give another, or it would be lost"
-    if is_same(output, path):
-        return "is what {read} reads", elsewhere
-    if path.is_dir() and is_within(output, path):
-        return "is in the folder that {read} reads ({path})", "give a place outside of it"
-    if output.is_dir() and is_within(path, output):
-        return "holds what {read} reads ({path})", elsewhere
-    return None
+    real = Path(os.path.realpath(path))
+    return folder.is_dir() and any(
+        parent.exists() and parent.samefile(folder) for parent in real.parents
+    )

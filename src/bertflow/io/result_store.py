@@ -19,15 +19,13 @@ import numpy.typing as npt
 
 from bertflow.errors import ModelError
 from bertflow.io.files import remove_stale, write_bytes
-from bertflow.io.json import read_json
+from bertflow.io.reading import read_json
 
 FORMAT = 1
 KEY_LENGTH = 20
 # Keys of earlier versions had up to 32 digits.
 FILE = r"([0-9a-f]{20,32})\.(json|npz)"
 LARGEST_JSON = 10**7
-# Kinds of results that are nothing without their arrays.
-WITH_ARRAYS = ("score", "trial", "figures")
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -71,11 +69,7 @@ class Result:
     arrays: Arrays = field(default_factory=dict, repr=False, compare=False)
 
     def to_json(self) -> str:
-        """All but the arrays.
-
-        Raises:
-            ValueError: A number is not finite.
-        """
+        """All but the arrays; a ValueError if a number is not finite."""
         plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "arrays"}
         return json.dumps(plain, indent=2, allow_nan=False) + "\n"
 
@@ -83,8 +77,7 @@ class Result:
 class ResultStore:
     """A folder of results: KEY.json each, and KEY.npz where there are arrays.
 
-    A result is there whole or not at all: its arrays are written before its JSON. One that is
-    damaged, or of a later format, counts as not there.
+    A result is there whole or not at all: its arrays are written before its JSON.
 
     Args:
         folder: Made when the first result is written.
@@ -105,17 +98,14 @@ class ResultStore:
         self.size = size
 
     def get(self, key: str) -> Result | None:
-        """The result with a key, or None."""
+        """The result with a key; None if there is none, or it is damaged or of a later format."""
         path = self.folder / f"{key}.json"
         try:
             content = read_json(path, largest=LARGEST_JSON)
             result = Result(**content, arrays=_read_arrays(path.with_suffix(".npz")))
         except Exception:  # Whatever is wrong with the files, the work is done again.
             return None
-        parts = (result.recipe, result.about, result.result, result.versions)
-        if result.format != FORMAT or result.key != key or not all(type(p) is dict for p in parts):
-            return None
-        if result.kind in WITH_ARRAYS and not result.arrays:
+        if (result.format, result.key) != (FORMAT, key) or not isinstance(result.result, dict):
             return None
         if self.size is not None:
             with suppress(OSError):  # Another process removed it, or it may only be read.
@@ -123,22 +113,14 @@ class ResultStore:
         return result
 
     def need(self, key: str) -> Result:
-        """The result with a key.
-
-        Raises:
-            ModelError: There is none.
-        """
+        """The result with a key; a ModelError if there is none."""
         result = self.get(key)
         if result is None:
             raise ModelError(f"{self.folder} holds no record {key}; run the job first")
         return result
 
     def put(self, result: Result) -> None:
-        """Write a result, unless it alone is larger than the store may be.
-
-        Raises:
-            ModelError: It cannot be written.
-        """
+        """Write a result, unless it alone is larger than the store may be."""
         path = self.folder / f"{result.key}.json"
         contents = {path: result.to_json().encode()}
         if result.arrays:

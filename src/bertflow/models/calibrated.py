@@ -12,7 +12,7 @@ from typing import Any, Self
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators import Calibrator
-from bertflow.calibrators.presets import calibrator_name, preset_name
+from bertflow.calibrators.readme import calibrator_name, preset_name
 from bertflow.calibrators.writing import without_folders
 from bertflow.display import block, facts_table, unfolded
 from bertflow.encoders.encoder import CALIBRATOR, Encoder, calibrating

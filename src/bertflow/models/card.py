@@ -8,11 +8,11 @@ from contextlib import suppress
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from bertflow.calibrators.presets import calibrator_name, preset_of
 from bertflow.calibrators.readme import (
     HERE,
     LIMITS,
     WHAT,
+    calibrator_name,
     code,
     encoder_facts,
     encoder_named,
@@ -21,6 +21,7 @@ from bertflow.calibrators.readme import (
     last_part,
     made_of,
     origin_metadata,
+    preset_of,
     table,
     text,
 )

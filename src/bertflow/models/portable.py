@@ -60,11 +60,16 @@ def to_modules(calibrator: Calibrator, in_features: int) -> list[Dense | Normali
     Raises:
         ModelError: The calibrator has no such form; the message says why.
     """
-    if calibrator._needs_float64():
+    modules = _modules(calibrator, in_features)
+    if not all(bool(p.isfinite().all()) for module in modules for p in module.parameters()):
         raise ModelError(
             f"the {type(calibrator).__name__} was fitted on numbers too far from 1 for float32, in "
             f"which built-in modules compute; scale the vectors, or {OTHERWISE}"
         )
+    return modules
+
+
+def _modules(calibrator: Calibrator, in_features: int) -> list[Dense | Normalize]:
     if isinstance(calibrator, LinearCalibrator):
         centre, matrix = calibrator.affine()
         if not bool(centre.any()):

@@ -25,12 +25,12 @@ from bertflow.encoders.probe import (
     probed,
 )
 from bertflow.errors import ModelError
-from bertflow.io.files import write_text
-from bertflow.io.outputs import (
+from bertflow.io.files import (
     check_replaceable,
     foreign_entries,
     merged_folder,
     replaced_folder,
+    write_text,
 )
 from bertflow.models.card import card_of
 from bertflow.process_state import pinned

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from bertflow.analysis.frequency import NEIGHBOURS, RANGES
 from bertflow.calibrators import Calibrator
-from bertflow.calibrators.presets import calibrator_name
+from bertflow.calibrators.readme import calibrator_name
 from bertflow.data import CATALOG
 from bertflow.errors import InputError, MissingDataError, check_number
 from bertflow.finetuning import Recipe

@@ -32,7 +32,7 @@ from bertflow.evaluation.scores import on_all_pairs
 from bertflow.finetuning import finetune_and_save
 from bertflow.finetuning.finetuned import FACTS
 from bertflow.io.files import remove_stale, staged, writing
-from bertflow.io.json import read_json
+from bertflow.io.reading import read_json
 from bertflow.io.result_store import Result, ResultStore, key_of
 from bertflow.paper.plan import Encoding, Job, Planner, Score, Tuning, Words
 from bertflow.paper.subjects import Subject

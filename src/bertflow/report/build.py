@@ -15,8 +15,7 @@ from bertflow.analysis import Diagnosis, diagnose, frequent_words, word_embeddin
 from bertflow.analysis.gains import PairGains, measure_gains
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
-from bertflow.calibrators.presets import preset_name
-from bertflow.calibrators.readme import last_part
+from bertflow.calibrators.readme import last_part, preset_name
 from bertflow.calibrators.writing import SUBFOLDER
 from bertflow.data import STS_TASKS, read_corpus, sample_pairs, sample_texts
 from bertflow.encoders import Precision, SentenceCache, embed, library_versions

@@ -21,7 +21,7 @@ from bertflow.data.readers import find_files
 from bertflow.encoders import VectorCache
 from bertflow.errors import InputError, ModelError
 from bertflow.evaluation import paired_cosine
-from bertflow.io.json import read_json
+from bertflow.io.reading import read_json
 from bertflow.io.result_store import Result, ResultStore, key_of
 from bertflow.paper.declared import AVERAGE, SCORE_TABLES, published
 from bertflow.paper.results import CellResult, TableResult

@@ -11,8 +11,8 @@ import numpy as np
 
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator
-from bertflow.calibrators.vectors import read_vectors
 from bertflow.errors import InputError
+from bertflow.io.vectors import read_vectors
 
 # Gives the vectors of sentences, shape (N, D); None where one of them has no vector.
 VectorsOf: TypeAlias = Callable[[Sequence[str]], Array | None]

@@ -20,7 +20,7 @@ from pyarrow.parquet import ParquetWriter, read_metadata
 
 from bertflow.errors import ModelError, shown
 from bertflow.io.files import write_text, writing
-from bertflow.io.json import read_json
+from bertflow.io.reading import read_json
 from bertflow.scale.shards import READERS, Bad, Plan, Shard, is_vectors
 
 MANIFEST = "_manifest.json"

@@ -19,10 +19,10 @@ from pyarrow import compute, fs, types
 from pyarrow.parquet import ParquetFile
 
 from bertflow.arrays import Array, let_go
-from bertflow.calibrators.vectors import read_vectors
 from bertflow.data.tables import column_index, is_text, listed
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.io.files import reason_of
+from bertflow.io.vectors import read_vectors
 
 # The default name of the column of vectors.
 VECTOR = "vector"

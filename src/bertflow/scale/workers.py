@@ -22,7 +22,7 @@ from safetensors.torch import save
 
 from bertflow.arrays import Array, as_tensor, finite, unit_length
 from bertflow.calibrators import Calibrator, Moments, load_calibrator
-from bertflow.calibrators.presets import calibrator_name
+from bertflow.calibrators.readme import calibrator_name
 from bertflow.data.tables import (
     LONGEST_LINE,
     Columns,

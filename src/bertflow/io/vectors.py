@@ -1,4 +1,4 @@
-"""Vectors in .npy files, read and written in chunks."""
+"""Vectors in .npy files: read memory-mapped, and transformed in chunks."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from zipfile import ZipFile
 
 import numpy as np
 
 from bertflow.arrays import Array, finite
-from bertflow.calibrators.base import Calibrator
-from bertflow.errors import InputError, ModelError, quoted, shown
-from bertflow.io.contents import HEAD, contents
-from bertflow.io.files import check_apart, check_writable, placed
-from bertflow.io.outputs import part_folder
+from bertflow.errors import InputError, quoted
+from bertflow.io.files import check_apart, check_writable, part_folder, placed, writing
+from bertflow.io.reading import HEAD, contents
 
 log = logging.getLogger(__name__)
 
@@ -40,30 +37,10 @@ def read_vectors(path: str | Path) -> Array:
     if not path.is_file():
         raise InputError(f"{path} does not exist" if not path.exists() else f"{path} is no file")
     try:
-        with path.open("rb") as file:
-            head = file.read(HEAD)
-        if head.startswith(b"PK"):
-            raise InputError(
-                f"{path} is an archive of arrays ({', '.join(map(shown, ZipFile(path).namelist()))}"
-                "); give a .npy file of one, as numpy.save writes it"
-            )
-        if head.startswith(b"PAR1"):
-            raise InputError(
-                f"{path} is a .parquet file, expected a .npy; fit and transform read it, ids and "
-                f"all, by --vectors {quoted(path)} --engine local"
-            )
-        if not head.startswith(np.lib.format.MAGIC_PREFIX) and (said := contents(head)):
-            raise InputError(f"{path} {said}")
         vectors: np.memmap = np.lib.format.open_memmap(path, mode="r")
-    except InputError:
-        raise
     # numpy parses a header as Python text, so a damaged one can raise any exception.
     except Exception as error:
-        objects = " but of Python objects, as of rows that differ in length"
-        raise InputError(
-            f"{path} is not a .npy file of numbers{objects if 'Python obj' in str(error) else ''}; "
-            "numpy.save writes one"
-        ) from None
+        raise InputError(f"{path} {_why_no_vectors(path, error)}") from None
     if vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
         raise InputError(
             f"{path} holds an array of shape {vectors.shape} and type {vectors.dtype}; "
@@ -78,32 +55,39 @@ def read_vectors(path: str | Path) -> Array:
     return vectors
 
 
-def write_vectors(path: str | Path, vectors: Array) -> None:
-    """Write a .npy file that is then the new one whole, or still the old one.
-
-    Raises:
-        ModelError: It cannot be written, or another process is writing it.
-    """
-    starts = range(0, len(vectors), CHUNK_ROWS)
-    chunks = (vectors[start : start + CHUNK_ROWS] for start in starts)
-    _write(path, vectors.shape, vectors.dtype, chunks)
+def _why_no_vectors(path: Path, error: Exception) -> str:
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+    except OSError as unreadable:
+        return f"cannot be read: {unreadable.strerror}"
+    if head.startswith(b"PK"):
+        return "is an archive, as of several arrays; give a .npy file of one, by numpy.save"
+    if head.startswith(b"PAR1"):
+        return (
+            "is a .parquet file, expected a .npy; fit and transform read it, ids and all, by "
+            f"--vectors {quoted(path)} --engine local"
+        )
+    if "Python obj" in str(error):
+        return "is not a .npy file of numbers but of Python objects, as of rows that differ"
+    if not head.startswith(np.lib.format.MAGIC_PREFIX) and (said := contents(head)):
+        return said
+    return "is not a .npy file of numbers; numpy.save writes one"
 
 
 def transform_file(
-    calibrator: Calibrator,
+    transform: Callable[[Array], Array],
     source: str | Path,
     target: str | Path,
     *,
-    inverse: bool = False,
     progress: Progress | None = None,
 ) -> tuple[int, int]:
     """Map a .npy file to another in chunks, in memory that does not grow with the file.
 
     Args:
-        calibrator: Fitted.
+        transform: Maps rows (n, D) to rows (n, K), such as a calibrator's `transform`.
         source: Vectors, shape (N, D).
         target: The file to write, replaced as a whole; not the source.
-        inverse: Apply `inverse_transform` instead.
         progress: Called with the rows done and their total.
 
     Returns:
@@ -120,20 +104,20 @@ def transform_file(
     if len(vectors) == 0:
         raise InputError(f"{source} holds no vector")
     finite(vectors)
-    apply = calibrator.inverse_transform if inverse else calibrator.transform
-    first = apply(_chunk(vectors, 0))
+    first = transform(_chunk(vectors, 0))
 
     def chunks() -> Iterator[Array]:
         for start in range(0, len(vectors), CHUNK_ROWS):
             try:
-                yield apply(_chunk(vectors, start)) if start else first
+                yield transform(_chunk(vectors, start)) if start else first
             except InputError as error:
                 raise InputError(f"{source}, with row {start} counted as 0: {error}") from None
             if progress is not None:
                 progress(min(start + CHUNK_ROWS, len(vectors)), len(vectors))
 
     shape = (len(vectors), first.shape[1])
-    _write(target, shape, first.dtype, chunks())
+    _write(Path(target), shape, first.dtype, chunks())
+    log.info("wrote %s: %d vectors of %d dimensions", target, *shape)
     return shape
 
 
@@ -142,23 +126,21 @@ def _chunk(vectors: Array, start: int) -> Array:
     return chunk if chunk.dtype.kind == "f" else chunk.astype(np.float64)
 
 
-def _write(
-    path: str | Path, shape: tuple[int, ...], dtype: np.dtype, chunks: Iterable[Array]
-) -> None:
-    path = Path(path)
-    description = {
+def _write(path: Path, shape: tuple[int, int], dtype: np.dtype, chunks: Iterable[Array]) -> None:
+    described = {
         "descr": np.lib.format.dtype_to_descr(dtype),
         "fortran_order": False,
         "shape": shape,
     }
-    try:
-        # Written, not memory-mapped: on a full disk a mapped file would kill the process.
-        with part_folder(path), placed(path) as staging, staging.open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, description)
-            for chunk in chunks:
-                file.write(np.ascontiguousarray(chunk, dtype=dtype).data)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
-    log.info("wrote %s: %d vectors of %d dimensions", path, *shape)
+    # Written, not memory-mapped: on a full disk a mapped file would kill the process.
+    with (
+        writing(path),
+        part_folder(path),
+        placed(path) as staging,
+        staging.open("wb") as file,
+    ):
+        np.lib.format.write_array_header_1_0(file, described)
+        for chunk in chunks:
+            file.write(np.ascontiguousarray(chunk, dtype=dtype).data)
+        file.flush()
+        os.fsync(file.fileno())
