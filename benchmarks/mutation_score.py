@@ -36,11 +36,10 @@ TESTS = {
     "calibrators/adaptive": "adaptive calibrators_contract",
     "calibrators/linear": "linear_calibrators half_precision calibrators_contract",
     "calibrators/moments": "moments linear_calibrators",
-    "calibrators/frame": "frame flow_calibrator",
-    "calibrators/folding": "folding flow_calibrator",
+    "calibrators/frame": "frame folding flow_calibrator",
     "calibrators/checkpoint": "flow_checkpoint",
     "calibrators/storage": "storage storage_damage",
-    "calibrators/saving": "storage storage_damage",
+    "calibrators/writing": "storage storage_damage",
     "calibrators/": "flow_calibrator flow_checkpoint vectors calibrators_contract storage",
     "evaluation/": "correlation bootstrap scores tasks",
 }
