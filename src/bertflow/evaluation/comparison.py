@@ -24,7 +24,6 @@ from bertflow.calibrators import (
     Standardization,
     Whitening,
 )
-from bertflow.calibrators.presets import PRESETS
 from bertflow.data import CATALOG, STS_TASKS, Pairs, Texts, read_sentences, read_task, read_texts
 from bertflow.display import block, facts_table
 from bertflow.encoders import (
@@ -92,7 +91,7 @@ def _whitening(width: int, power: float = 1.0) -> Whitening:
 
 
 def _flow(preset: str, width: int, seed: int) -> Flow:
-    return Flow(**PRESETS[preset], random_state=seed)
+    return Flow(**Flow.names[preset], random_state=seed)
 
 
 _DECLARED = (
