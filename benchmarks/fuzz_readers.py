@@ -31,8 +31,8 @@ from bertflow.data import (
 )
 from bertflow.encoders import load_word_vectors
 from bertflow.encoders.checks import read_modules
+from bertflow.encoders.gguf import licence_of
 from bertflow.encoders.sentence_cache import VectorCache, parse_size
-from bertflow.encoders.sizes import check_gguf, check_sizes
 from bertflow.encoders.streaming import _PartialFile
 from bertflow.finetuning.resuming import (
     CLASSIFIER,
@@ -289,17 +289,6 @@ def _applied(folder: Path) -> None:
     calibrator.transform(rows)
 
 
-def _dense(width: int, out: int) -> Files:
-    return {
-        "config.json": json.dumps(
-            {"in_features": width, "out_features": out, "bias": True}
-        ).encode(),
-        "model.safetensors": save(
-            {"linear.weight": torch.zeros(out, width), "linear.bias": torch.zeros(out)}
-        ),
-    }
-
-
 def _tiny_encoder(folder: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
@@ -343,15 +332,15 @@ def _encoders() -> list[Reader]:
         for n, kind in enumerate(kinds)
     ]
     listed = {"modules.json": json.dumps(modules).encode()}
-    dense = {f"2_Dense/{name}": content for name, content in _dense(4, 3).items()}
     tiny = _folder_of(_tiny_encoder)
 
-    def read_list(folder: Path) -> None:
-        check_sizes(folder, read_modules(folder / "modules.json"), trusted=False)
-
     return [
-        Reader(name="modules.json", files=listed, read=read_list, share=2),
-        Reader(name="module configs", files=listed | dense | tiny, read=read_list, share=0.5),
+        Reader(
+            name="modules.json",
+            files=listed,
+            read=lambda folder: read_modules(folder / "modules.json"),
+            share=2,
+        ),
         Reader(
             name="encoder",
             files=tiny,
@@ -361,7 +350,7 @@ def _encoders() -> list[Reader]:
         Reader(
             name="gguf header",
             files={"x.gguf": _gguf()},
-            read=lambda folder: check_gguf(folder / "x.gguf"),
+            read=lambda folder: licence_of(folder / "x.gguf"),
             share=2,
         ),
     ]

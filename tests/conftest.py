@@ -234,4 +234,4 @@ def spoiled(tiny_bert: Path) -> Any:
 def untried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Corpora are encoded without trying the encoder out: every batch is one of the corpus."""
     monkeypatch.setattr("bertflow.encoders.encoding.check_own_encoding", lambda *_, **__: None)
-    monkeypatch.setattr("bertflow.encoders.fingerprint.probed", lambda encoder: np.ones((1, 2)))
+    monkeypatch.setattr("bertflow.encoders.description.probed", lambda encoder: np.ones((1, 2)))

@@ -17,7 +17,6 @@ from bertflow.encoders import embed
 from bertflow.encoders.encoding import encode_distinct
 from bertflow.errors import ModelError
 
-POOLINGS = ["cls", "mean", "last2avg", "first-last-avg", "embed-last-avg", "layers:0,2"]
 # Of 1 to 32 tokens with the two special ones, so that each is padded to each.
 LENGTHS = [1, 2, 3, 5, 8, 13, 21, 29, 60]
 TEXTS = [" ".join(["the dog eats bread", "a man reads"][n % 2] for _ in range(n)) for n in LENGTHS]
@@ -30,14 +29,15 @@ def unlike(found, expected) -> float:
     return float(1 - ((found * expected).sum(axis=1) / norms).min())
 
 
-@pytest.mark.parametrize("kind", ["bert", "llama"])
-@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize(
+    ("kind", "pooling"), [("bert", "cls"), ("bert", "layers:0,2"), ("llama", "first-last-avg")]
+)
 def test_alone_or_in_a_batch_a_sentence_has_the_same_vector(pooling, kind, request):
     encoder = load_encoder(request.getfixturevalue(f"tiny_{kind}"), pooling=pooling, device="cpu")
     alone = np.concatenate([encoder.encode([text]) for text in TEXTS])
     # Padded to the longest, to each length in turn, and without padding.
     np.testing.assert_allclose(encoder.encode(TEXTS), alone, rtol=0, atol=1e-5)
-    for mate in TEXTS:
+    for mate in TEXTS[::2]:
         pairs = np.stack([encoder.encode([text, mate])[0] for text in TEXTS[:4]])
         np.testing.assert_allclose(pairs, alone[:4], rtol=0, atol=1e-5)
     np.testing.assert_allclose(encode_distinct(encoder, TEXTS), alone, rtol=0, atol=1e-5)
@@ -47,7 +47,7 @@ def test_alone_or_in_a_batch_a_sentence_has_the_same_vector(pooling, kind, reque
         assert unlike(together, np.concatenate(single * 3)) < 1e-3
 
 
-@pytest.mark.parametrize("name", CALIBRATORS)
+@pytest.mark.parametrize("name", ["flow", "whitening"])
 def test_so_it_has_in_a_calibrated_model(name, tiny_bert, tiny_sentences):
     encoder = load_encoder(tiny_bert, device="cpu")
     model = calibrate(encoder, tiny_sentences, CALIBRATORS[name]())
@@ -57,8 +57,7 @@ def test_so_it_has_in_a_calibrated_model(name, tiny_bert, tiny_sentences):
     np.testing.assert_allclose(embed(model, TEXTS).rows(), alone, rtol=0, atol=1e-5 * size)
 
 
-@pytest.mark.parametrize("portable", [True, False])
-@pytest.mark.parametrize("name", CALIBRATORS)
+@pytest.mark.parametrize(("name", "portable"), [("flow", True), ("whitening", False)])
 def test_weights_are_the_same_bits_after_a_fit_and_the_mode_is_evaluation(
     name, portable, tiny_bert, tiny_sentences
 ):

@@ -29,7 +29,7 @@ from bertflow.calibrators.readme import HERE, calibrator_card, code, named, pres
 from bertflow.calibrators.storage import recorded_name
 from bertflow.data import Pairs
 from bertflow.encoders import save_model
-from bertflow.encoders.origin import note_hub, origin_of
+from bertflow.encoders.description import note_hub, origin_of
 from bertflow.errors import InputError
 from bertflow.evaluation import Scores, describe_calibrator, score_pairs
 from bertflow.models.card import GENERATED

@@ -41,7 +41,7 @@ from bertflow.cli import options
 from bertflow.cli.app import app
 from bertflow.cli.main import run
 from bertflow.cli.options import build_calibrator
-from bertflow.encoders import Precision, calibrate, load_encoder, save_model, states
+from bertflow.encoders import Precision, calibrate, load_encoder, pooling, save_model
 from bertflow.errors import InputError, ModelError
 from bertflow.evaluation import evaluate
 from conftest import QUIET, tree
@@ -1041,7 +1041,7 @@ def test_what_is_wrong_is_said_before_an_encoder_is_imported(work):
 
 
 def test_the_names_that_are_known_without_an_encoder_are_those_it_knows():
-    assert options.POOLINGS == states.RECIPES
+    assert options.POOLINGS == pooling.RECIPES
     assert options.PRECISIONS == get_args(Precision)
 
 

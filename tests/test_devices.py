@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import chain, count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -106,15 +107,21 @@ def test_parts_of_every_group_come_back_whoever_is_done_first(monkeypatch):
 
 
 @pytest.mark.slow
-def test_processes_give_what_one_gives(tiny_bert, tiny_sentences):
+def test_processes_give_what_one_gives_and_a_death_is_said(tiny_bert, tiny_sentences):
     encoder = load_encoder(tiny_bert, pooling="first-last-avg")
     groups = [Group(tiny_sentences[n : n + n % 40]) for n in range(0, 280, 7)]
-    count = 0
-    for group, rows, vectors in DevicesEncoding(encoder, TWO).each(groups):
-        expected = encode_distinct(encoder, group.sentences)[rows]
-        np.testing.assert_allclose(vectors, expected, rtol=0, atol=2e-6)
-        count += len(rows)
-    assert count == sum(len(group.sentences) for group in groups)
+    left = {id(group): len(group.sentences) for group in groups if group.sentences}
+    endless = chain(groups, (Group(["a dog"]) for _ in count()))
+    with pytest.raises(ModelError, match=r"^the process on cpu \(\d+\) ended with status -9;"):
+        for group, rows, vectors in DevicesEncoding(encoder, TWO).each(endless):
+            if id(group) in left:
+                expected = encode_distinct(encoder, group.sentences)[rows]
+                np.testing.assert_allclose(vectors, expected, rtol=0, atol=2e-6)
+                left[id(group)] -= len(rows)
+            elif not any(left.values()):
+                for process in module.multiprocessing.active_children():
+                    os.kill(process.pid, signal.SIGKILL)
+    assert not any(left.values())
 
 
 @pytest.mark.nightly
@@ -137,7 +144,7 @@ def test_everything_that_streams_takes_devices(tiny_bert, tiny_sentences, tmp_pa
     assert (code, err.startswith("error: devices takes all, a number")) == (1, True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_that_dies_is_named_and_what_was_finished_is_kept(
     tiny_bert, tiny_sentences, tmp_path, monkeypatch
 ):

@@ -102,7 +102,7 @@ MODELS = ["averaging", "last", "causal", "own module"]
 # Threads.
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["causal", "own module"])
 def test_threads_on_one_model_get_the_vectors_of_one(name, saved, tiny_sentences):
     expected = load(saved[name], device="cpu").encode(tiny_sentences)
     model = load(saved[name], device="cpu")  # Not even once was it called before.
@@ -120,9 +120,9 @@ def test_threads_on_one_model_get_the_vectors_of_one(name, saved, tiny_sentences
         np.testing.assert_array_equal(got, wanted)
 
 
-@pytest.mark.parametrize("name", ["averaging", "own module"])
-def test_threads_on_one_model_in_half_precision_get_the_vectors_of_one(name, saved, tiny_sentences):
-    """And nearly those of single precision: what calibrates stays in it."""
+def test_threads_on_one_model_in_half_precision_get_the_vectors_of_one(saved, tiny_sentences):
+    """And nearly those of single precision, because the calibrator stays in it."""
+    name = "averaging"
     some = tiny_sentences[:60]
     whole = load(saved[name], device="cpu").encode(some)
     model = load(saved[name], device="cpu").half()
@@ -217,42 +217,6 @@ def test_attaching_leaves_the_width_that_other_threads_encode_in(tiny_bert, rng)
     assert model.encode(["a dog"]).shape == (1, 8)
 
 
-class Tripwire:
-    """Has another thread encode with a model for the first time while it is being copied."""
-
-    def __init__(self, model: SentenceTransformer, sentences: list[str]) -> None:
-        self.encode: Callable[[], object] | None = lambda: model.encode(sentences)
-
-    def __deepcopy__(self, memo: dict) -> None:
-        encode, self.encode = self.encode, None
-        if encode is not None:
-            in_another(encode)
-
-
-@pytest.mark.parametrize("precision", ["mixed", "fast"])
-def test_half_precision_begins_beside_a_first_forward_pass(precision, saved, tiny_sentences):
-    """That pass installs hooks, some of which a copy of the model would have twice."""
-    expected = load(saved["averaging"], device="cpu").encode(tiny_sentences)
-    model = SentenceTransformer(str(saved["averaging"]), device="cpu")
-    model[0].model.encoder.layer[1].tripwire = Tripwire(model, tiny_sentences)
-    found = embed(model, tiny_sentences, precision=precision).rows()
-    cosines = np.einsum("nd,nd->n", found, expected)
-    cosines /= np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
-    assert cosines.min() > 0.98
-
-
-def test_a_model_is_sent_while_another_thread_encodes_with_it_for_the_first_time(
-    saved, tiny_sentences
-):
-    """At the beginning of that pass transformers installs its hooks."""
-    capturing = pytest.importorskip("transformers.utils.output_capturing")
-    model = load(saved["averaging"], device="cpu")
-    capturing.maybe_install_capturing_hooks(model[0].model)
-    sent = pickle.dumps(model)
-    expected = model.encode(tiny_sentences[:20])
-    np.testing.assert_allclose(pickle.loads(sent).encode(tiny_sentences[:20]), expected, atol=1e-6)
-
-
 def test_threads_that_load_leave_transformers_as_talkative_as_it_was():
     """The first that comes is the first that goes."""
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -299,72 +263,17 @@ def test_fits_in_threads_learn_the_bits_of_fits_one_after_the_other(rng):
         np.testing.assert_array_equal(got, wanted)
 
 
-@pytest.fixture
-def training(saved, monkeypatch) -> list[SentenceTransformer]:
-    """An encoder and a calibrated model that were left in training, and take 50 at a time."""
-    monkeypatch.setattr(embedding, "group_size", lambda encoder: 50)
-    models = [load(saved["averaging"], device="cpu"), load(saved["last"], device="cpu")]
-    encoder = SentenceTransformer(modules=list(models[1])[:2], device="cpu")
+def test_threads_encode_without_dropout_with_a_model_that_was_left_in_training(
+    tiny_bert, tiny_sentences
+):
+    encoder = load_encoder(tiny_bert, device="cpu")
+    expected = embed(encoder, tiny_sentences).rows()
     for module in encoder[0].modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.5
-    return [models[0].train(), encoder.train()]
-
-
-def states(model: torch.nn.Module) -> set[bool]:
-    return {module.training for module in model.modules()}
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_who_is_done_first_does_not_turn_dropout_on_for_the_other(which, training, tiny_sentences):
-    model = training[which]
-    alone = embed(model, tiny_sentences).rows()
-    np.testing.assert_array_equal(embed(model, tiny_sentences).rows(), alone)
-    seen: list[set[bool]] = []
-
-    def another(done: int, of: int) -> None:
-        with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(embed, model, tiny_sentences[:done]).result().rows().any()
-        seen.append(states(model[0]))
-
-    found = embed(model, tiny_sentences, progress=another)
-    np.testing.assert_array_equal(found.rows(), alone)
-    assert len(seen) > 2 and all(one == {False} for one in seen)
-    assert states(model) == {True}
-
-
-def test_models_on_one_encoder_that_are_in_training_encode_without_dropout(
-    training, tiny_sentences
-):
-    """Whatever they have in common, whoever comes or goes first, and stops half-way."""
-    encoder = training[1]
-    beside = SentenceTransformer(modules=[*encoder, torch.nn.Identity()], device="cpu").train()
-    expected = embed(encoder, tiny_sentences[:100]).rows()
-    for first, second in [(encoder, beside), (beside, encoder)]:
-        one, other = (
-            Encoding(model).each([Group(tiny_sentences[:50]), Group(tiny_sentences[50:100])])
-            for model in (first, second)
-        )
-        _, _, started = next(one)
-        np.testing.assert_allclose(next(other)[2], started, atol=1e-6)
-        one.close()
-        assert states(encoder[0]) == {False}
-        _, rows, found = next(other)
-        np.testing.assert_allclose(found, expected[50 + rows], atol=1e-6)
-        other.close()
-        assert states(encoder) == states(beside) == {True}
-    found = at_once(lambda number: embed(training[number % 2], tiny_sentences).rows())
-    for number, got in enumerate(found):
-        np.testing.assert_array_equal(got, found[number % 2])
-    assert states(encoder) == states(training[0]) == {True}
-
-
-def test_modules_that_are_not_in_training_stay_so(training, tiny_sentences):
-    """Of a model that is: what is frozen is."""
-    model = training[0]
-    model[0].eval()
-    embed(model, tiny_sentences)
-    assert states(model[0]) == {False} and model.training
+    encoder.train()
+    for got in at_once(lambda number: embed(encoder, tiny_sentences).rows()):
+        np.testing.assert_array_equal(got, expected)
 
 
 @pytest.fixture
@@ -389,7 +298,8 @@ def test_threads_that_begin_while_others_encode_have_the_number_of_all(
     run, forward = Flow._run, encoding._forward
 
     def watched(*arguments):
-        part.add(torch.get_num_threads())
+        if threading.current_thread().name.startswith("encode"):
+            part.add(torch.get_num_threads())
         return forward(*arguments)
 
     def noted(self, *arguments):
@@ -621,6 +531,7 @@ print(json.dumps({name: measured(call, 10_000) for name, call in calls.items()})
 
 
 @LINUX
+@pytest.mark.nightly
 def test_a_leak_is_told_from_what_is_filled_once():
     """The one goes on growing, the other fills up before the second half."""
     ran = subprocess.run(

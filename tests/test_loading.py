@@ -156,9 +156,9 @@ def with_tokenizer_limit(folder: Path, copy: Path, limit: int | None) -> Path:
 @pytest.mark.parametrize(
     ("asked", "tokenizer", "kind", "form"),
     [
-        *((asked, most, "bert", "raw") for asked in [None, 8, 24, 32] for most in [16, 48, None]),
-        *((24, 16, kind, form) for kind in ["bert", "llama"] for form in ["raw", "modules"]),
-        *((None, 48, kind, form) for kind in ["bert", "llama"] for form in ["raw", "modules"]),
+        *((asked, most, "bert", "raw") for asked in [None, 24] for most in [16, 48, None]),
+        (24, 16, "llama", "raw"),
+        (None, 48, "llama", "modules"),
     ],
 )
 def test_length_is_the_least_of_asked_tokenizer_and_positions(
@@ -285,7 +285,7 @@ def test_a_hub_name_without_network_is_one_quick_error(how, monkeypatch, caplog)
     assert "Retrying" not in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_smollm2_from_its_package_gives_the_stored_vectors(shared_data, capsys):
     from bertflow.demo import default_encoder
 

@@ -51,8 +51,8 @@ def test_a_pickled_calibrated_model_gives_the_same_vectors(
         np.testing.assert_array_equal(again.encode(SENTENCES), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["bert", pytest.param("llama", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_two_processes_give_the_rows_of_one_in_order(kind, request, tiny_sentences):
     encoder = load_encoder(request.getfixturevalue(f"tiny_{kind}"), device="cpu")
     texts = [f"{tiny_sentences[i % 300]} {tiny_sentences[i // 4]}" for i in range(1003)]

@@ -16,7 +16,6 @@ import sklearn
 import torch
 
 from bertflow.calibrators import (
-    AllButTheTop,
     Calibrator,
     Flow,
     Moments,
@@ -29,13 +28,9 @@ from bertflow.calibrators.linear import LinearCalibrator
 from bertflow.process_state import pinned
 
 CALIBRATORS: list[Callable[[], Calibrator]] = [
-    Standardization,
-    lambda: AllButTheTop(2, standardize=True),
     Whitening,
     Flow,
-    lambda: Flow(coupling="affine"),
-    lambda: Flow(permutation="linear"),
-    Flow.released,
+    lambda: Flow(coupling="affine", permutation="linear"),
     Flow.tempered,
 ]
 
@@ -57,7 +52,6 @@ def seeded() -> Iterator[None]:
 
 
 STATES: dict[str, Callable[[], Any]] = {
-    "bfloat16": lambda: default_type(torch.bfloat16),
     "float16": lambda: default_type(torch.float16),
     "float64": lambda: default_type(torch.float64),
     "device": lambda: torch.device("meta"),

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from bertflow.encoders import kernels, load_encoder
+from bertflow.encoders import load_encoder
 from bertflow.encoders import precision as precisions
 from bertflow.encoders.encoding import encode_distinct
-from bertflow.encoders.kernels import PackedLinear, pack_products
+from bertflow.encoders.precision import PackedLinear, pack_products
 
 pytestmark = pytest.mark.skipif(
-    not kernels._has_packed_products(), reason="this PyTorch has no packed products"
+    not precisions._has_packed_products(), reason="this PyTorch has no packed products"
 )
 
 
@@ -100,9 +100,9 @@ def test_a_layer_in_two_places_stays_one():
 @pytest.mark.parametrize("cause", ["size", "lacking"])
 def test_models_that_are_left(cause, tiny_bert, monkeypatch):
     if cause == "size":
-        monkeypatch.setattr(kernels, "MOST_WEIGHTS", 10)
+        monkeypatch.setattr(precisions, "MOST_WEIGHTS", 10)
     else:
-        monkeypatch.setattr(kernels, "_has_packed_products", lambda: False)
+        monkeypatch.setattr(precisions, "_has_packed_products", lambda: False)
     model = load_encoder(tiny_bert)[0].model
     pack_products(model)
     assert not any(isinstance(module, PackedLinear) for module in model.modules())

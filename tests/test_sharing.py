@@ -191,7 +191,7 @@ print(json.dumps(model.encode(["the dog eats bread ."]).tolist()))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_plain_sentence_transformers_loads_what_was_pushed_by_its_name(
     hub, encoder, tiny_sentences
 ):

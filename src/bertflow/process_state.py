@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TypeVar
 
 import numpy as np
@@ -19,11 +19,59 @@ import torch
 T = TypeVar("T")
 
 _threads_lock = threading.Lock()
-# The default type belongs to the whole process: the first thread to enter sets it, and the last one
-# to leave restores it.
-_lock = threading.Lock()
-_inside = 0
-_before: torch.dtype | None = None
+
+
+def shared_by_threads(
+    setting: Callable[[], Iterator[None]],
+) -> Callable[[], AbstractContextManager[None]]:
+    """Make a context manager for a setting of the whole process, which threads may enter together.
+
+    Args:
+        setting: A generator function that sets something, yields, and restores it. The first thread
+            that enters runs its first half, and the last that leaves runs the second.
+
+    Example:
+        >>> @shared_by_threads
+        ... def quiet():
+        ...     print("off")
+        ...     yield
+        ...     print("on")
+        >>> with quiet(), quiet():
+        ...     print("inside twice")
+        off
+        inside twice
+        on
+    """
+    # Reentrant: the garbage collector may end a generator of the thread that holds the lock.
+    lock = threading.RLock()
+    setting_once = contextmanager(setting)
+    held, inside = ExitStack(), 0
+
+    @contextmanager
+    def shared() -> Iterator[None]:
+        nonlocal inside
+        with lock:
+            if not inside:
+                held.enter_context(setting_once())
+            inside += 1
+        try:
+            yield
+        finally:
+            with lock:
+                inside -= 1
+                if not inside:
+                    held.close()
+
+    return shared
+
+
+@shared_by_threads
+def _default_type() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    yield
+    if torch.get_default_dtype() == torch.float32:  # Nobody has set another meanwhile.
+        torch.set_default_dtype(before)
 
 
 @contextmanager
@@ -35,8 +83,8 @@ def pinned(*, seed: bool = False) -> Iterator[None]:
     Everything is as before afterwards. It serves as a decorator, too.
 
     Args:
-        seed: Restore torch's global generator, too: modules of other libraries draw numbers from it
-            when they are constructed. Not for code that several threads run at the same time.
+        seed: Restore torch's global generator, too, from which modules of other libraries draw
+            when they are made. Not for code that several threads run at the same time.
 
     Example:
         >>> torch.set_default_dtype(torch.float64)
@@ -49,8 +97,7 @@ def pinned(*, seed: bool = False) -> Iterator[None]:
     """
     usual_threads()  # A new thread gets its number of threads now, not while another sets its own.
     with ExitStack() as settings:
-        _enter_default_type()
-        settings.callback(_leave_default_type)
+        settings.enter_context(_default_type())
         if torch.get_default_device() != torch.device("cpu"):
             settings.enter_context(torch.device("cpu"))
         for device in ("cpu", "cuda", "mps"):
@@ -63,25 +110,6 @@ def pinned(*, seed: bool = False) -> Iterator[None]:
         settings.enter_context(np.errstate(all="warn", under="ignore"))
         settings.enter_context(sklearn.config_context(transform_output="default"))
         yield
-
-
-def _enter_default_type() -> None:
-    global _inside, _before
-    with _lock:
-        _inside += 1
-        if (found := torch.get_default_dtype()) != torch.float32:
-            _before = found
-            torch.set_default_dtype(torch.float32)
-
-
-def _leave_default_type() -> None:
-    global _inside, _before
-    with _lock:
-        _inside -= 1
-        if not _inside and _before is not None:
-            if torch.get_default_dtype() == torch.float32:  # Nobody has set another meanwhile.
-                torch.set_default_dtype(_before)
-            _before = None
 
 
 def usual_threads() -> int:

@@ -131,7 +131,7 @@ def _as_fitted(model: Any) -> dict[str, Any]:
 
     The pooling is None where the encoder has another than `load_encoder` gives.
     """
-    from bertflow.encoders.fingerprint import describe_settings
+    from bertflow.encoders.description import describe_settings
 
     provenance = getattr(model.calibrator, "provenance_", {})
     about, origin = provenance.get("encoder"), provenance.get("origin")

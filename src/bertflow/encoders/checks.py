@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from logging import ERROR, WARNING
 from pathlib import Path, PureWindowsPath
-from threading import RLock
 from typing import Any
 
-from sentence_transformers.util import import_from_string
+from safetensors import safe_open
+from sentence_transformers.util import import_from_string, load_file_path
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from bertflow.errors import BertflowError, ModelError, shown
-from bertflow.io.reading import HEAD, LARGEST, contents, parse_json
+from bertflow.io.reading import HEAD, contents, read_json
+from bertflow.process_state import shared_by_threads
 
 BUILT_IN = "sentence_transformers."
 # No hidden state depends on these parts of a model, and many checkpoints lack them.
 ASIDE = {"pooler", "lm_head", "cls", "classifier", "score", "qa_outputs"}
 NAMED = 3
 CLASS_NAME = re.compile(r"[A-Za-z_]\w{0,99}(\.[A-Za-z_]\w{0,99}){1,9}", re.ASCII)
-# What git-lfs leaves in the place of a file is smaller than this.
+# A git-lfs pointer is smaller than this.
 LARGEST_POINTER = 1024
 # transformers' mark on a tensor that it has read.
 MARK = "_is_hf_initialized"
+# Names that models have for the number of their blocks, and for a tensor of a block.
+DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+BLOCK = re.compile(r"((?:.*?\.)?(?:layers?|h|blocks?))\.(\d{1,5})\.(.+)")
 TRUST = "if you trust it, pass trust_remote_code=True (--trust-remote-code)"
-
-_lock = RLock()
-_inside = 0
-_verbosity, _bars = WARNING, True
 
 
 @contextmanager
 def readable(wording: Callable[[str], str]) -> Iterator[None]:
-    """Turn whatever the libraries raise about a file into a ModelError of one line.
-
-    Args:
-        wording: Makes the message of what they said.
-
-    Raises:
-        ModelError: They raised anything; bertflow's own errors pass.
-    """
+    """Turn every error of a library into a ModelError of one line, made from its message."""
     try:
         with quietly():
             yield
@@ -55,31 +49,18 @@ def readable(wording: Callable[[str], str]) -> Iterator[None]:
         raise ModelError(wording(_in_one_line(error))) from error
 
 
-@contextmanager
+@shared_by_threads
 def quietly() -> Iterator[None]:
-    """Without transformers' progress bars and warnings; those that matter are errors here.
-
-    These settings belong to the process: the first thread that enters notes them, and the last
-    that leaves puts them back.
-    """
-    global _inside, _verbosity, _bars
+    """Without transformers' progress bars and warnings; those that matter are errors here."""
     library: Any = logging
-    with _lock:
-        if not _inside:
-            _verbosity, _bars = library.get_verbosity(), library.is_progress_bar_enabled()
-            if _verbosity == WARNING:
-                library.set_verbosity(ERROR)
+    with ExitStack() as before:
+        if library.get_verbosity() == WARNING:
+            before.callback(library.set_verbosity, WARNING)
+            library.set_verbosity(ERROR)
+        if library.is_progress_bar_enabled():
+            before.callback(library.enable_progress_bar)
             library.disable_progress_bar()
-        _inside += 1
-    try:
         yield
-    finally:
-        with _lock:
-            _inside -= 1
-            if not _inside:
-                library.set_verbosity(_verbosity)
-                if _bars:
-                    library.enable_progress_bar()
 
 
 def _in_one_line(error: Exception) -> str:
@@ -98,36 +79,43 @@ def _in_one_line(error: Exception) -> str:
 def check_weights(
     modules: Iterable[nn.Module], name: str, folders: Iterable[str], **keywords: Any
 ) -> None:
-    """Refuse a model some of whose weights were not in its files.
+    """Refuse a model whose files lack weights, or have more blocks than it.
 
-    transformers gives those random values, and only logs it.
+    transformers makes up what is missing, drops what it has no place for, and only logs both.
 
     Args:
-        modules: Loaded, the ones of a sentence-transformers model.
+        modules: The loaded modules of a sentence-transformers model.
         name: The folder or hub name that they were loaded from.
         folders: In it, the folder of each.
         keywords: More of `from_pretrained`.
-
-    Raises:
-        ModelError: Weights are missing; the message names three.
     """
     for part, home in zip(modules, folders, strict=False):
         for model, folder in _models(part, home):
+            file = load_file_path(
+                *(name, "config.json", folder),
+                revision=keywords.get("revision"),
+                local_files_only=True,  # The hub's are in its cache by now.
+            )
+            if file is not None and "gguf_file" not in keywords:
+                _check_blocks(Path(file))
             # transformers does not document its mark: where one lacks, it is asked.
             state = model.state_dict(keep_vars=True)
             if not _needed(key for key, one in state.items() if not getattr(one, MARK, False)):
                 continue
             missing = _missing(type(model), name, folder, keywords)
+            some = ", ".join(missing[:NAMED])
+            if len(missing) > NAMED:
+                some += f" and {len(missing) - NAMED} more"
             if missing and len(missing) == len(_needed(state)):
                 raise ModelError(
                     f"{Path(name) / folder} holds none of the weights of a "
-                    f"{type(model).__name__} ({_some(missing)}): sentence-transformers cannot load "
-                    "it; use another encoder"
+                    f"{type(model).__name__} ({some}): sentence-transformers cannot load it; use "
+                    "another encoder"
                 )
             if missing:
                 raise ModelError(
-                    f"{Path(name) / folder} lacks weights that its config.json asks for: "
-                    f"{_some(missing)}; get its files again"
+                    f"{Path(name) / folder} lacks weights that its config.json asks for: {some}; "
+                    "get its files again"
                 )
 
 
@@ -152,24 +140,35 @@ def _needed(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if ASIDE.isdisjoint(name.split(".")))
 
 
-def _some(names: list[str]) -> str:
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+def _check_blocks(file: Path) -> None:
+    """Refuse safetensors with more blocks than a config.json asks for."""
+    asked: int | None = None
+    lists: dict[str, dict[int, set[str]]] = {}
+    with suppress(Exception):
+        config = json.loads(file.read_text(encoding="utf-8"))
+        asked = next((config[name] for name in DEPTHS if type(config.get(name)) is int), None)
+        for path in file.parent.glob("*.safetensors"):
+            with safe_open(path, "pt") as weights:
+                for match in filter(None, map(BLOCK.match, weights.keys())):
+                    blocks = lists.setdefault(match[1], {})
+                    blocks.setdefault(int(match[2]), set()).add(match[3])
+    if asked is None or len(lists) != 1:
+        return
+    (blocks,) = lists.values()
+    # A block with other tensors, such as one that predicts several tokens, may be left out.
+    kinds = [tensors for number, tensors in blocks.items() if number < asked]
+    surplus = [n for n, tensors in blocks.items() if n >= asked and tensors in kinds]
+    if surplus:
+        raise ModelError(
+            f"{file.parent} holds weights of {max(surplus) + 1} blocks, and its config.json asks "
+            f"for {asked}; get its files again"
+        )
 
 
 def check_files(folder: Path) -> None:
-    """Refuse a folder with pipes or devices, whose reading would not end, or git-lfs pointers.
-
-    Args:
-        folder: An encoder's, here or in the hub's cache.
-
-    Raises:
-        ModelError: It has one, or cannot be looked through; the message names it.
-    """
+    """Refuse a folder with git-lfs pointers in the place of files."""
     try:
         for path in folder.rglob("*"):
-            if path.exists() and not (path.is_file() or path.is_dir()):
-                raise ModelError(f"{path} is no file; get the files of {folder} again")
             if path.is_file() and path.stat().st_size < LARGEST_POINTER:
                 said = contents(path.read_bytes()[:HEAD])
                 if said is not None and "pointer" in said:
@@ -183,27 +182,10 @@ def read_modules(
 ) -> list[dict[str, str]]:
     """Read the list of a sentence-transformers model's modules, and refuse what it must not ask.
 
-    A module's folder must lie inside the model's, wherever links lead. Its files may be links, as
-    they are in the hub's cache.
-
-    Args:
-        file: The modules.json.
-        trust_remote_code: Whether classes that are not sentence-transformers' own may be used.
-        own: A class that may be used all the same.
-
-    Returns:
-        Of each module its `name`, `path` and `type`.
-
-    Raises:
-        ModelError: The file is no such list, or asks for a folder outside or for a class that may
-            not be used.
+    It must not ask for a folder outside the model's, wherever links lead, nor, without trust, for a
+    class that is neither of sentence-transformers nor `own`.
     """
-    with readable(lambda said: f"{file} cannot be read: {said}"):
-        with file.open(encoding="utf-8") as opened:
-            content = opened.read(LARGEST + 1)
-        if len(content) > LARGEST:
-            raise ModelError(f"{file} is no list of modules: it has more than {LARGEST:,} bytes")
-        entries = parse_json(content)
+    entries = read_json(file)
     if not isinstance(entries, list) or not entries:
         raise ModelError(f"{file} is no list of modules")
     for place, entry in enumerate(entries):
@@ -238,11 +220,7 @@ def _is_inside(home: Path, path: str) -> bool:
 
 
 def module_class(name: str, file: Path) -> Any:
-    """Import a module's class from sentence-transformers.
-
-    Raises:
-        ModelError: There is none of the name, or it is no module that can be loaded.
-    """
+    """Import a module's class from sentence-transformers."""
     try:
         kind = import_from_string(name)
     except (ImportError, AttributeError):

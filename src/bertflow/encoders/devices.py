@@ -45,26 +45,25 @@ def parse_devices(text: str) -> list[str]:
     """
     text = text.strip()
     there = torch.cuda.device_count()
-    if text == "all":
-        if not there:
-            raise InputError("there is no GPU for devices 'all'; give a number of processes")
-        return [f"cuda:{number}" for number in range(there)]
-    if text.isdecimal():
-        if not (count := int(text)):
+    if text == "all" and not there:
+        raise InputError("there is no GPU for devices 'all'; give a number of processes")
+    if text == "all" or text.isdecimal():
+        count = there if text == "all" else int(text)
+        if not count:
             raise InputError("devices must be at least 1, got 0")
         if there and count > there:
             raise InputError(f"there are {there} GPUs, but devices is {count}")
         return [f"cuda:{number}" for number in range(count)] if there else ["cpu"] * count
     names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise InputError(f"devices takes all, a number, or names with commas, got {text!r}")
     for name in names:
-        if not name:
-            raise InputError(f"devices takes all, a number, or names with commas, got {text!r}")
         check_device(name)
     return names
 
 
 class DevicesEncoding:
-    """`Encoding` by several processes: groups go to whoever is free; parts are given as they come.
+    """`Encoding` by several processes: each takes a group when it is free, and sends back parts.
 
     Processes are spawned, so a script that uses this needs `if __name__ == "__main__":`. On the
     processor they share its threads and the encoder's memory.
@@ -90,42 +89,35 @@ class DevicesEncoding:
     def each(self, groups: Iterable[Group]) -> Iterator[tuple[Group, Array, Array]]:
         """Encode groups of sentences, several at a time.
 
-        Args:
-            groups: Taken some ahead of what is given.
-
         Returns:
-            Parts, see `Encoding.each`, of several groups at a time.
+            Parts as of `Encoding.each`, those of several groups mixed.
 
         Raises:
-            ModelError: A process has ended before its work; the message names its device. Parts
-                that were given are not lost.
+            ModelError: A process has ended before its work; the message names its device.
         """
+        encoder = self.encoder
+        if encoder.device.type != "cpu":  # Memory of a GPU is not shared.
+            encoder = copy.deepcopy(encoder).to("cpu")
+        threads = max(1, torch.get_num_threads() // len(self.devices))
         context = multiprocessing.get_context("spawn")
         tasks: Any = context.Queue()
         workers: dict[Connection, tuple[str, BaseProcess]] = {}
         try:
             for device in self.devices:
                 ours, theirs = context.Pipe(duplex=False)
-                task = self._task(device, tasks, theirs)
-                process: BaseProcess = context.Process(target=_work, args=task, daemon=True)
+                how = (encoder, device, self.batch_size, self.precision, threads)
+                process = context.Process(target=_work, args=(tasks, theirs, *how), daemon=True)
                 process.start()
                 theirs.close()
                 workers[ours] = device, process
             yield from _parts(groups, tasks, workers)
         finally:
-            for connection, (_, process) in workers.items():
-                process.kill()  # It has nothing to finish and nothing to tidy up.
-                process.join()
+            for connection, (_, worker) in workers.items():
+                worker.kill()  # It has nothing to finish and nothing to tidy up.
+                worker.join()
                 connection.close()
             tasks.cancel_join_thread()
             tasks.close()
-
-    def _task(self, device: str, tasks: Any, results: Connection) -> tuple[Any, ...]:
-        encoder = self.encoder
-        if encoder.device.type != "cpu":  # Memory of a GPU is not shared.
-            encoder = copy.deepcopy(encoder).to("cpu")
-        threads = max(1, torch.get_num_threads() // len(self.devices))
-        return tasks, results, encoder, device, self.batch_size, self.precision, threads
 
 
 def _parts(
@@ -146,7 +138,13 @@ def _parts(
             try:
                 result = connection.recv()
             except (EOFError, OSError):
-                raise _death(*workers[connection]) from None
+                device, process = workers[connection]
+                process.join(PATIENCE)
+                raise ModelError(
+                    f"the process on {device} ({process.pid}) ended with status "
+                    f"{process.exitcode}; what was finished is kept, and the same command goes on "
+                    "from there"
+                ) from None
             if isinstance(result, Exception):
                 raise result
             number, places, vectors = result
@@ -154,14 +152,6 @@ def _parts(
             left[number] -= len(places)
             if not left[number]:
                 del begun[number], left[number]
-
-
-def _death(device: str, process: BaseProcess) -> ModelError:
-    process.join(PATIENCE)
-    return ModelError(
-        f"the process on {device} ({process.pid}) ended with status {process.exitcode}; "
-        "what was finished is kept, and the same command goes on from there"
-    )
 
 
 def _end_with_parent() -> None:
@@ -181,7 +171,7 @@ def _work(
     precision: Precision,
     threads: int,
 ) -> None:
-    """What a process does until it is ended: encode the groups that come."""
+    """Encode the groups that come, until the process is killed."""
     # Ctrl-C reaches all processes of a terminal; the first of them decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()

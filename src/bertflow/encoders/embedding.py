@@ -1,4 +1,4 @@
-"""The one loop that encodes a corpus, and `embed`: each distinct sentence once."""
+"""The one loop that encodes a corpus, each distinct sentence once; `embed` and `fill`."""
 
 from __future__ import annotations
 
@@ -36,16 +36,10 @@ SMALL = 2**25
 
 
 class Chunk:
-    """Sentences that are encoded together: each distinct one once, the longest first.
+    """Sentences that are encoded together, each distinct one once; `start` is the first's place.
 
-    Attributes:
-        distinct: The distinct sentences, in the order of their first occurrence.
-        index: Which of these each sentence is, shape (N,).
-        first: Where each distinct sentence occurs first, shape (distinct,).
-
-    Args:
-        sentences: Text, repeats allowed.
-        start: The place of the first one in the corpus, which all places count from.
+    `index` has the number in `distinct` of each sentence, shape (N,), and `first` the place of each
+    distinct sentence's first occurrence.
     """
 
     def __init__(self, sentences: Sequence[str], start: int = 0) -> None:
@@ -61,14 +55,8 @@ class Chunk:
         self.first: Array = self._places[self._begins]
 
     def groups(self, size: int, numbers: Array | None = None) -> Iterator[Group]:
-        """Groups of distinct sentences, those of about one length together.
-
-        The longest come first: memory runs out early or never.
-
-        Args:
-            size: Sentences a group.
-            numbers: Which of the distinct sentences; None for all.
-        """
+        """Groups of so many distinct sentences, or of those with the given numbers."""
+        # Of about one length, the longest first: memory runs out early or never.
         numbers = np.arange(len(self.distinct)) if numbers is None else numbers
         lengths = np.array([len(self.distinct[n]) for n in numbers.tolist()], dtype=np.int64)
         ordered = numbers[np.argsort(-lengths, kind="stable")]
@@ -77,18 +65,14 @@ class Chunk:
             yield Group([self.distinct[n] for n in some.tolist()], some)
 
     def places(self, numbers: Array) -> tuple[Array, Array]:
-        """All places of some distinct sentences, and which of these sentences is at each."""
+        """All places of some distinct sentences, and which of these sentences is at each place."""
         counts = self._counts[numbers]
         which = np.repeat(np.arange(len(numbers)), counts)
         within = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
         return self._places[self._begins[numbers][which] + within], which
 
     def check_finite(self, group: Group, places: Array, vectors: Array) -> None:
-        """Refuse vectors that are not finite.
-
-        Raises:
-            InputError: One is not; the message names its sentence.
-        """
+        """Raise an InputError that names the sentence of a vector that is not finite."""
         if (bad := first_not_finite(vectors)) is not None:
             place = places[bad]
             raise InputError(
@@ -98,28 +82,16 @@ class Chunk:
 
 
 class CorpusEncoder:
-    """Encodes a corpus group by group: what a cache has comes from there, what it lacks goes there.
+    """Encodes a corpus group by group, as far as a cache has not got it.
 
-    Args:
-        encoder: Any SentenceTransformer.
-        batch_size: Sentences a forward pass.
-        precision: What the encoder computes in, see `resolved_precision`.
-        cache: Where vectors are taken from and kept; None encodes all of them.
-        devices: Of the processes that encode, see `DevicesEncoding`; None encodes in this one.
-        description: What `describe_encoder` gives, if that is known already.
-        by_halves: Encode with a calibrated model's encoder, and calibrate each group when it is
-            whole; a cache needs that. Otherwise each batch goes through the whole model.
-        progress: Called with the sentences done and their total.
-        total: Gives that.
-
-    Attributes:
-        precision: What is computed in.
-        group_size: How many sentences a group should have.
+    With `by_halves`, which a cache needs, a calibrated model's encoder is encoded with, and each
+    group is calibrated when it is whole. Otherwise each batch goes through the whole model.
     """
 
     def __init__(
         self,
         encoder: SentenceTransformer,
+        total: Callable[[], int],
         *,
         batch_size: int,
         precision: Precision,
@@ -128,7 +100,6 @@ class CorpusEncoder:
         description: Mapping[str, Any] | None = None,
         by_halves: bool = True,
         progress: Progress | None = None,
-        total: Callable[[], int],
     ) -> None:
         self.precision = resolved_precision(precision, encoder)
         bare, self._calibrated = halves(encoder)
@@ -137,11 +108,10 @@ class CorpusEncoder:
             bare, self._calibrated = encoder, None
         elif bare is not encoder:
             description = None
+        how: Any = {"batch_size": batch_size, "precision": self.precision}
         several = devices is not None and len(devices) > 1
         self._encoding: Encoding | DevicesEncoding = (
-            DevicesEncoding(bare, devices or (), batch_size=batch_size, precision=self.precision)
-            if several
-            else Encoding(bare, batch_size=batch_size, precision=self.precision)
+            DevicesEncoding(bare, devices or (), **how) if several else Encoding(bare, **how)
         )
         self._kept = None
         if cache is not None:
@@ -149,16 +119,7 @@ class CorpusEncoder:
         self._progress, self._total, self._done = progress, total, 0
 
     def encode(self, groups: Iterable[Group], put: Put) -> None:
-        """Encode what groups lack, as far as the cache has not got it, and hand on part after part.
-
-        Args:
-            groups: Taken ahead of what is put: while one is dealt with, the next is encoded.
-            put: Gets parts of groups. The cache gets a part after that, so that what is stopped in
-                between goes on with these bits.
-
-        Raises:
-            ModelError: The encoder fails on a sentence, or a process that encodes has ended.
-        """
+        """Encode the lacking sentences of groups, and put part after part."""
         put = when_whole(self._calibrated, put)
 
         def lacking() -> Iterator[Group]:
@@ -174,6 +135,7 @@ class CorpusEncoder:
 
         for group, places, vectors in self._encoding.each(lacking()):
             put(group, places, vectors)
+            # After `put`, so that a run that is stopped in between goes on with these bits.
             if self._kept is not None:
                 self._kept.add(group.texts(places), vectors)
             self.tell(len(places))
@@ -187,13 +149,12 @@ class CorpusEncoder:
 
 @dataclass(frozen=True)
 class Embedded:
-    """Vectors of distinct sentences, and which of them each sentence has.
+    """Vectors of distinct sentences, and the row of each sentence in them.
 
     Attributes:
         vectors: Shape (distinct, D), float32.
         index: Row of each sentence as it was given, repeats included, shape (N,).
-        cut: How many of the distinct sentences were longer than the encoder's limit; 0 if that was
-            not asked for.
+        cut: How many distinct sentences were longer than the encoder's limit; 0 if not counted.
     """
 
     vectors: Array
@@ -224,14 +185,11 @@ def embed(
         encoder: Any SentenceTransformer.
         sentences: Text, repeats allowed.
         batch_size: Sentences a forward pass.
-        finite: Refuse a vector that is not; otherwise it is for the caller to count.
+        finite: Refuse a vector that is not finite.
         count_cut: Count the sentences that are too long, which tokenizes them once more.
-        cache: Where vectors are taken from and kept; None encodes all of them.
-        precision: What the encoder computes in, see `resolved_precision`.
+        cache: Gives and keeps vectors; None encodes all of them.
+        precision: As in `resolved_precision`.
         progress: Called with the distinct sentences done and their total.
-
-    Returns:
-        The vectors and who has which.
 
     Raises:
         InputError: No sentence, something that is not text, or a vector that is not finite; the
@@ -254,11 +212,11 @@ def embed(
 
     corpus = CorpusEncoder(
         encoder,
+        lambda: len(chunk.distinct),
         batch_size=batch_size,
         precision=precision,
         cache=cache,
         progress=progress,
-        total=lambda: len(chunk.distinct),
     )
     corpus.encode(chunk.groups(corpus.group_size), put)
     assert vectors is not None
@@ -275,13 +233,13 @@ def fill(
     batch_size: int = 32,
     progress: Progress | None = None,
 ) -> None:
-    """Encode what any of the caches lacks, and keep it every few seconds.
+    """Encode the sentences that any of the caches lacks, and keep vectors every few seconds.
 
     Args:
         caches: One for each pooling of the encoder.
         sentences: Text, repeats allowed.
-        encoder: Gives it; called only if something is lacking. Its vectors are those of the
-            caches side by side.
+        encoder: Loads the encoder; called only if a sentence is lacking. Its vectors are those of
+            the caches side by side.
         batch_size: Sentences a forward pass.
         progress: Called with the sentences encoded and their total.
 
@@ -296,7 +254,7 @@ def fill(
     chunk = Chunk(sentences)
 
     def groups() -> Iterator[Group]:
-        # Of all sentences, whatever some of the caches have: batches are then the same.
+        # Groups are of all sentences, so that batches do not depend on the caches.
         for group in chunk.groups(CHUNK_SENTENCES):
             group.lacking = np.flatnonzero([text in missing for text in group.sentences])
             yield group
@@ -306,13 +264,14 @@ def fill(
         for cache, part in zip(caches, np.split(vectors, len(caches), axis=1), strict=True):
             cache.add(group.texts(places), part)
 
-    CorpusEncoder(
+    corpus = CorpusEncoder(
         encoder(),
+        lambda: len(missing),
         batch_size=batch_size,
         precision="float32",
         progress=progress,
-        total=lambda: len(missing),
-    ).encode(groups(), put)
+    )
+    corpus.encode(groups(), put)
 
 
 @dataclass
@@ -414,14 +373,9 @@ def _rows_of(one: _List, kept: VectorCache | None) -> Array:
 def halves(
     encoder: SentenceTransformer,
 ) -> tuple[SentenceTransformer, Callable[[Array], Array] | None]:
-    """A calibrated model's encoder, and the function that calibrates its vectors.
+    """A calibrated model's encoder, and the function that calibrates its vectors, shape (N, D).
 
-    With a cache, a sentence then passes the encoder once for its vectors before and after
-    calibration. A model that is not calibrated is all encoder.
-
-    Returns:
-        The encoder, whose modules are the model's own, and a function of its vectors, shape (N, D),
-        that gives the model's; None where the first is the whole model.
+    Another model is all encoder, and there is no function.
     """
     bare = encoder_of(encoder)
     if bare is encoder or encoder.dtype != torch.float32 or not is_usual(encoder):
@@ -444,11 +398,8 @@ def halves(
 
 
 def when_whole(calibrated: Callable[[Array], Array] | None, put: Put) -> Put:
-    """A function that takes encoded parts of groups, and puts each whole group calibrated.
-
-    The last bits of a row can depend on the rows beside it, and where a part ends depends on time.
-    So a group is calibrated when it is whole.
-    """
+    """A function that gathers parts of groups, and puts each group calibrated when it is whole."""
+    # The last bits of a row can depend on the rows beside it, and the end of a part on time.
     if calibrated is None:
         return put
     begun: dict[Group, list[tuple[Array, Array]]] = {}
@@ -464,10 +415,8 @@ def when_whole(calibrated: Callable[[Array], Array] | None, put: Put) -> Put:
 
 
 def group_size(encoder: SentenceTransformer) -> int:
-    """How many sentences are put into batches together: more for a small encoder.
-
-    A larger group is encoded faster, because more of its sentences have the same length.
-    """
+    """How many sentences are put into batches together: more for a small encoder."""
+    # A larger group is encoded faster, because more of its sentences have the same length.
     layers = [module for module in encoder.modules() if isinstance(module, torch.nn.Linear)]
     weights = sum(layer.weight.numel() for layer in layers)
     return CHUNK_SENTENCES * (4 if weights <= SMALL else 1)
@@ -495,7 +444,7 @@ def most_tokens(text: str) -> int:
 
 
 def count_cut_of(encoder: SentenceTransformer, distinct: Sequence[str]) -> int:
-    """How many sentences have, behind the encoder's prompt, more tokens than it takes."""
+    """How many sentences, with the encoder's prompt, have more tokens than it takes."""
     limit = encoder.max_seq_length
     tokenizer: Any = getattr(encoder[0], "tokenizer", None)
     if limit is None or not callable(tokenizer):

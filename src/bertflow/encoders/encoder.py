@@ -1,15 +1,18 @@
-"""The SentenceTransformer that bertflow returns, and checks of the sentences that it takes."""
+"""The SentenceTransformer that bertflow returns, its parts, and checks of its sentences."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from inspect import unwrap
 from typing import Any
 
+import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
+from torch import nn
+from transformers import PreTrainedModel
 
 from bertflow.errors import InputError, shown
 from bertflow.process_state import pinned
@@ -20,6 +23,8 @@ CALIBRATOR = "calibrator_"
 # The methods that lead from text to vectors, and the packages whose hooks every model has.
 METHODS = ("encode", "encode_query", "encode_document", "preprocess", "tokenize", "forward")
 LIBRARIES = ("transformers.", "sentence_transformers.", "bertflow.", "torch.", "accelerate.")
+# transformers' flag of a model whose hooks for hidden states are in place.
+INSTALLED = "_output_capturing_hooks_installed"
 
 
 class Encoder(SentenceTransformer):
@@ -57,11 +62,8 @@ def calibrating(model: SentenceTransformer) -> list[Any]:
 
 
 def part_of(model: SentenceTransformer, modules: Sequence[Any]) -> SentenceTransformer:
-    """Some of a model's modules as a model, at their full width.
-
-    The copy is shallow. Constructing a model takes longer than encoding a sentence, and would set
-    a device and type on modules that other threads use.
-    """
+    """Some of a model's modules as a model, at their full width."""
+    # A shallow copy is quick, and sets no device or type on modules that other threads use.
     part = copy.copy(model)
     # The names stay: a digest of the weights contains them.
     part._modules = {name: module for name, module in model._modules.items() if module in modules}
@@ -70,10 +72,9 @@ def part_of(model: SentenceTransformer, modules: Sequence[Any]) -> SentenceTrans
 
 
 def own_part(model: SentenceTransformer) -> str | None:
-    """What a model does in a way of its own between text and vectors, such as "encode"; else None.
+    """The name of a method between text and vectors that a model has replaced, or "hooks"; or None.
 
-    That is a method that its class or the model itself has replaced, or a hook on one of its
-    modules. A saved model and its settings tell nothing of it.
+    Neither its settings nor a saved model would show the difference.
     """
     for name in METHODS:
         if _is_own(model, name) or any(name in vars(module) for module in model):
@@ -101,19 +102,58 @@ def is_usual(model: SentenceTransformer) -> bool:
     )
 
 
+class _Hook:
+    """transformers' hook that keeps a hidden state; a copy of it does nothing."""
+
+    def __init__(self, function: Callable[..., Any] | None = None) -> None:
+        self.function = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        return None if self.function is None else self.function(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Hook, ()
+
+
+class _Installed:
+    """True; a copy of it is False, so that transformers installs hooks of its own in a copy."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.kind, self.config = type(model), model.config
+
+    def __deepcopy__(self, memo: Any) -> bool:
+        return False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _not_installed, (self.kind, self.config)
+
+
+def _not_installed(kind: type[PreTrainedModel], config: Any) -> bool:
+    # transformers learns what a class can record when a model of it is made, and unpickling makes
+    # none. So one is made without memory.
+    with torch.device("meta"):
+        kind(copy.deepcopy(config))
+    return False
+
+
+def keep_picklable(encoder: nn.Module) -> None:
+    """Let an encoder be pickled after its transformer has given hidden states.
+
+    transformers' first forward pass has installed hooks for those, which cannot be pickled.
+    """
+    for module in encoder.modules():
+        for key, hook in module._forward_hooks.items():
+            if str(getattr(hook, "__module__", "")).startswith("transformers."):
+                module._forward_hooks[key] = _Hook(hook)
+        if isinstance(module, PreTrainedModel) and getattr(module, INSTALLED, None) is True:
+            setattr(module, INSTALLED, _Installed(module))
+
+
 def as_sentences(given: Any) -> Iterable[str]:
-    """Check that sentences can be looped over one by one.
-
-    Args:
-        given: A list, a column of pandas, polars, Arrow or `datasets`, or anything that gives
-            sentences one by one.
-
-    Returns:
-        The same; of an Arrow column a list.
+    """Sentences that can be looped over: a list, a column of any library, or an iterable.
 
     Raises:
-        InputError: It is one text, a table, a mapping, has more than one dimension, or is nothing
-            that can be looped over.
+        InputError: It is one text, a table, a mapping, or nothing of one dimension.
     """
     if isinstance(given, str | bytes):
         raise InputError("expected sentences, got one text; put it in a list")
@@ -134,15 +174,7 @@ def as_sentences(given: Any) -> Iterable[str]:
 
 
 def check_text(sentences: Sequence[str], first: int = 0) -> None:
-    """Refuse what no tokenizer takes.
-
-    Args:
-        sentences: Whatever was given as such.
-        first: The number of the first one, for the message.
-
-    Raises:
-        InputError: One is not text; the message names it.
-    """
+    """Raise an InputError that names a sentence which is no text; `first` is the first's number."""
     for position, sentence in enumerate(sentences, first):
         if not isinstance(sentence, str):
             raise InputError(f"sentence {position} is {type(sentence).__name__}, not text")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from time import monotonic
@@ -18,7 +18,6 @@ from bertflow.encoders.checks import readable
 from bertflow.encoders.encoder import encoder_of, is_usual
 from bertflow.encoders.precision import Precision, in_precision, raised, resolved_precision
 from bertflow.encoders.probe import check_own_encoding, name_of
-from bertflow.encoders.sharing import evaluating
 from bertflow.process_state import pinned, set_own_threads, usual_threads
 
 Batch = tuple[Tensor, dict[str, Any]]
@@ -39,16 +38,17 @@ GPU_TOKENS = 32768
 GPU_PADDING = 16384
 # At most so many batches at a time; more would wait for Python.
 WORKERS = 8
+# A group of fewer sentences a worker has too few batches to keep all workers busy.
+FILLING = 16
 
 
 class Group:
-    """Sentences whose batches are put together, so that their vectors do not depend on others.
+    """Distinct sentences that are put into batches together, so vectors do not depend on others.
 
     Attributes:
         sentences: Distinct text.
-        numbers: What the caller knows each sentence by; their places here if nothing is given.
-        lacking: The places of those that are to be encoded, in order; at first all. Where whole
-            parts are left out (see `Encoding.each`), the others have the batches they would have.
+        numbers: The caller's number of each sentence; its place here if none is given.
+        lacking: The places of those that are to be encoded, in order; at first all.
     """
 
     def __init__(self, sentences: Sequence[str], numbers: Array | None = None) -> None:
@@ -68,10 +68,10 @@ def encode_distinct(
     batch_size: int = 32,
     precision: Precision = "float32",
 ) -> Array:
-    """Encode sentences, each on its own account: repeats are not looked for.
+    """Encode sentences as `SentenceTransformer.encode` with its defaults does, but faster.
 
-    As `SentenceTransformer.encode` with its defaults (prompt and truncation included), but batches
-    hold sentences of one number of tokens, so that nothing is spent on padding.
+    Batches hold sentences of one number of tokens, so that nothing is spent on padding. Repeats are
+    not looked for.
 
     Args:
         encoder: Any SentenceTransformer.
@@ -79,8 +79,8 @@ def encode_distinct(
         batch_size: At most so many sentences of the encoder's maximum length; of shorter ones as
             many more as have the same number of tokens. On a GPU batches are larger, and halved
             where memory runs out.
-        precision: What the transformer computes in, see `resolved_precision`. What comes after it
-            (pooling, calibrator) is not touched.
+        precision: What the transformer computes in, see `resolved_precision`. Pooling and
+            calibrator keep their type.
 
     Returns:
         Shape (N, D), float32, in the order given.
@@ -92,7 +92,7 @@ def encode_distinct(
 
 
 class Encoding:
-    """`encode_distinct` for several calls, which share what they compute with.
+    """`encode_distinct` for several calls, which share the model in its precision.
 
     Args:
         encoder: Any SentenceTransformer; its weights must not change between calls.
@@ -130,18 +130,15 @@ class Encoding:
         return vectors
 
     def each(self, groups: Iterable[Group]) -> Iterator[tuple[Group, Array, Array]]:
-        """Encode groups of sentences, the next of which is begun while one is being finished.
-
-        Args:
-            groups: Taken one ahead of what is given.
+        """Encode groups of sentences; the next group is begun while one is being finished.
 
         Returns:
             Parts: a group, places in it, shape (n,), and the vectors of the sentences there, shape
-            (n, D). A part is whole batches, so the vectors of the others do not depend on whether
-            it was given before a stop. It comes after `PART_SECONDS`, or where the group ends.
+            (n, D). A part comes after `PART_SECONDS`, or at the end of a group. It is whole
+            batches, so the other vectors are the same if they are encoded without it.
 
         Raises:
-            ModelError: `check_own_encoding` refuses the encoder, or a library fails on a sentence.
+            ModelError: The vectors are others than of `encode`, or a library fails on a sentence.
         """
         if not self._tried:
             self._tried = True
@@ -155,34 +152,27 @@ class Encoding:
             for group in groups:
                 yield from _parts(group, self._named(self._slices(self.encoder, group)))
             return
-        with evaluating(self.encoder):
-            if self._model is None:
-                self._model = in_precision(self.encoder, self.kind)
-            threads = usual_threads()
-            count = min(threads, WORKERS) if _may_run_beside_itself(self._model) else 1
-            # Its threads start with the first batch that is handed to them.
-            workers = ThreadPoolExecutor(count, "encode", set_own_threads, (threads // count,))
-            try:
-                yield from self._ahead(self._model, groups, workers, count)
-            finally:
-                workers.shutdown(cancel_futures=True)
-
-    def _ahead(
-        self,
-        model: SentenceTransformer,
-        groups: Iterable[Group],
-        workers: ThreadPoolExecutor,
-        count: int,
-    ) -> Iterator[tuple[Group, Array, Array]]:
+        self.encoder.eval()
+        if self._model is None:
+            self._model = in_precision(self.encoder, self.kind)
+        threads = usual_threads()
+        count = min(threads, WORKERS) if _may_run_beside_itself(self._model) else 1
+        # Its threads start with the first batch that is handed to them.
+        workers = ThreadPoolExecutor(count, "encode", set_own_threads, (threads // count,))
         before: Iterator[tuple[Group, Array, Array]] = iter(())
-        for group in groups:
-            with self._errors_named():
-                computed, beside = self._begin(model, group, workers, count)
-            yield from before
-            before = _parts(group, self._named(computed))
-            if not beside:
+        try:
+            for group in groups:
+                beside = count > 1 and len(group.sentences) >= FILLING * count
+                with self._errors_named():
+                    computed = self._begin(self._model, group, workers if beside else None)
                 yield from before
-        yield from before
+                before = _parts(group, self._named(computed))
+                # Otherwise batches are computed by this thread, and not while workers are busy.
+                if not beside and self._model.device.type != "cuda":
+                    yield from before
+            yield from before
+        finally:
+            workers.shutdown(cancel_futures=True)
 
     @contextmanager
     def _errors_named(self) -> Iterator[None]:
@@ -197,47 +187,29 @@ class Encoding:
             yield from computed
 
     def _begin(
-        self, model: SentenceTransformer, group: Group, workers: ThreadPoolExecutor, count: int
-    ) -> tuple[Iterator[Part], bool]:
-        """Tokenize what a group lacks, and hand it to the workers if it fills them.
-
-        Returns:
-            The vectors, batch by batch, and whether they are being computed: otherwise each is
-            computed when it is asked for, which must not happen while the workers are busy.
-        """
+        self, model: SentenceTransformer, group: Group, workers: ThreadPoolExecutor | None
+    ) -> Iterator[Part]:
+        """Tokenize the lacking sentences of a group, and give vectors batch by batch."""
+        # Workers or a GPU begin at once; otherwise a batch is computed when it is asked for.
         if not len(group.lacking):
-            return iter(()), False
+            return iter(())
         features = _tokenized(model, group.texts(group.lacking), prompt_of(self.encoder))
         if features is None:
-            return self._slices(model, group), False
+            return self._slices(model, group)
         tokens = self.batch_size * (model.max_seq_length or CPU_TOKENS)
         if model.device.type == "cuda":
-            return self._launch(model, group, features, max(tokens, GPU_TOKENS)), True
+            return self._launch(model, group, features, max(tokens, GPU_TOKENS))
         if model.device.type == "cpu":
             tokens = min(tokens, CPU_TOKENS)
         batches = list(_batches(features, tokens))
-        beside = count > 1 and self._fill(model, group, len(batches), tokens, count)
+        places = (group.lacking[rows.numpy()] for rows, _ in batches)
         computed: Iterable[Tensor]
-        if beside:
+        if workers is not None:
             begun = [workers.submit(_forward, model, batch, self.kind) for _, batch in batches]
             computed = (future.result() for future in begun)
         else:
             computed = (_forward(model, batch, self.kind) for _, batch in batches)
-        places = (group.lacking[rows.numpy()] for rows, _ in batches)
-        return zip(places, (vectors.numpy() for vectors in computed), strict=True), beside
-
-    def _fill(
-        self, model: SentenceTransformer, group: Group, batches: int, tokens: int, workers: int
-    ) -> bool:
-        """Whether a group has two batches for each worker.
-
-        The whole group counts, not what is left of it: how many threads compute a product can
-        change its last bits.
-        """
-        if batches >= 2 * workers or len(group.lacking) == len(group.sentences):
-            return batches >= 2 * workers
-        whole = _tokenized(model, group.sentences, prompt_of(self.encoder))
-        return whole is not None and len(list(_batches(whole, tokens))) >= 2 * workers
+        return zip(places, (vectors.numpy() for vectors in computed), strict=True)
 
     def _slices(self, model: SentenceTransformer, group: Group) -> Iterator[Part]:
         """Have a model encode by itself, a batch at a time, the longest sentences first."""
@@ -257,10 +229,7 @@ class Encoding:
         self, model: SentenceTransformer, group: Group, features: dict[str, Any], tokens: int
     ) -> Iterator[Part]:
         """Have a GPU compute a group, without waiting for it; the group is one part."""
-        moved = {
-            name: value.to(model.device) if isinstance(value, Tensor) else value
-            for name, value in features.items()
-        }
+        moved = _of_tensors(features, lambda values: values.to(model.device))
         batches = list(_batches(moved, tokens, GPU_PADDING))
         results = [_within_memory(model, batch, self.kind) for _, batch in batches]
         rows = group.lacking[torch.cat([rows for rows, _ in batches]).numpy()]
@@ -283,10 +252,8 @@ def _parts(group: Group, computed: Iterable[Part]) -> Iterator[tuple[Group, Arra
 def _may_run_beside_itself(model: SentenceTransformer) -> bool:
     """Whether threads may share a model: on a CPU, if its code is known to keep nothing on it."""
     transformer: Any = getattr(model[0], "model", None)
-    ropes = [
-        getattr(module, "rope_type", "default")
-        for module in getattr(transformer, "modules", list)()
-    ]
+    modules: list[Any] = list(getattr(transformer, "modules", list)())
+    ropes = [getattr(module, "rope_type", "default") for module in modules]
     return (
         model.device.type == "cpu"
         and type(transformer).__module__.startswith("transformers.")
@@ -300,7 +267,7 @@ def _may_run_beside_itself(model: SentenceTransformer) -> bool:
 
 
 def prompt_of(encoder: SentenceTransformer) -> str | None:
-    """What an encoder puts before each sentence."""
+    """The text that an encoder puts before each sentence."""
     return encoder.prompts.get(encoder.default_prompt_name or "") or None
 
 
@@ -342,16 +309,16 @@ def _is_padded_text(features: dict[str, Any], count: int) -> bool:
     return all(value.shape == mask.shape for value in tensors)
 
 
-def _batches(features: dict[str, Any], tokens: int, padding: int = 0) -> Iterator[Batch]:
-    """Rows of like length, the longest first, as many as make so many tokens.
+def _of_tensors(features: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    return {n: change(v) if isinstance(v, Tensor) else v for n, v in features.items()}
 
-    Of these at most `padding` belong to no sentence; with 0 all rows have one length. The tensors
-    are views of the features, put in this order.
-    """
+
+def _batches(features: dict[str, Any], tokens: int, padding: int = 0) -> Iterator[Batch]:
+    """Rows of like length, the longest first, of so many tokens, of which `padding` are empty."""
     mask = features["attention_mask"]
     order = mask.sum(dim=1).argsort(descending=True, stable=True)
     left = bool((mask[:, -1] == 1).all())  # Padded on the left, or not at all.
-    placed = {n: v[order] if isinstance(v, Tensor) else v for n, v in features.items()}
+    placed = _of_tensors(features, lambda values: values[order])
     lengths = [max(1, n) for n in placed["attention_mask"].sum(dim=1).tolist()]
     order = order.cpu()
     start = 0
@@ -362,11 +329,9 @@ def _batches(features: dict[str, Any], tokens: int, padding: int = 0) -> Iterato
         stop = start
         while stop < end and (spare := spare - length + lengths[stop]) >= 0:
             stop += 1
-        rows, span = slice(start, stop), slice(-length, None) if left else slice(length)
-        yield (
-            order[rows],
-            {n: v[rows, span] if isinstance(v, Tensor) else v for n, v in placed.items()},
-        )
+        span = slice(-length, None) if left else slice(length)
+        part = _of_tensors(placed, lambda values: values[start:stop, span])  # noqa: B023
+        yield order[start:stop], part
         start = stop
 
 
@@ -379,22 +344,15 @@ def _within_memory(model: SentenceTransformer, batch: dict[str, Any], kind: str)
         if not half:
             raise
     # Out of the handler, which holds what had been computed until then.
-    return torch.cat(
-        [
-            _within_memory(
-                model,
-                {n: v[part] if isinstance(v, Tensor) else v for n, v in batch.items()},
-                kind,
-            )
-            for part in (slice(half), slice(half, None))
-        ]
-    )
+    first = _of_tensors(batch, lambda values: values[:half])
+    second = _of_tensors(batch, lambda values: values[half:])
+    return torch.cat([_within_memory(model, part, kind) for part in (first, second)])
 
 
 def _forward(model: SentenceTransformer, batch: dict[str, Any], kind: str) -> Tensor:
     """Vectors of a batch, on the model's device."""
     device = model.device
-    moved = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in batch.items()}
+    moved = _of_tensors(batch, lambda values: values.to(device))
     transformer, *others = model
     with torch.inference_mode():
         # Casts what goes into products; sums with the residual stream, and norms, are float32.

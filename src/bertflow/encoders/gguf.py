@@ -7,7 +7,6 @@ import json
 import os
 import struct
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache as once
@@ -19,12 +18,12 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from packaging.version import Version
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from bertflow.encoders.checks import readable
 from bertflow.errors import MissingDependencyError, ModelError
 from bertflow.io.files import staged
 
@@ -34,18 +33,13 @@ if TYPE_CHECKING:
 # Earlier versions lack the names that transformers gives the weights of a model without a head.
 OLDEST_GGUF = Version("0.18")
 # The format of the files in the cache, as part of their keys.
-FORM = 1
+FORM = 2
 
 _one_at_a_time = RLock()
 
 
 def check_readable(path: Path) -> None:
-    """Refuse a .gguf that is not there, is none by its name, or lacks the packages to read it.
-
-    Raises:
-        ModelError: It is not there, or is none.
-        MissingDependencyError: Packages are missing; the message is the pip line.
-    """
+    """Refuse a .gguf that is not there, is none by its name, or lacks the packages to read it."""
     if not path.is_file():
         raise ModelError(f"{path} does not exist; give the path of a .gguf file")
     if path.suffix != ".gguf":
@@ -57,6 +51,13 @@ def check_readable(path: Path) -> None:
         raise MissingDependencyError(
             f"reading {path.name} needs {' and '.join(missing)}: pip install 'bertflow[gguf]'"
         )
+
+
+def licence_of(path: Path) -> str | None:
+    """The licence that a .gguf names, if it does; a ModelError if the file is damaged."""
+    with readable(lambda said: f"{path} cannot be loaded: it is not a whole .gguf: {said}"):
+        field = quick_reader()(path).get_field("general.license")
+        return None if field is None else str(field.contents())
 
 
 def forget_gguf(model: nn.Module, name: str) -> None:
@@ -73,16 +74,9 @@ def forget_gguf(model: nn.Module, name: str) -> None:
 def quick_gguf(file: Path, dtype: str, cache: SentenceCache | None) -> Iterator[None]:
     """Have transformers read a .gguf quickly while inside, in one thread at a time.
 
-    transformers asks the package gguf for the header four times, which makes several arrays for
-    each token, and for the table of tensor names once for each module of the model. Here the header
-    is read in one pass and a table is made once. With a cache, what transformers makes of the file
-    (its settings, its tokens and the de-quantised weights) is kept there by the file's content, and
-    the next time taken from there.
-
-    Args:
-        file: The .gguf.
-        dtype: The type that its weights are asked for in.
-        cache: Where it is kept; None keeps nothing.
+    The package gguf makes several arrays for each token of the header, and its table of tensor
+    names once for each module. Here the header is read in one pass and the table is made once. A
+    cache keeps the settings, tokens and de-quantised weights under a hash of the file.
     """
     import gguf
     from transformers import modeling_gguf_pytorch_utils
@@ -151,13 +145,9 @@ def quick_reader() -> type:
 def _kept(
     file: Path, dtype: str, cache: SentenceCache, load: Callable[..., dict[str, Any]]
 ) -> Callable[..., dict[str, Any]]:
-    """Transformers' function that reads a .gguf, with its result kept in the cache.
-
-    The result depends on the file's content, the type and the versions only: the model that the
-    function takes for the names of tensors is made of the file's own settings.
-    """
+    """Transformers' function `load` that reads a .gguf, with its result kept in the cache."""
+    # The result depends on nothing else: `load` takes a model that is made of the file's settings.
     with file.open("rb") as content:
-        stamp = _stamp(file)
         about = {
             "content": hashlib.file_digest(content, "sha256").hexdigest(),
             "dtype": dtype,
@@ -179,29 +169,21 @@ def _kept(
         if return_tensors:
             # As the cache gives them: a transposed tensor may give other last digits.
             result["tensors"] = {name: one.contiguous() for name, one in result["tensors"].items()}
-            if _stamp(file) == stamp:
-                _put(place, result, cache)
+            _put(place, result, cache)
         return result
 
     return read
 
 
-def _stamp(file: Path) -> tuple[int, int]:
-    """What tells that the file was changed while it was read."""
-    status = file.stat()
-    return status.st_size, status.st_mtime_ns
-
-
 def _take(place: Path) -> tuple[str, dict[str, Tensor]] | None:
-    """The settings as JSON and the tensors; None if the cache lacks them or they are damaged."""
+    """The settings as JSON and the tensors; None if the cache lacks them or they are cut off."""
     with suppress(Exception):  # Whatever is wrong, the .gguf itself is read.
         with safe_open(place, "pt") as kept:
-            told = kept.metadata()
+            settings = kept.metadata()["settings"]
             tensors = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118
-        if told["checksum"] == _checksum(told["settings"], tensors):
-            with suppress(OSError):  # The cache may be read-only.
-                os.utime(place)
-            return told["settings"], tensors
+        with suppress(OSError):  # The cache may be read-only.
+            os.utime(place)
+        return settings, tensors
     return None
 
 
@@ -214,18 +196,8 @@ def _put(place: Path, result: Mapping[str, Any], cache: SentenceCache) -> None:
         # An upper bound: the file's header escapes quotes, and has a line for each tensor.
         size = 2 * len(settings) + sum(one.nbytes + 512 for one in tensors.values())
         if json.loads(settings) == parsed and cache.make_room(place, size):
-            told = {"settings": settings, "checksum": _checksum(settings, tensors)}
             with staged(place) as staging:
-                save_file(tensors, staging, told)
+                save_file(tensors, staging, {"settings": settings})
                 staging.replace(place)
     except Exception as error:  # Whatever is wrong, the encoder works without the cache.
         cache.warn(error)
-
-
-def _checksum(settings: str, tensors: Mapping[str, Tensor]) -> str:
-    """A checksum of settings and tensors; it takes a tenth of a second for a gigabyte."""
-    checksum = zlib.crc32(settings.encode())
-    for name, tensor in sorted(tensors.items()):
-        checksum = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), checksum)
-        checksum = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, checksum)
-    return str(checksum)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,35 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import (
-    Transformer,
-)
+from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.util import is_sentence_transformer_model, load_file_path
 from torch import nn
 
 from bertflow.arrays import check_device
-from bertflow.encoders.checks import (
-    check_files,
-    check_weights,
-    read_modules,
-    readable,
-)
-from bertflow.encoders.encoder import Encoder
-from bertflow.encoders.gguf import check_readable, forget_gguf, quick_gguf
-from bertflow.encoders.origin import note_hub
-from bertflow.encoders.probe import (
-    check_encoder,
-    positions,
-)
-from bertflow.encoders.sharing import keep_picklable
-from bertflow.encoders.sizes import check_gguf, check_sizes, check_transformer
-from bertflow.encoders.states import parse_pooling, pooled
-from bertflow.errors import (
-    InputError,
-    MissingDependencyError,
-    ModelError,
-    check_number,
-)
+from bertflow.encoders.checks import check_files, check_weights, read_modules, readable
+from bertflow.encoders.description import note_hub
+from bertflow.encoders.encoder import Encoder, keep_picklable
+from bertflow.encoders.gguf import check_readable, forget_gguf, licence_of, quick_gguf
+from bertflow.encoders.pooling import hidden_states, parse_pooling, pooled, side_by_side
+from bertflow.encoders.probe import check_encoder, positions
+from bertflow.errors import InputError, MissingDependencyError, ModelError, check_number
+from bertflow.io.reading import read_json
 from bertflow.network import hub_answers
 from bertflow.process_state import pinned
 
@@ -74,8 +57,8 @@ def load_encoder(
 ) -> SentenceTransformer:
     """Load an encoder as a SentenceTransformer made of built-in modules only.
 
-    Blocks above the highest hidden state that the pooling needs are removed. Causal models get
-    right padding and, if they have none, a padding token.
+    Blocks that the pooling does not need are removed. Causal models get right padding and, if they
+    have none, a padding token.
 
     Args:
         name: A hub name, a folder (of transformers or sentence-transformers), a .gguf file, or a
@@ -96,17 +79,17 @@ def load_encoder(
         dtype: "float32", "float16" or "bfloat16".
         revision: Branch, tag or commit on the hub.
         trust_remote_code: Whether code that comes with the encoder may run.
-        cache: Where what is read of a .gguf is kept, so that it opens quickly the next time; None
-            keeps nothing.
+        cache: Keeps the content of a .gguf, so that it opens quickly the next time; None keeps
+            nothing.
 
     Returns:
         The encoder, in evaluation mode.
 
     Raises:
-        InputError: An unknown pooling, a layer the encoder does not have, or a max_length above
-            what it can take.
-        ModelError: The encoder cannot be had, its architecture is not known, its files are damaged
-            or lack weights, or it comes with code that is not trusted.
+        InputError: An unknown pooling, a layer the encoder does not have, or too large a
+            max_length.
+        ModelError: The encoder cannot be found, its architecture is not known, its files are
+            damaged or lack weights, or it comes with code that is not trusted.
         MissingDependencyError: A .gguf without its packages; the message is the pip line.
     """
     if pooling is not None:
@@ -147,7 +130,7 @@ def load_encoder(
         check_encoder(model.eval(), called)
         keep_picklable(model)
     if licence is not None:
-        # Nothing of a .gguf is left in the model by which it could be found later.
+        # The model keeps no trace of the .gguf, where it could be found later.
         model.model_card_data.license = licence
     if source.hub:
         note_hub(model, source.name, revision)
@@ -160,6 +143,61 @@ def load_encoder(
     return model
 
 
+def load_poolings(
+    name: str | Path, poolings: Sequence[str | None], **how: Any
+) -> SentenceTransformer:
+    """Load an encoder that gives the vectors of several poolings in one forward pass.
+
+    It cannot be saved: it is for filling a `VectorCache` for each pooling.
+
+    Args:
+        name: As in `load_encoder`.
+        poolings: At least one, each as in `load_encoder`; None only by itself.
+        how: Other keywords of `load_encoder`.
+
+    Returns:
+        An encoder whose vectors are those of the poolings side by side, shape (poolings · D,).
+
+    Raises:
+        InputError: As `load_encoder`, or None is not alone.
+    """
+    if len(poolings) == 1:
+        return load_encoder(name, pooling=poolings[0], **how)
+    named = [pooling for pooling in poolings if pooling is not None]
+    if len(named) < len(poolings) or not named:
+        raise InputError(f"several poolings must each be named, got {list(poolings)}")
+    spelled = all(pooling.startswith("layers:") for pooling in named)
+    # Blocks above the highest state are cut off; recipes by name go up to the last.
+    states = {state for one in named if spelled for state in hidden_states(one, 1 << 30)}
+    widest = f"layers:{','.join(map(str, sorted(states)))}" if spelled else "embed-last-avg"
+    encoder, blocks = _with_all_states(name, widest, **how)
+    pools = [(hidden_states(one, blocks), one == "cls") for one in named]
+    return side_by_side(encoder, pools)
+
+
+def load_layers(name: str | Path, **how: Any) -> tuple[SentenceTransformer, list[str]]:
+    """Load an encoder that gives the mean over tokens of every hidden state side by side.
+
+    Args:
+        name: As in `load_encoder`.
+        how: Keywords of `load_encoder` except pooling.
+
+    Returns:
+        The encoder, and the pooling of each part: "layers:0" for the embeddings to "layers:L".
+    """
+    encoder, blocks = _with_all_states(name, "embed-last-avg", **how)
+    names = [f"layers:{state}" for state in range(blocks + 1)]
+    return side_by_side(encoder, [((state,), False) for state in range(blocks + 1)]), names
+
+
+def _with_all_states(name: str | Path, pooling: str, **how: Any) -> tuple[SentenceTransformer, int]:
+    """An encoder that gives all its hidden states, and how many blocks it has."""
+    encoder = load_encoder(name, pooling=pooling, **how)
+    config: Any = encoder[0].model.config  # type: ignore[union-attr]
+    config.output_hidden_states = True
+    return encoder, config.get_text_config().num_hidden_layers
+
+
 def _load_transformer(
     source: _Source, dtype: str, cache: SentenceCache | None, trusted: bool
 ) -> tuple[Transformer, str | None]:
@@ -169,10 +207,8 @@ def _load_transformer(
     reading: Any = nullcontext()
     if source.gguf is not None:
         file = Path(source.name) / source.gguf
-        licence, reading = check_gguf(file), quick_gguf(file, dtype, cache)
+        licence, reading = licence_of(file), quick_gguf(file, dtype, cache)
         how["gguf_file"] = source.gguf
-    else:
-        check_transformer(_fetched(source, ""), trust_remote_code=trusted)
     with reading:
         transformer = Transformer(
             source.name,
@@ -198,31 +234,17 @@ def _load_modules(
         raise ModelError(f"{name} has no modules.json")
     about = load_file_path(name, "config_sentence_transformers.json", **source.hub)
     if about is not None:
-        kind = json.loads(Path(about).read_text(encoding="utf-8")).get("model_type")
+        kind = read_json(Path(about)).get("model_type")
         if kind not in (None, SentenceTransformer.__name__):
             raise ModelError(
                 f"{name} is a {kind}, whose output is no dense sentence vector; give a "
                 "SentenceTransformer or a plain transformer"
             )
     entries = read_modules(Path(file), trust_remote_code=trusted)
-    folders = [entry["path"] for entry in entries]
-    for folder in folders:
-        _fetched(source, folder)
-    check_sizes(Path(file).parent, entries, trusted=trusted)
     how: dict[str, Any] = {"trust_remote_code": trusted, **source.hub}
     model = Encoder(name, device=device, model_kwargs={"dtype": dtype}, **how)
-    check_weights(model, name, folders, **how)
+    check_weights(model, name, [entry["path"] for entry in entries], **how)
     return model
-
-
-def _fetched(source: _Source, folder: str) -> Path:
-    """Where a folder of an encoder lies, on the hub once the files that tell sizes were fetched."""
-    home = Path(source.name, folder)
-    for file in ["model.safetensors", "config.json"] if source.hub else []:
-        with suppress(Exception):  # What is lacking is lacking for the libraries, too.
-            path = load_file_path(source.name, f"{folder}/{file}".lstrip("/"), **source.hub)
-            home = Path(path).parent if path else home
-    return home
 
 
 @dataclass(frozen=True)
@@ -233,7 +255,7 @@ class _Source:
         name: A folder, or a name on the hub.
         gguf: The .gguf file in the folder, if it is one.
         modules: Whether it is a sentence-transformers model.
-        hub: What libraries must be told to find it on the hub; empty for a folder.
+        hub: Keywords with which libraries find it on the hub; empty for a folder.
     """
 
     name: str
@@ -243,11 +265,7 @@ class _Source:
 
 
 def has_pooling(name: str | Path) -> bool:
-    """Whether an encoder is a sentence-transformers model, with a pooling and length of its own.
-
-    Raises:
-        ModelError: It cannot be had.
-    """
+    """Whether an encoder is a sentence-transformers model, with a pooling and length of its own."""
     return _locate(name, None).modules
 
 
@@ -321,11 +339,7 @@ def _pad_right(transformer: Transformer, name: str | Path) -> None:
 
 
 def _limit(module: nn.Module, max_length: int | None, default: int | None) -> None:
-    """Set how many tokens of a text are read: as asked, but no more than tokenizer and model take.
-
-    Raises:
-        InputError: More tokens are asked for than the model has positions.
-    """
+    """Set how many tokens of a text are read, at most what tokenizer and model take."""
     own: Any = getattr(module, "max_seq_length", None)
     if not isinstance(module, Transformer):
         if max_length is None:

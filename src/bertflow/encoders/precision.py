@@ -1,19 +1,24 @@
-"""What a transformer computes in, and what calibrates behind one in half precision."""
+"""What a transformer computes in, with kernels that suit a processor, and calibration behind it."""
 
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache, lru_cache
 from typing import Any, Literal, cast, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.activations import GELUActivation
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bertflow.encoders.encoder import is_usual
-from bertflow.encoders.kernels import pack_attention, pack_products
-from bertflow.encoders.sharing import copied
 from bertflow.errors import InputError
 
 Precision = Literal["auto", "float32", "mixed", "fast"]
@@ -21,14 +26,15 @@ Precision = Literal["auto", "float32", "mixed", "fast"]
 HALF = (torch.float16, torch.bfloat16)
 # Below this width a product is too small for its type to matter.
 LEAST_WIDTH = 256
+PACKED_ATTENTION = "bertflow_packed"
+# The kernel multiplies tiles of so many rows.
+TILE = 16
+# Laid-out weights take memory a second time, so a model with more in its products has none.
+MOST_WEIGHTS = 2**28
 
 
 def check_precision(name: str) -> Precision:
-    """The precision of that name.
-
-    Raises:
-        InputError: There is none.
-    """
+    """The precision of that name; an InputError if there is none."""
     for known in get_args(Precision):
         if name == known:
             return cast("Precision", known)
@@ -73,17 +79,16 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def in_precision(encoder: SentenceTransformer, kind: str) -> SentenceTransformer:
-    """The encoder with another transformer; all that is not cast is shared with it."""
+    """A copy of the encoder in another precision; weights that are not cast are shared with it."""
     model: SentenceTransformer
     transformer: Any
     model, transformer = _shallow(encoder), _shallow(encoder[0])
     model._modules[next(iter(model._modules))] = transformer
     if kind == "fast":
-        transformer.model = copied(transformer.model, {}).bfloat16()
+        transformer.model = copy.deepcopy(transformer.model).bfloat16()
     else:
-        transformer.model = copied(
-            transformer.model, {id(weight): weight for weight in transformer.model.parameters()}
-        )
+        shared = {id(weight): weight for weight in transformer.model.parameters()}
+        transformer.model = copy.deepcopy(transformer.model, shared)
         for module in transformer.model.modules():
             if isinstance(module, nn.Linear):
                 for name, weight in list(module.named_parameters(recurse=False)):
@@ -95,14 +100,14 @@ def in_precision(encoder: SentenceTransformer, kind: str) -> SentenceTransformer
 
 
 def _shallow(module: Any) -> Any:
-    """A module whose submodules can be replaced without replacing them in the first."""
+    """A copy whose submodules can be replaced."""
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
     return twin
 
 
 def raised(value: Any) -> Any:
-    """States in half precision raised: what pools them sums over tokens and layers."""
+    """States in float32 instead of half precision, because pooling sums over tokens and layers."""
     if isinstance(value, tuple):
         return tuple(raised(part) for part in value)
     if isinstance(value, Tensor) and value.dtype in HALF:
@@ -123,10 +128,10 @@ def raise_input(module: nn.Module, arguments: tuple[Any, ...]) -> None:
 
 @contextmanager
 def kept_from_half(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Undo what turns the weights of modules into half precision while inside.
+    """Keep weights of calibrating modules in float32, whatever casts the model inside.
 
-    sentence-transformers casts whatever follows an encoder to the encoder's type, and `half()` all
-    of a model. Statistics do not survive that: a mean may be far larger than what it leaves.
+    sentence-transformers casts modules to the encoder's type, and `half()` casts all of a model.
+    Statistics would lose their digits: a mean may be far larger than the differences from it.
     """
     owners = [part for module in modules for part in module.modules()]
     before = [
@@ -140,3 +145,174 @@ def kept_from_half(modules: Iterable[nn.Module]) -> Iterator[None]:
         weight = part._parameters[name]
         if weight is not None and weight.dtype in HALF:
             weight.data = values.to(weight.device)
+
+
+# Kernels for a processor.
+
+
+def pack_attention(model: Any) -> None:
+    """Let a transformer in half precision on a CPU attend to several short sentences at once.
+
+    Queries and keys of g sentences of L tokens each, L below a tile, are multiplied as one sentence
+    of g L tokens. A mask keeps each sentence to itself, so the result is the same up to rounding,
+    in about half the time. Models with masks of their own (causal, windows), or without PyTorch's
+    attention, are left as they are. The model is changed in place.
+    """
+    config = getattr(model, "config", None)
+    module = sys.modules.get(type(model).__module__)
+    if (
+        getattr(config, "_attn_implementation", None) == "sdpa"
+        and getattr(module, "ALL_ATTENTION_FUNCTIONS", None) is ALL_ATTENTION_FUNCTIONS
+        and next(model.parameters()).device.type == "cpu"
+    ):
+        AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+        AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
+        model.set_attn_implementation(PACKED_ATTENTION)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers' "sdpa" computes it, with short whole sentences packed together.
+
+    Query, key and value have shape (N, heads, L, D), the result (N, L, heads, D). Without a mask
+    every token sees every other one of its sentence.
+    """
+    count, heads, length, width = query.shape
+    together = -(-TILE // length)
+    causal = others.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    if (
+        attention_mask is not None
+        or causal
+        or length >= TILE
+        or count < together
+        or others.get("position_bias") is not None
+        or not query.shape == key.shape == value.shape
+    ):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **others)
+    whole = count // together * together
+    mask = _own_sentence_only(together, length, query.dtype)
+    q, k, v = (
+        part[:whole]
+        .transpose(1, 2)
+        .reshape(whole // together, together * length, heads, width)
+        .transpose(1, 2)
+        for part in (query, key, value)
+    )
+    packed, _ = sdpa_attention_forward(module, q, k, v, mask, **{**others, "is_causal": False})
+    out = packed.reshape(whole, length, heads, width)
+    if whole < count:
+        rest, _ = sdpa_attention_forward(
+            module, query[whole:], key[whole:], value[whole:], None, **others
+        )
+        out = torch.cat([out, rest])
+    return out, None
+
+
+@lru_cache(maxsize=64)
+def _own_sentence_only(together: int, length: int, dtype: torch.dtype) -> Tensor:
+    """The mask to add to products of queries and keys: 0 within a sentence, else -infinity."""
+    sentence = torch.arange(together * length) // length
+    other = sentence[:, None] != sentence
+    mask = torch.zeros(other.shape, dtype=dtype).masked_fill_(other, float("-inf"))
+    return mask[None, None]
+
+
+class PackedLinear(nn.Linear):
+    """A linear layer in bfloat16 on a CPU, weights laid out once, with or without GELU behind it.
+
+    It is `nn.Linear` under autocast up to rounding: the input is rounded to bfloat16, and products
+    are summed in float32. GELU is taken of the sum before it is rounded.
+    """
+
+    def __init__(self, linear: nn.Linear, gelu: bool = False) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        for name in ("weight", "bias"):
+            value = getattr(linear, name)
+            if value is not None:
+                value = nn.Parameter(value.detach().bfloat16(), requires_grad=False)
+            self.register_parameter(name, value)
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
+        self._behind = ("gelu", "none") if gelu else ("none", "")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The product, in bfloat16."""
+        kind, how = self._behind
+        image: Tensor = torch.ops.mkldnn._linear_pointwise(
+            input.to(torch.bfloat16), self._packed, self.bias, kind, [], how
+        )
+        return image
+
+
+def pack_products(model: Any) -> None:
+    """Lay out the weights of a transformer's linear layers once, in place.
+
+    Otherwise they are copied into the layout of the processor's units at every call, which costs a
+    small batch much of the product's time. Hooked layers stay as they are. So do large models, for
+    their memory, and models on other devices.
+    """
+    layers = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if type(child) is nn.Linear and not _is_hooked(child)
+    ]
+    if (
+        not layers
+        or any(child.weight.device.type != "cpu" for _, _, child in layers)
+        or sum(child.weight.numel() for _, _, child in layers) > MOST_WEIGHTS
+        or not _has_packed_products()
+    ):
+        return
+    # A layer in two places stays one.
+    packed: dict[tuple[int, bool], PackedLinear] = {}
+    for parent, name, child in layers:
+        gelu = _has_gelu_behind(parent, name)
+        key = (id(child), gelu)
+        if key not in packed:
+            packed[key] = PackedLinear(child, gelu)
+        setattr(parent, name, packed[key])
+        if gelu:
+            parent.intermediate_act_fn = nn.Identity()
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or "forward" in vars(module)
+        or hasattr(module, "parametrizations")
+    )
+
+
+def _has_gelu_behind(parent: nn.Module, name: str) -> bool:
+    """Whether an exact GELU follows a layer, as in transformers' BERT and its relatives."""
+    return (
+        type(parent).__module__.startswith("transformers.models.")
+        and type(parent).__name__.endswith("Intermediate")
+        and [child for child, _ in parent.named_children()] == ["dense", "intermediate_act_fn"]
+        and name == "dense"
+        and isinstance(parent.intermediate_act_fn, GELUActivation)
+        and not _is_hooked(parent)
+    )
+
+
+@cache
+def _has_packed_products() -> bool:
+    """Whether PyTorch has the product that `torch.compile` takes on a CPU."""
+    # Made without values, whose drawing would move the caller's generator.
+    linear = nn.Linear(48, 32, device="meta").to_empty(device="cpu")
+    try:
+        with torch.inference_mode():
+            for gelu in (False, True):
+                PackedLinear(linear, gelu)(torch.zeros(3, 5, 48))
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+    return True

@@ -1,9 +1,8 @@
 """Probes: whether an encoder is one function of the text on every way to its vectors.
 
-A calibrator fits only the vectors it was fitted on. So a few sentences go through each way that a
-user has: alone, in a batch, by bertflow's own encoding, and by a saved copy that plain
-sentence-transformers has loaded. Where two ways differ, or a library fails, the encoder is refused
-by name.
+A calibrator fits only the vectors that it was fitted on. So a few sentences are encoded in each way
+that users have: alone, in a batch, by bertflow's own encoding, and by a saved copy in plain
+sentence-transformers. If two ways differ, or a library fails, the encoder is refused by name.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from bertflow.arrays import Array
 from bertflow.encoders.checks import quietly, readable
 from bertflow.encoders.encoder import encoder_of
 from bertflow.encoders.precision import HALF
-from bertflow.encoders.sharing import evaluating
 from bertflow.errors import InputError, ModelError
 from bertflow.process_state import pinned
 
@@ -38,8 +36,8 @@ SENTENCES = (
 )
 # The probe has a sentence that is cut, unless the encoder's limit would make it long and slow.
 SHORT_LIMIT = 128
-# How far two ways to a vector may differ, as a part of its length: in float32 on a processor, with
-# a GPU, and in half precision.
+# The largest difference of two ways to a vector, as a part of its length: in float32 on a
+# processor, on a GPU, and in half precision.
 EXACT, GPU, ROUGH = 1e-4, 0.01, 0.1
 # A tokenizer with fewer tokens than a tenth of the model's embeddings lacks files.
 LEAST_VOCABULARY = 10
@@ -51,10 +49,6 @@ OTHER_KINDS = ("sparse_encoder", "cross_encoder", "multi_vector_encoder")
 
 def check_encoder(encoder: SentenceTransformer, name: str | None = None) -> Array:
     """Refuse an encoder that fails, or gives a sentence another vector in a batch than alone.
-
-    Args:
-        encoder: Any SentenceTransformer.
-        name: What it is called in messages; None takes the name that its model has.
 
     Returns:
         The vectors of the probe's sentences, each encoded alone, shape (n, D).
@@ -86,11 +80,7 @@ def check_encoder(encoder: SentenceTransformer, name: str | None = None) -> Arra
 
 
 def check_kind(encoder: Any) -> None:
-    """Refuse what is no SentenceTransformer, or has modules of another kind of model.
-
-    Raises:
-        InputError: It is; the message names its kind.
-    """
+    """Raise an InputError unless this is a SentenceTransformer with dense vectors."""
     modules = list(encoder) if isinstance(encoder, SentenceTransformer) else []
     for kind in map(type, [encoder, *modules]):
         if not modules or any(part in kind.__module__ for part in OTHER_KINDS):
@@ -101,12 +91,12 @@ def check_kind(encoder: Any) -> None:
 
 
 def name_of(encoder: SentenceTransformer) -> str:
-    """What messages call an encoder."""
+    """The name of an encoder in messages."""
     config = getattr(getattr(encoder[0], "model", None), "config", None)
     return getattr(config, "_name_or_path", None) or f"the {type(encoder[0]).__name__} encoder"
 
 
-def probe_texts(encoder: SentenceTransformer) -> list[str]:
+def probe_texts(encoder: Any) -> list[str]:
     """The sentences of the probe: short, longer and, where that is cheap, one that is cut."""
     limit = getattr(encoder, "max_seq_length", None) or SHORT_LIMIT + 1
     long = [" ".join(SENTENCES[1:] * (1 + int(limit) // 20))] if limit <= SHORT_LIMIT else []
@@ -114,23 +104,16 @@ def probe_texts(encoder: SentenceTransformer) -> list[str]:
 
 
 def probed(encoder: SentenceTransformer, name: str | None = None) -> Array:
-    """The vectors of the probe's sentences, each encoded alone, shape (n, D).
-
-    Raises:
-        ModelError: A library fails on them.
-    """
+    """The vectors of the probe's sentences, each encoded alone, shape (n, D)."""
     name = name or name_of(encoder)
     return np.concatenate([_encoded(encoder, [text], name) for text in probe_texts(encoder)])
 
 
 def fingerprint(alone: Array) -> list[int]:
-    """A few numbers that change with the vectors, but not with their rounding.
+    """A few numbers that change with the vectors of `probed`, but not with their rounding.
 
     They are the logarithm of each vector's length and projections of its direction, in thousandths.
-    The sentence that is cut is left out: provenance describes the maximum length by itself.
-
-    Args:
-        alone: What `probed` gives, shape (n, D).
+    The sentence that is cut is left out, because provenance has the maximum length already.
     """
     alone = alone[: len(SENTENCES)]
     lengths = np.linalg.norm(alone, axis=1, keepdims=True).clip(1e-30)
@@ -141,11 +124,8 @@ def fingerprint(alone: Array) -> list[int]:
 
 
 def is_fingerprint_of(saved: Any, alone: Array, encoder: SentenceTransformer) -> bool:
-    """Whether a saved fingerprint is that of an encoder's vectors, up to its type's roundings.
-
-    Earlier versions saved none; None passes.
-    """
-    if saved is None:
+    """Whether a saved fingerprint is that of an encoder's vectors, up to its type's roundings."""
+    if saved is None:  # Earlier versions saved none.
         return True
     own = fingerprint(alone)
     if not isinstance(saved, list) or len(saved) != len(own) or {*map(type, saved)} != {int}:
@@ -157,15 +137,9 @@ def is_fingerprint_of(saved: Any, alone: Array, encoder: SentenceTransformer) ->
 def check_own_encoding(
     encoder: SentenceTransformer, encode: Callable[[Sequence[str]], Array], *, exact: bool
 ) -> None:
-    """Refuse an encoder that bertflow's own encoding gives other vectors of than its `encode`.
+    """Refuse an encoder to which bertflow's own encoding gives other vectors than its `encode`.
 
-    Args:
-        encoder: Any SentenceTransformer.
-        encode: Sentences to vectors, shape (N, D).
-        exact: Whether it computes in the encoder's own type; otherwise roundings are allowed for.
-
-    Raises:
-        ModelError: The vectors differ, or depend on the batch.
+    `exact` says that it computes in the encoder's own type.
     """
     alone = check_encoder(encoder)
     name, texts = name_of(encoder), probe_texts(encoder)
@@ -180,16 +154,7 @@ def check_own_encoding(
 
 
 def rehearse(encoder: SentenceTransformer) -> None:
-    """Refuse an encoder that is another one once plain sentence-transformers has loaded it again.
-
-    It is saved to a temporary folder. Where there is no room for that, it is not tried.
-
-    Args:
-        encoder: Any SentenceTransformer.
-
-    Raises:
-        ModelError: It cannot be saved or loaded, or the copy gives other vectors.
-    """
+    """Refuse an encoder that gives other vectors once it was saved and loaded again."""
     name = name_of(encoder)
     if not can_be_loaded(encoder):
         log.warning("nothing can load %s once it is saved: its classes have no name", name)
@@ -211,18 +176,7 @@ def rehearse(encoder: SentenceTransformer) -> None:
 
 
 def check_saved(folder: Path, model: SentenceTransformer) -> None:
-    """Refuse a saved model that plain sentence-transformers loads as another one.
-
-    Both models encode the probe's sentences alone, and both in a batch: a calibrator may enlarge
-    the roundings between the two.
-
-    Args:
-        folder: Where it is saved.
-        model: The model in memory.
-
-    Raises:
-        ModelError: It cannot be loaded, cuts elsewhere, or its vectors differ.
-    """
+    """Refuse a saved model that plain sentence-transformers loads as another one than `model`."""
     how: Any = {"device": str(model.device), "trust_remote_code": not has_built_in_modules(model)}
     with quietly(), readable(lambda said: f"plain sentence-transformers cannot load it: {said}"):
         try:
@@ -236,6 +190,7 @@ def check_saved(folder: Path, model: SentenceTransformer) -> None:
             f"{model.max_seq_length}; set its max_seq_length to what both can have"
         )
     name, texts = name_of(model), probe_texts(model)
+    # Alone is compared to alone, because a calibrator may enlarge roundings between the two ways.
     for way, batches in [("alone", [[text] for text in texts]), ("in a batch", [texts])]:
         for batch in batches:
             off = difference(_encoded(model, batch, name), _encoded(copy, batch, name))
@@ -267,10 +222,8 @@ def can_be_loaded(model: SentenceTransformer) -> bool:
 
 
 def difference(expected: Array, found: Array) -> float:
-    """The largest distance of two vectors of a sentence, as a part of the expected one's length.
-
-    Entries that are not finite in both count as equal.
-    """
+    """The largest distance of two vectors of a sentence, as a part of the expected one's length."""
+    # Entries that are not finite in both count as equal.
     if expected.shape != found.shape:
         return np.inf
     both = ~np.isfinite(expected) & ~np.isfinite(found)
@@ -293,10 +246,7 @@ def tolerance(encoder: SentenceTransformer) -> float:
 
 @pinned()
 def _encoded(encoder: SentenceTransformer, texts: Sequence[str], name: str) -> Array:
-    with (
-        readable(lambda said: f"{name} cannot encode a sentence: {said}; use another encoder"),
-        evaluating(encoder),
-    ):
+    with readable(lambda said: f"{name} cannot encode a sentence: {said}; use another encoder"):
         found = encoder.encode(list(texts), show_progress_bar=False, convert_to_numpy=True)
         vectors = np.asarray(found, dtype=np.float32)
         if vectors.ndim != 2 or len(vectors) != len(texts):

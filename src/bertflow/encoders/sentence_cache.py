@@ -9,8 +9,8 @@ import math
 import os
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -22,8 +22,8 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.arrays import Array
 from bertflow.display import block, facts_table
+from bertflow.encoders.description import describe_vectors
 from bertflow.encoders.encoder import own_part
-from bertflow.encoders.fingerprint import describe_vectors
 from bertflow.errors import InputError, ModelError, shown
 from bertflow.io.files import remove_stale, write_text
 from bertflow.io.reading import parse_json
@@ -34,13 +34,13 @@ DIGEST = 16
 ABOUT, VECTORS, SENTENCES, LOCK = "about.json", "vectors.f32", "sentences", ".lock"
 FOLDER_VARIABLE, SIZE_VARIABLE = "BERTFLOW_CACHE", "BERTFLOW_CACHE_SIZE"
 DEFAULT_SIZE = 10 * 10**9
-# The part of it that results may have. A comparison of all methods on all tasks has some 20 MB.
+# The part for results. A comparison of all methods on all tasks has some 20 MB.
 RESULTS_PART, RESULTS_SIZE = 20, 200 * 10**6
 KEY = "[0-9a-f]" * 32
 GGUF = rf"{KEY}\.safetensors"
 # Earlier versions wrote the last two.
 FILES = (ABOUT, VECTORS, SENTENCES, LOCK, "count", ".in-use")
-UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+UNITS = {None: 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +70,8 @@ class SentenceIndex:
     """
 
     def __init__(self) -> None:
-        # Blocks of sorted hashes and their rows, each at least twice as large as the next, so that
-        # an added part does not copy the whole index.
+        # Blocks of sorted hashes and their rows. Each is at least twice as large as the next, so
+        # that adding rarely copies all.
         self._blocks: list[tuple[Array, Array]] = []
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class SentenceIndex:
         return np.sort(np.concatenate(rows))[:count]
 
     def add(self, digests: Array, rows: Array) -> None:
-        """Take in hashes and their rows; one that is there already keeps the row it has."""
+        """Add hashes and their rows; one that is there already keeps its row."""
         fresh = self.find(digests) < 0
         added, first = np.unique(digests[fresh], return_index=True)
         if not len(added):
@@ -107,12 +107,12 @@ class SentenceIndex:
 class VectorCache:
     """An encoder's vectors of distinct sentences: a file that only grows, and is memory-mapped.
 
-    Rows are written before the sentences they belong to, so that each sentence that is there has
-    its row, wherever a process is killed. Several processes may write at the same time.
+    Rows are written before their sentences' hashes, so that wherever a process is killed, each
+    sentence in the folder has its row. Several processes may write at the same time.
 
     Args:
         folder: Made with the first vector that is added.
-        about: What the vectors depend on; kept beside them and compared.
+        about: All that the vectors depend on; kept beside them and compared.
 
     Raises:
         ModelError: The folder holds vectors that depend on something else, or is damaged.
@@ -131,7 +131,7 @@ class VectorCache:
         self._index = SentenceIndex()
         self._count = 0
         self._width: int | None = None
-        # A random mark of the folder: one that was removed and made again has another.
+        # A random mark of the folder, to notice that it was removed and made again.
         self._made: str | None = None
         self._mapped: Array | None = None
         try:
@@ -144,21 +144,21 @@ class VectorCache:
 
     @property
     def width(self) -> int | None:
-        """How many dimensions the vectors have; None while there is none."""
+        """Dimensions of the vectors; None while there is none."""
         return self._width
 
     def missing(self, sentences: Sequence[str]) -> list[str]:
-        """Those that have no vector yet, each once, in order."""
+        """The sentences that have no vector yet, each once, in order."""
         distinct = list(dict.fromkeys(sentences))
         rows = self.find(distinct)
         return [sentence for sentence, row in zip(distinct, rows.tolist(), strict=True) if row < 0]
 
     def find(self, sentences: Sequence[str]) -> Array:
-        """Where in `vectors` each sentence is, shape (N,); -1 where it has no vector."""
+        """The row in `vectors` of each sentence, shape (N,); -1 if it has no vector."""
         return self._index.find(digests_of(sentences))
 
     def rows(self, sentences: Sequence[str]) -> Array:
-        """Where in `vectors` each sentence is, shape (N,).
+        """The row in `vectors` of each sentence, shape (N,).
 
         Raises:
             InputError: One has no vector.
@@ -170,20 +170,13 @@ class VectorCache:
         return rows
 
     def take(self, sentences: Sequence[str]) -> tuple[Array, Array | None]:
-        """The vectors that are there.
-
-        Args:
-            sentences: Distinct.
-
-        Returns:
-            Which have one, shape (N,), and their vectors in order, shape (found, D), or None.
-        """
+        """Which of some distinct sentences have a vector; these vectors, or None without any."""
         rows = self.find(sentences)
         there = rows >= 0
         if not there.any():
             return there, None
         vectors = np.array(self.vectors()[rows[there]])
-        # Only finite vectors are added: one that is not has been damaged.
+        # Only finite vectors are added, so others are damaged.
         good = np.isfinite(vectors).all(axis=1)
         there[there] = good
         return there, vectors[good] if good.any() else None
@@ -196,7 +189,7 @@ class VectorCache:
         """
         if self._width is None or not len(self):
             raise InputError(f"{self.folder} holds no vector yet")
-        # Mapped again only when it has grown: what was mapped outlives the folder.
+        # Mapped again only when it has grown, because a map outlives its folder.
         if self._mapped is None or len(self._mapped) != len(self):
             shape = (len(self), self._width)
             self._mapped = np.memmap(self.folder / VECTORS, dtype="<f4", mode="r", shape=shape)
@@ -234,7 +227,7 @@ class VectorCache:
             raise ModelError(f"cannot write {self.folder}: {error.strerror or error}") from None
 
     def _refresh(self) -> None:
-        """Read what other processes have added."""
+        """Read the hashes that other processes have added."""
         made, count = self._made, 0
         if (self.folder / ABOUT).is_file():
             self._width, made = self._read_about()
@@ -272,13 +265,12 @@ class SentenceCache:
     """Sentence vectors on disk, one folder an encoder, for `embed`, `calibrate` and the others.
 
     An encoder's folder is named after all that its vectors depend on: every weight, tokenizer,
-    pooling, layers, length, type and prompt, of a calibrated model its calibrator too. Where a
-    folder is damaged, cannot be written, or the disk is full, work goes on without it, with one
+    pooling, layers, length, type and prompt, of a calibrated model its calibrator too. If a folder
+    is damaged or removed, cannot be written, or the disk is full, work goes on without it, with one
     warning in the log. Together the folders keep to a size: the least recently used ones are
-    removed, and what alone would be larger is not extended. A process whose folder was removed goes
-    on without the cache. A small part of the size is for `results`: what `compare` has finished.
-    What `load_encoder` has read of .gguf files counts and goes like an encoder's folder, a file
-    each.
+    removed, and one that alone would be larger does not grow. A small part of the size is for
+    `results` of `compare`. The content of a .gguf that `load_encoder` has read is a file, and
+    counts like an encoder's folder.
 
     Args:
         folder: Made when something is kept; None takes BERTFLOW_CACHE from the environment, else
@@ -303,7 +295,7 @@ class SentenceCache:
         self.folder = _default_folder() if folder is None else Path(folder)
         self.size = _default_size() if size is None else size
         self.found = self.encoded = 0
-        self._counting = Lock()
+        self._lock = Lock()
         self._warned = False
 
     def opened(
@@ -313,47 +305,35 @@ class SentenceCache:
         precision: str = "float32",
         description: Mapping[str, Any] | None = None,
     ) -> EncoderVectors:
-        """The vectors of one encoder.
-
-        Args:
-            encoder: Any SentenceTransformer.
-            precision: What it computes in.
-            description: What `describe_encoder` gives, if that is known already: to read all
-                weights takes a while.
-        """
-        vectors = None
-        try:
-            if own_part(encoder) is None:  # What is its own may change at any time.
+        """The vectors of one encoder, see `describe_vectors` for the arguments."""
+        vectors = EncoderVectors(self)
+        with vectors.working():
+            if own_part(encoder) is None:  # Code of its own may change at any time.
                 about = describe_vectors(encoder, precision, description)
-                place, width = self.folder / "vectors" / _key(about), about["encoder"]["width"]
-                vectors = VectorCache(place, about)
-                if vectors.width not in (None, width):
-                    raise InputError(f"{place} holds vectors of another width than {width}")
-        except Exception as error:  # Whatever it is, the work does not depend on it.
-            vectors = None
-            self.warn(error)
-        return EncoderVectors(self, vectors)
+                text = json.dumps(about, sort_keys=True)
+                key = hashlib.sha256(text.encode()).hexdigest()[:32]
+                vectors.store = VectorCache(self.folder / "vectors" / key, about)
+        return vectors
 
     def contents(self) -> list[Kept]:
-        """What there is, the least recently used first."""
-        folders = (self.folder / "vectors").glob(KEY)
-        files = self.gguf.glob(f"{KEY}.safetensors")
-        return sorted([*map(_kept, folders), *map(_read, files)], key=lambda kept: kept.used)
+        """All folders and files, the least recently used first."""
+        places = [*(self.folder / "vectors").glob(KEY), *self.gguf.glob(f"{KEY}.safetensors")]
+        return sorted(map(_kept, places), key=lambda kept: kept.used)
 
     @property
     def gguf(self) -> Path:
-        """The folder of what was read of .gguf files."""
+        """The folder for the content of .gguf files."""
         return self.folder / "gguf"
 
     @property
     def results(self) -> ResultStore:
-        """What came of vectors, such as the fits of a comparison, within the size that is left."""
+        """Results, such as the fits of a comparison, within the size that is left."""
         left = self.size - sum(kept.bytes for kept in self.contents())
         size = min(self.size // RESULTS_PART, RESULTS_SIZE, max(left, 0))
         return ResultStore(self.folder / "results", size)
 
     def clear(self) -> list[Kept]:
-        """Remove all that bertflow has written there, and give what is in use and left."""
+        """Remove all that bertflow has written there; give the folders that are in use and left."""
         for kept in self.contents():
             _remove(kept)
         remove_stale(self.gguf, GGUF)
@@ -366,12 +346,7 @@ class SentenceCache:
         return left
 
     def make_room(self, folder: Path, count: int) -> bool:
-        """Whether so many bytes may be added to a folder; others are removed for that.
-
-        Args:
-            folder: An encoder's, or the file of what was read of a .gguf.
-            count: Bytes.
-        """
+        """Whether so many bytes may be added to a folder or file; others are removed for that."""
         remove_stale(self.gguf, GGUF)
         contents = self.contents()
         own = sum(kept.bytes for kept in contents if kept.folder == folder)
@@ -386,13 +361,13 @@ class SentenceCache:
         return total <= self.size
 
     def count(self, found: int, of: int) -> None:
-        """Add to the sentences that were found, and to those that had to be encoded."""
-        with self._counting:
+        """Count sentences that were found, of some that were looked up."""
+        with self._lock:
             self.found += found
             self.encoded += of - found
 
     def warn(self, error: Exception) -> None:
-        """Say once why the cache is not used."""
+        """Log once why the cache is not used."""
         if not self._warned:
             reason = " ".join(str(error).split()) or type(error).__name__
             log.warning("the cache of sentence vectors is not used: %s", reason)
@@ -427,12 +402,12 @@ class SentenceCache:
 
 @dataclass(frozen=True)
 class Kept:
-    """An encoder's folder in the cache, or the file of what was read of a .gguf.
+    """An encoder's folder in the cache, or the file with the content of a .gguf.
 
     Attributes:
-        folder: Where it is.
-        bytes: What it holds.
-        sentences: How many vectors.
+        folder: Its path.
+        bytes: Its size.
+        sentences: How many vectors it holds.
         used: When it was used last, in seconds since 1970.
         gguf: Whether it is of a .gguf.
     """
@@ -447,56 +422,40 @@ class Kept:
 class EncoderVectors:
     """The vectors of one encoder in a `SentenceCache`, or none where that cannot be used."""
 
-    def __init__(self, owner: SentenceCache, vectors: VectorCache | None) -> None:
-        self._owner, self._vectors = owner, vectors
-        self._full = False
+    def __init__(self, owner: SentenceCache) -> None:
+        self.store: VectorCache | None = None
+        self._owner, self._full = owner, False
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Close the store at any error, because the work does not depend on it."""
+        try:
+            yield
+        except Exception as error:
+            self.store = None
+            self._owner.warn(error)
 
     def take(self, sentences: Sequence[str]) -> tuple[Array, Array | None]:
-        """The vectors that are there.
-
-        Args:
-            sentences: Distinct.
-
-        Returns:
-            Which have one, shape (N,), and their vectors in order, shape (found, D), or None.
-        """
+        """As `VectorCache.take`."""
         there, taken = np.zeros(len(sentences), dtype=bool), None
-        try:
-            if self._vectors is not None:
-                there, taken = self._vectors.take(sentences)
+        with self.working():
+            if self.store is not None:
+                there, taken = self.store.take(sentences)
                 with suppress(OSError):  # It may be there for reading only.
-                    os.utime(self._vectors.folder / VECTORS)
-        except Exception as error:  # Whatever it is, the work does not depend on it.
-            self._close(error)
+                    os.utime(self.store.folder / VECTORS)
         self._owner.count(int(there.sum()), len(there))
         return there, taken
 
     def add(self, sentences: Sequence[str], vectors: Array) -> None:
-        """Keep vectors, as far as they are finite and there is room.
-
-        Args:
-            sentences: Distinct.
-            vectors: Of each, shape (N, D).
-        """
-        if self._vectors is None or self._full:
+        """Keep vectors of distinct sentences, if they are finite and there is room."""
+        if self.store is None or self._full:
             return
         good = np.flatnonzero(np.isfinite(vectors).all(axis=1))
-        try:
+        with self.working():
             count = len(good) * (4 * vectors.shape[1] + DIGEST)
-            self._full = not self._owner.make_room(self._vectors.folder, count)
+            self._full = not self._owner.make_room(self.store.folder, count)
             if len(good) and not self._full:
-                self._vectors.add([sentences[n] for n in good.tolist()], vectors[good])
-        except Exception as error:  # Whatever it is, the work does not depend on it.
-            self._close(error)
-
-    def _close(self, error: Exception) -> None:
-        self._vectors = None
-        self._owner.warn(error)
-
-
-def _key(about: Mapping[str, Any]) -> str:
-    text = json.dumps(about, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+                self.store.add([sentences[n] for n in good.tolist()], vectors[good])
 
 
 def _default_folder() -> Path:
@@ -521,35 +480,28 @@ def parse_size(text: str) -> int:
         >>> parse_size("1.5 GB"), parse_size("2KiB"), parse_size("0")
         (1500000000, 2048, 0)
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", text.strip().lower())
-    if match is None or (match[3] and not match[2]):
-        raise InputError(f"{SIZE_VARIABLE} takes a size such as 500MB or 10GB, got {shown(text)}")
-    size = float(match[1]) * (1024 if match[3] else 1000) ** UNITS[match[2]]
-    if not math.isfinite(size):
-        raise InputError(f"{SIZE_VARIABLE} takes a size such as 500MB or 10GB, got {shown(text)}")
-    return int(size)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", text.strip().lower())
+    if match is not None:
+        size = float(match[1]) * (1024 if match[3] else 1000) ** UNITS[match[2]]
+        if math.isfinite(size):
+            return int(size)
+    raise InputError(f"{SIZE_VARIABLE} takes a size such as 500MB or 10GB, got {shown(text)}")
 
 
-def _kept(folder: Path) -> Kept:
+def _kept(place: Path) -> Kept:
+    gguf = place.suffix == ".safetensors"
     there: dict[str, os.stat_result] = {}
-    for name in FILES:
-        with suppress(OSError):
-            there[name] = (folder / name).stat()
+    for name in [""] if gguf else FILES:
+        with suppress(OSError):  # Another process may have removed it.
+            there[name] = (place / name).stat()
     size = sum(stat.st_size for stat in there.values())
     count = there[SENTENCES].st_size // DIGEST if SENTENCES in there else 0
-    used = there[VECTORS].st_mtime if VECTORS in there else 0.0
-    return Kept(folder, size, count, used)
-
-
-def _read(file: Path) -> Kept:
-    with suppress(OSError):  # Another process has removed it.
-        stat = file.stat()
-        return Kept(file, stat.st_size, 0, stat.st_mtime, gguf=True)
-    return Kept(file, 0, 0, 0.0, gguf=True)
+    used = there.get("" if gguf else VECTORS)
+    return Kept(place, size, count, used.st_mtime if used else 0.0, gguf)
 
 
 def _remove(kept: Kept) -> bool:
-    """Remove what is kept, but no folder that is being written or holds something of others."""
+    """Remove a file or folder, but none that is being written or holds files of others."""
     place = kept.folder
     try:
         if kept.gguf:

@@ -1,7 +1,7 @@
-"""A stream of sentences to rows: what memory holds is some bytes a sentence, and no text.
+"""Corpora of any length: encoded to rows, or sampled, in memory that hardly grows with them.
 
 A corpus is read a chunk at a time. Of each sentence a hash and a row number are kept, so that one
-that comes again is not encoded again; rows go to memory while they are few, and to a file then.
+that comes again is not encoded again. Rows are in memory while they are few, and then in a file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
@@ -24,16 +24,10 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bertflow.arrays import Array
-from bertflow.encoders.embedding import (
-    Chunk,
-    CorpusEncoder,
-    Progress,
-    count_cut_of,
-    halves,
-)
+from bertflow.encoders.description import describe_encoder, describe_vectors
+from bertflow.encoders.embedding import Chunk, CorpusEncoder, Progress, count_cut_of, halves
 from bertflow.encoders.encoder import as_sentences, check_text, own_part
 from bertflow.encoders.encoding import Group
-from bertflow.encoders.fingerprint import describe_encoder, describe_vectors
 from bertflow.encoders.precision import Precision, resolved_precision
 from bertflow.encoders.sentence_cache import SentenceCache, SentenceIndex, digests_of
 from bertflow.errors import InputError, ModelError
@@ -49,8 +43,8 @@ from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)
 
-# What is read at a time, and sorted by length: so many sentences or so much text. What fits in
-# memory, of 256 dimensions and more, is one chunk.
+# A chunk is so many sentences or so much text, read and sorted by length together. A corpus that
+# fits in memory, with 256 dimensions or more, is one chunk.
 STREAM_SENTENCES = 2**18
 STREAM_CHARACTERS = 2**26
 # Rows of more bytes than this go to a file.
@@ -58,13 +52,15 @@ IN_MEMORY = 2**28
 WRITTEN_ROWS = 4096
 FIRST = 512
 HEADER = 128
-CHECK = 16
 ROWS, PARTS = "rows.npy", "parts"
+# Of a corpus with more sentences so many distinct ones are taken: docs/scale.md shows what more do.
+SAMPLE = 200_000
+DIGEST = 16
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What became of a stream of sentences.
+    """Facts about a stream of sentences that was encoded.
 
     Attributes:
         rows: How many sentences there were, repeats included.
@@ -84,7 +80,7 @@ class Encoded:
 class Rows:
     """Rows to fit on: in memory while they are few, in a temporary file when they are not.
 
-    The file has no name beyond its creation, so that it goes with the process whatever ends that.
+    The file has no name, so it goes with the process, whatever ends that.
 
     Example:
         >>> with Rows() as rows:
@@ -98,14 +94,16 @@ class Rows:
         self.width = 0
         self._count = 0
         self._block: Array | None = None
-        self._file: _RowFile | None = None
+        # The file, and the bytes before its rows.
+        self._file: IO[bytes] | None = None
+        self._offset = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if self._file is not None:
-            self._file.file.close()
+            self._file.close()
 
     def extend(self, count: int) -> None:
         """Make room for so many more."""
@@ -118,15 +116,19 @@ class Rows:
             ModelError: The temporary file cannot be written.
         """
         self.width = vectors.shape[1]
-        if self._file is None and self._count * self.width * 4 > IN_MEMORY:
-            with _temporary():
-                self._file = _RowFile(tempfile.TemporaryFile(buffering=0), self.width, 0)
+        if self._file is not None or self._count * self.width * 4 > IN_MEMORY:
+            try:
+                if self._file is None:
+                    self._file = tempfile.TemporaryFile(buffering=0)
                 if self._block is not None:
-                    self._file.put(np.arange(len(self._block)), self._block)
+                    self._write(np.arange(len(self._block)), self._block)
                     self._block = None
-        if self._file is not None:
-            with _temporary():
-                self._file.put(places, vectors)
+                self._write(places, vectors)
+            except OSError as error:
+                raise ModelError(
+                    f"cannot write temporary files in {tempfile.gettempdir()}: "
+                    f"{error.strerror or error}; TMPDIR names another folder"
+                ) from None
             return
         if self._block is None:
             self._block = np.empty((self._count, self.width), dtype=np.float32)
@@ -135,33 +137,40 @@ class Rows:
             self._block = np.concatenate([self._block, more])
         self._block[places] = vectors
 
+    def _write(self, places: Array, vectors: Array) -> None:
+        # Runs of neighbours are written at once. A memory map would count as memory, and would end
+        # the process where the disk is full.
+        assert self._file is not None
+        order = np.argsort(places)
+        places, rows = places[order], np.ascontiguousarray(vectors[order], dtype="<f4")
+        starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(places)], strict=True):
+            self._file.seek(self._offset + 4 * self.width * int(places[start]))
+            data = rows[start:stop].tobytes()
+            if self._file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     def array(self) -> Array:
         """The rows, shape (N, D), float32; memory-mapped and read-only if they are in a file."""
-        if self._file is not None:
-            return self._file.array()
-        assert self._block is not None
-        return self._block
+        if self._file is None:
+            assert self._block is not None
+            return self._block
+        end = self._file.seek(0, os.SEEK_END)
+        shape = (max(0, end - self._offset) // (4 * self.width), self.width)
+        if not shape[0]:
+            return np.empty(shape, dtype=np.float32)
+        rows: Array = np.memmap(self._file, dtype="<f4", mode="r", offset=self._offset, shape=shape)
+        return rows
 
-    def take(self, sentences: Array, places: Array) -> tuple[Array, Array]:
-        """What an earlier process has left of a group of sentences.
+    def take(self, digests: Array, places: Array) -> tuple[Array, Array]:
+        """The numbers (n,) and vectors (n, D) that an earlier process left of a group: none.
 
-        Args:
-            sentences: The hash of each.
-            places: The row of each.
-
-        Returns:
-            Which of them have a vector, as numbers (n,), and these vectors (n, D): here none.
+        The group is given by the hash and the row of each sentence.
         """
         return places[:0], places[:0]
 
-    def note(self, sentences: Array, which: Array, vectors: Array) -> None:
-        """Note for a later process that these sentences of a group have their rows: here nothing.
-
-        Args:
-            sentences: The hash of each sentence of the group.
-            which: Numbers of those that have a row, shape (n,).
-            vectors: Their vectors, shape (n, D).
-        """
+    def note(self, digests: Array, which: Array, vectors: Array) -> None:
+        """Note for a later process that some sentences of a group have their rows: nothing."""
 
 
 @pinned()
@@ -182,10 +191,10 @@ def encode_rows(
     Args:
         encoder: Any SentenceTransformer.
         sentences: Text, repeats allowed; read once, a chunk at a time.
-        sink: Where row i of sentence i goes.
+        sink: Gets row i of sentence i.
         batch_size: Sentences a forward pass.
-        cache: Where vectors are taken from and kept; None encodes all of them.
-        precision: What the encoder computes in, see `resolved_precision`.
+        cache: Gives and keeps vectors; None encodes all of them.
+        precision: As in `resolved_precision`.
         devices: Of the processes that encode, see `DevicesEncoding`; None encodes in this one.
         description: What `describe_encoder` gives, if that is known already.
         progress: Called with the distinct sentences done, and how many are known so far.
@@ -198,6 +207,7 @@ def encode_rows(
     known = SentenceIndex()
     corpus = CorpusEncoder(
         encoder,
+        lambda: len(known),
         batch_size=batch_size,
         precision=precision,
         cache=cache,
@@ -206,7 +216,6 @@ def encode_rows(
         # Without a cache each batch is calibrated at once, and a kill does not cost a group.
         by_halves=cache is not None,
         progress=progress,
-        total=lambda: len(known),
     )
     count = cut = 0
     for texts in _chunks(as_sentences(sentences)):
@@ -275,44 +284,6 @@ def _chunks(sentences: Iterable[str]) -> Iterator[list[str]]:
         yield chunk
 
 
-class _RowFile:
-    """Rows of float32 in a file, from an offset on."""
-
-    def __init__(self, file: IO[bytes], width: int, offset: int) -> None:
-        self.file, self.width, self.offset = file, width, offset
-
-    def put(self, places: Array, vectors: Array) -> None:
-        # Runs of neighbours are written at once; a memory map would count as memory, and where the
-        # disk is full end the process.
-        order = np.argsort(places)
-        places, rows = places[order], np.ascontiguousarray(vectors[order], dtype="<f4")
-        starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
-        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(places)], strict=True):
-            self.file.seek(self.offset + 4 * self.width * int(places[start]))
-            data = rows[start:stop].tobytes()
-            if self.file.write(data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def array(self) -> Array:
-        end = self.file.seek(0, os.SEEK_END)
-        shape = (max(0, end - self.offset) // (4 * self.width), self.width)
-        if not shape[0]:
-            return np.empty(shape, dtype=np.float32)
-        rows: Array = np.memmap(self.file, dtype="<f4", mode="r", offset=self.offset, shape=shape)
-        return rows
-
-
-@contextmanager
-def _temporary() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ModelError(
-            f"cannot write temporary files in {tempfile.gettempdir()}: "
-            f"{error.strerror or error}; TMPDIR names another folder"
-        ) from None
-
-
 def encode_file(
     encoder: SentenceTransformer,
     sentences: Iterable[str],
@@ -326,22 +297,19 @@ def encode_file(
 ) -> Encoded:
     """Encode sentences to a .npy file, row i for sentence i, in memory that does not grow with it.
 
-    What is done lies in a folder beside the file, and the same call after a kill goes on there: it
-    reads the sentences again, compares each group of them and its rows with what was noted, and
-    encodes what is lacking. The file is then what it would have been, bit by bit.
+    Finished rows lie in a folder beside the file. The same call after a kill reads the sentences
+    again, compares each group and its rows with notes there, and encodes the others. The file is
+    the same, bit by bit.
 
     Args:
         encoder: Any SentenceTransformer.
         sentences: Text, repeats allowed; read once, a chunk at a time.
         output: The .npy file, which is then the new one whole, or still the old one.
-        batch_size: Sentences a forward pass.
-        cache: Where vectors are taken from and kept; None encodes all of them.
-        precision: What the encoder computes in, see `resolved_precision`.
-        devices: Of the processes that encode, see `DevicesEncoding`; None encodes in this one.
-        progress: Called with the distinct sentences done, and how many are known so far.
-
-    Returns:
-        What was written.
+        batch_size: As in `encode_rows`, as are cache, precision, devices and progress.
+        cache: Likewise.
+        precision: Likewise.
+        devices: Likewise.
+        progress: Likewise.
 
     Raises:
         InputError: No sentence, something that is not text, or a vector that is not finite; the
@@ -355,7 +323,11 @@ def encode_file(
     kind = resolved_precision(precision, encoder)
     # Rows calibrated batch by batch and rows calibrated group by group are not mixed.
     by_groups = cache is not None and halves(encoder)[1] is not None
-    about = [_described(encoder, kind, description), batch_size, by_groups]
+    vectors: Any = uuid.uuid4().hex  # A stopped run starts again, unless its vectors are known.
+    if own_part(encoder) is None:
+        with suppress(InputError):
+            vectors = describe_vectors(encoder, kind, description)
+    about = [vectors, batch_size, by_groups]
     try:
         with _PartialFile(output, about, description["width"]) as sink:
             encoded = encode_rows(
@@ -373,27 +345,11 @@ def encode_file(
                 raise InputError("there is no sentence to encode")
             sink.complete(encoded.rows)
     except OSError as error:
-        raise ModelError(
-            f"cannot write {output}: {error.strerror or error}{_kept(part_path(output))}"
-        ) from None
+        folder, remedy = part_path(output), ""
+        if (folder / PARTS).exists():
+            remedy = f"; what is done is kept in {folder}, and the same command goes on from it"
+        raise ModelError(f"cannot write {output}: {error.strerror or error}{remedy}") from None
     return encoded
-
-
-def _described(
-    encoder: SentenceTransformer, precision: str, description: Mapping[str, Any]
-) -> dict[str, Any]:
-    if own_part(encoder) is None:
-        with suppress(InputError):
-            return describe_vectors(encoder, precision, description)
-    return {"unlike any other": uuid.uuid4().hex}  # What is stopped starts again.
-
-
-def _kept(folder: Path) -> str:
-    """What a message adds where something is there to go on from."""
-    noted = folder / PARTS
-    if not noted.exists() or not noted.stat().st_size:
-        return ""
-    return f"; what is done is kept in {folder}, and the same command goes on from it"
 
 
 class _PartialFile(Rows):
@@ -407,78 +363,72 @@ class _PartialFile(Rows):
     Args:
         output: The file.
         about: All that rows depend on besides their sentences, as JSON can hold it.
-        width: How many dimensions the vectors should have.
+        width: Dimensions of the vectors.
     """
 
     def __init__(self, output: Path, about: Any, width: int) -> None:
         super().__init__()
         self.output, self.folder = followed(output), part_path(output)
+        self.width, self._offset = max(width, 1), HEADER
         self._about = json.dumps(about, sort_keys=True).encode()
-        self._expected = max(width, 1)
 
     def __enter__(self) -> Self:
         with ExitStack() as held:
             held.enter_context(part_folder(self.output))
             path = self.folder / ROWS
-            rows = path.open("r+b" if path.exists() else "w+b", buffering=0)
-            held.callback(rows.close)
+            self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
+            held.callback(self._file.close)
             keep_permissions(self.output, path)
             self._notes = _read_notes(self.folder / PARTS)
             self._noted = held.enter_context((self.folder / PARTS).open("ab", buffering=0))
-            self._file = _RowFile(rows, self._expected, HEADER)
             self._held = held.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         with self._held:
-            # What the corpus or encoder is to blame for would end the same way again.
+            # An error of the corpus or encoder would come again.
             if kind is None or issubclass(kind, InputError) or not self._noted.tell():
                 clear_part(self.folder)
 
     def put(self, places: Array, vectors: Array) -> None:
-        """Write vectors (n, D) at row numbers (n,)."""
-        assert self._file is not None
         self.width = vectors.shape[1]
-        if self._file.width != self.width:
-            self._file = _RowFile(self._file.file, self.width, HEADER)
-        self._file.put(places, vectors)
+        self._write(places, vectors)
 
-    def take(self, sentences: Array, places: Array) -> tuple[Array, Array]:
-        """What an earlier process has left of a group."""
-        there = np.zeros(len(sentences), dtype=bool)
-        notes = self._notes.get(_hash(self._about, sentences), ())
-        if not notes:
-            return places[:0], places[:0]
-        rows = self.array()
+    def take(self, digests: Array, places: Array) -> tuple[Array, Array]:
+        there = np.zeros(len(digests), dtype=bool)
+        notes = self._notes.get(_hash(self._about, digests), ())
+        rows = self.array() if notes else places[:0]
         for check, bits in notes:
             part = np.flatnonzero(np.unpackbits(np.frombuffer(bits, dtype=np.uint8))[: len(there)])
             if len(part) and places[part].max() < len(rows):
                 there[part] |= _hash(bits, rows[places[part]]) == check
         return np.flatnonzero(there), np.array(rows[places[there]])
 
-    def note(self, sentences: Array, which: Array, vectors: Array) -> None:
-        """Note that a part of a group is there."""
-        there = np.zeros(len(sentences), dtype=bool)
+    def note(self, digests: Array, which: Array, vectors: Array) -> None:
+        there = np.zeros(len(digests), dtype=bool)
         there[which] = True
         bits = np.packbits(there).tobytes()
         check = _hash(bits, vectors[np.argsort(which)].astype("<f4", copy=False))
-        # In one call, and behind whatever a process has left that was killed in this line.
-        line = f"\n{_hash(self._about, sentences)} {check} {bits.hex()}"
+        # In one call, and behind a line that a process has left unfinished when it was killed.
+        line = f"\n{_hash(self._about, digests)} {check} {bits.hex()}"
         self._noted.write(line.encode())
 
     def complete(self, count: int) -> None:
         """Put the file of so many rows in its place."""
         assert self._file is not None
-        file, path = self._file.file, self.folder / ROWS
-        file.truncate(HEADER + 4 * self.width * count)
-        file.seek(0)
-        file.write(_header((count, self.width)))
-        os.fsync(file.fileno())
-        path.replace(self.output)
+        header = io.BytesIO()
+        about = {"descr": "<f4", "fortran_order": False, "shape": (count, self.width)}
+        np.lib.format.write_array_header_1_0(header, about)
+        assert header.tell() == HEADER
+        self._file.truncate(HEADER + 4 * self.width * count)
+        self._file.seek(0)
+        self._file.write(header.getvalue())
+        os.fsync(self._file.fileno())
+        (self.folder / ROWS).replace(self.output)
 
 
 def _read_notes(path: Path) -> dict[str, list[tuple[str, bytes]]]:
-    """The notes of each group; what is damaged is left out."""
+    """The notes of each group; damaged lines are left out."""
     notes: dict[str, list[tuple[str, bytes]]] = {}
     content = path.read_bytes() if path.exists() else b""
     for line in content.decode("ascii", "replace").split("\n"):
@@ -489,17 +439,84 @@ def _read_notes(path: Path) -> dict[str, list[tuple[str, bytes]]]:
 
 
 def _hash(*parts: bytes | Array) -> str:
-    digest = hashlib.blake2b(digest_size=CHECK)
+    digest = hashlib.blake2b(digest_size=DIGEST)
     for part in parts:
         digest.update(part if isinstance(part, bytes) else part.tobytes())
     return digest.hexdigest()
 
 
-def _header(shape: Sequence[int]) -> bytes:
-    """The beginning of a .npy file, as numpy writes it."""
-    out = io.BytesIO()
-    description = {"descr": "<f4", "fortran_order": False, "shape": tuple(shape)}
-    np.lib.format.write_array_header_1_0(out, description)
-    header = out.getvalue()
-    assert len(header) == HEADER
-    return header
+@dataclass(frozen=True)
+class Sampled:
+    """A sample of a corpus.
+
+    Attributes:
+        sentences: All, with their repeats, if there were no more than asked for; otherwise so many
+            distinct ones, in the order of the corpus.
+        rows: How many sentences the corpus has, repeats included.
+        whole: Whether the sample is the corpus.
+    """
+
+    sentences: list[str]
+    rows: int
+    whole: bool
+
+
+def sample_corpus(sentences: Iterable[str], size: int = SAMPLE, *, seed: int = 0) -> Sampled:
+    r"""Draw distinct sentences at random, each with the same chance, in one pass.
+
+    The sample is the distinct sentences with the `size` smallest hashes under the seed. So neither
+    the order of the corpus nor repeats change it, and the sample of a corpus can be drawn from
+    those of its parts. The memory does not grow with the corpus. A corpus of at most `size`
+    sentences is taken as it is, with its repeats.
+
+    Args:
+        sentences: Text, read once.
+        size: How many, at least 2.
+        seed: Another gives another sample.
+
+    Raises:
+        InputError: The size is below 2, or something is not text; the message names the sentence.
+
+    Source:
+        Cohen and Kaplan (2007), "Summarizing data using bottom-k sketches".
+
+    Example:
+        >>> corpus = [f"sentence {n % 700}" for n in range(2000)]
+        >>> sample = sample_corpus(corpus, 3)
+        >>> sample.sentences == sample_corpus(reversed(corpus), 3).sentences[::-1]
+        True
+        >>> sample.rows, sample.whole, len(sample.sentences)
+        (2000, False, 3)
+    """
+    if size < 2:
+        raise InputError(f"a sample needs at least 2 sentences, got {size}")
+    key = int(seed).to_bytes(8, "little", signed=True)
+    first: list[str] = []
+    # The place and text of each sentence with a number below the limit.
+    drawn: dict[int, tuple[int, str]] = {}
+    limit = 2 ** (8 * DIGEST)
+    place = -1
+    for place, sentence in enumerate(sentences):
+        number = _number(sentence, place, key)
+        if number < limit:
+            drawn.setdefault(number, (place, sentence))
+        if place < size:
+            first.append(sentence)
+        if len(drawn) > 2 * size:
+            smallest = sorted(drawn)[:size]
+            drawn, limit = {number: drawn[number] for number in smallest}, smallest[-1]
+    if place < size:
+        return Sampled(first, place + 1, whole=True)
+    chosen = sorted(drawn[number] for number in sorted(drawn)[:size])
+    return Sampled([sentence for _, sentence in chosen], place + 1, whole=False)
+
+
+def _number(sentence: str, place: int, key: bytes) -> int:
+    """The hash of a sentence under a key."""
+    try:
+        data = sentence.encode()
+    except (AttributeError, UnicodeEncodeError):
+        check_text([sentence], place)
+        raise
+    digest = hashlib.blake2b(data, digest_size=DIGEST, key=key).digest()
+    return int.from_bytes(digest, "little")

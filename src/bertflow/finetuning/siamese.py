@@ -33,8 +33,8 @@ from transformers.utils import logging
 
 from bertflow.data import NLI_LABELS, NliPairs
 from bertflow.encoders import describe_encoder, embed, library_versions
+from bertflow.encoders.description import origin_of
 from bertflow.encoders.embedding import count_cut_of
-from bertflow.encoders.origin import origin_of
 from bertflow.errors import InputError, MissingDependencyError, TrainingError
 from bertflow.finetuning.examples import NliCorpus
 from bertflow.finetuning.finetuned import FineTuned, accuracy_of, save_finetuned

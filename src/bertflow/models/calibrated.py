@@ -15,10 +15,9 @@ from bertflow.calibrators import Calibrator
 from bertflow.calibrators.readme import calibrator_name, preset_name
 from bertflow.calibrators.writing import without_folders
 from bertflow.display import block, facts_table, unfolded
+from bertflow.encoders.description import describe_encoder, origin_of
 from bertflow.encoders.encoder import CALIBRATOR, Encoder, calibrating
-from bertflow.encoders.fingerprint import describe_encoder
 from bertflow.encoders.module import MODULE_PATH, CalibratorModule
-from bertflow.encoders.origin import origin_of
 from bertflow.encoders.precision import kept_from_half, raise_input
 from bertflow.errors import InputError
 from bertflow.models.card import fitted_settings

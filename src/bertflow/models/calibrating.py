@@ -20,11 +20,10 @@ from bertflow.calibrators import Calibrator
 from bertflow.calibrators.storage import as_calibrator
 from bertflow.calibrators.writing import check_savable, plain_provenance
 from bertflow.display import of_stage, watched
+from bertflow.encoders.description import describe_encoder, library_versions, origin_of
 from bertflow.encoders.encoder import as_sentences, own_part
-from bertflow.encoders.fingerprint import describe_encoder, library_versions
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
-from bertflow.encoders.origin import origin_of
 from bertflow.encoders.precision import Precision, resolved_precision
 from bertflow.encoders.probe import (
     ROUGH,
@@ -35,9 +34,8 @@ from bertflow.encoders.probe import (
     probe_texts,
     rehearse,
 )
-from bertflow.encoders.sampling import SAMPLE, sample_corpus
 from bertflow.encoders.sentence_cache import SentenceCache
-from bertflow.encoders.streaming import Rows, encode_rows
+from bertflow.encoders.streaming import SAMPLE, Rows, encode_rows, sample_corpus
 from bertflow.errors import InputError, ModelError
 from bertflow.models.calibrated import CalibratedSentenceTransformer
 from bertflow.models.portable import check_design, check_portable, to_modules

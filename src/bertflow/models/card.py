@@ -25,9 +25,8 @@ from bertflow.calibrators.readme import (
     table,
     text,
 )
-from bertflow.encoders.fingerprint import describe_settings
+from bertflow.encoders.description import METADATA, describe_settings
 from bertflow.encoders.module import CalibratorModule
-from bertflow.encoders.origin import METADATA
 
 if TYPE_CHECKING:
     from bertflow.models.calibrated import CalibratedSentenceTransformer

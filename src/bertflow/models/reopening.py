@@ -19,14 +19,12 @@ from bertflow.encoders.checks import (
     read_modules,
     readable,
 )
-from bertflow.encoders.encoder import CALIBRATOR
+from bertflow.encoders.description import read_card
+from bertflow.encoders.encoder import CALIBRATOR, keep_picklable
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import MODULE_PATH
-from bertflow.encoders.origin import read_card
 from bertflow.encoders.precision import HALF, raise_input
 from bertflow.encoders.sentence_cache import SentenceCache
-from bertflow.encoders.sharing import keep_picklable
-from bertflow.encoders.sizes import check_sizes
 from bertflow.errors import InputError, ModelError
 from bertflow.models.calibrated import CalibratedSentenceTransformer
 from bertflow.models.saving import belongs_to_its_calibrator
@@ -67,7 +65,6 @@ def load(
     trust: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     with readable(lambda said: f"{path} cannot be loaded: {said}"):
         entries = read_modules(path / "modules.json", own=MODULE_PATH, **trust)
-        check_sizes(path, entries, trusted=trust_remote_code)
         model = CalibratedSentenceTransformer(str(path), device=device, **trust)
         check_weights(model, str(path), [entry["path"] for entry in entries], **trust)
         for entry in entries:

@@ -15,8 +15,8 @@ from sentence_transformers.util import import_from_string
 from bertflow.calibrators.readme import CARD, HERE, named
 from bertflow.calibrators.writing import SUBFOLDER, write_calibrator
 from bertflow.encoders.checks import quietly
+from bertflow.encoders.description import describe_encoder
 from bertflow.encoders.encoder import calibrating, part_of
-from bertflow.encoders.fingerprint import describe_encoder
 from bertflow.encoders.probe import (
     can_be_loaded,
     check_saved,

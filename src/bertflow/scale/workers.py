@@ -214,7 +214,7 @@ class Encode(Worker):
 
     def describe(self) -> dict[str, Any]:
         """All that the vectors depend on: encoder, its settings and versions, columns, types."""
-        from bertflow.encoders.fingerprint import describe_vectors
+        from bertflow.encoders.description import describe_vectors
 
         encoding = self._opened()
         found = describe_vectors(encoding.encoder, encoding.kind)

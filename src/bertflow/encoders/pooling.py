@@ -15,7 +15,7 @@ from sentence_transformers.sentence_transformer.modules import (
     Transformer,
     WeightedLayerPooling,
 )
-from torch import nn
+from torch import Tensor, nn
 
 from bertflow.arrays import Array
 from bertflow.encoders.checks import readable
@@ -30,7 +30,7 @@ RECIPES = ("cls", "mean", "last2avg", "first-last-avg", "embed-last-avg", "layer
 
 
 def parse_pooling(pooling: str) -> tuple[int, ...] | None:
-    """The layers that are spelled out, or None for a recipe by name."""
+    """The layers that a recipe spells out, or None for a recipe by name."""
     if not isinstance(pooling, str):
         raise InputError(f"pooling must be one of {', '.join(RECIPES)}, got {shown(pooling)}")
     if pooling in RECIPES[:-1]:
@@ -86,13 +86,8 @@ def hidden_states(pooling: str, blocks: int) -> tuple[int, ...]:
 def pooled(
     transformer: Transformer, pooling: str, name: str, device: str | None
 ) -> SentenceTransformer:
-    """The encoder of a recipe, cut to the blocks that it needs where that changes nothing.
-
-    Raises:
-        InputError: The model lacks a hidden state that the recipe asks for.
-        ModelError: sentence-transformers does not pool the model's own hidden states.
-    """
-    states = [_hidden_states(transformer, text, name) for text in _texts(transformer)]
+    """The encoder of a recipe, cut to the blocks that it needs where that changes nothing."""
+    states = [_hidden_states(transformer, text, name) for text in probe_texts(transformer)]
     try:
         layers = hidden_states(pooling, len(states[0]) - 1)
     except InputError as error:
@@ -141,16 +136,11 @@ def pooled(
     )
 
 
-def _texts(transformer: Transformer) -> list[str]:
-    return probe_texts(transformer)  # type: ignore[arg-type]
-
-
 @pinned()
 @torch.no_grad()
 def _hidden_states(transformer: Transformer, text: str, name: str) -> list[Array]:
-    """All hidden states of a text by the model alone, each of shape (tokens, D)."""
+    """All hidden states of a text, each of shape (tokens, D), without sentence-transformers."""
     model: Any = transformer.eval().model
-    # Of an encoder-decoder it is the encoder that reads the text.
     reader = model.get_encoder() if _is_decoder(model) else model
     with readable(lambda said: f"{name} cannot encode a sentence: {said}; use another encoder"):
         features = transformer.preprocess([text])
@@ -171,7 +161,7 @@ def _is_decoder(model: Any) -> bool:
 def _pools(
     transformer: Transformer, layers: Sequence[int], blocks: int, first: bool
 ) -> list[nn.Module]:
-    """The modules that pool hidden states of a model of so many blocks."""
+    """The modules that average hidden states of a model with so many blocks."""
     width = transformer.get_embedding_dimension()
     several = tuple(layers) != (blocks,)
     # Parts of a model may have configurations of their own, as T5's encoder has.
@@ -194,15 +184,11 @@ def _pools(
 
 
 class Cut:
-    """The blocks of a transformer, of which the last can be left out, and put back.
+    """The blocks of a transformers model; the last ones can be left out and put back.
 
-    Models that normalise after their last block (GPT- and Llama-like ones) apply that to whichever
-    block is last. Cut right after block i, their hidden state i would change, so they need one
-    block more. Which kind a model is, only trying tells: `choices` are to be tried in turn.
-
-    Args:
-        model: A transformers model.
-        total: How many blocks it has: one less than its hidden states.
+    Models like GPT and Llama normalise after their last block, whichever that is. Cut right after
+    block i, their hidden state i would change, so they need one block more. Only trying tells, with
+    the numbers of `choices` in turn.
     """
 
     def __init__(self, model: nn.Module, total: int) -> None:
@@ -231,14 +217,14 @@ class Cut:
         ]
 
     def choices(self, top: int) -> list[int]:
-        """The numbers of blocks to try where hidden state `top` is the highest that is needed."""
+        """The numbers of blocks to try if hidden state `top` is the highest that is needed."""
         if not self._blocks or not self._configs:
             return [self.total]
         least = max(top, 1)
         return sorted({min(least, self.total), min(least + 1, self.total), self.total})
 
     def keep(self, count: int) -> None:
-        """Keep the first blocks, in place; all of them are back with `total`."""
+        """Keep the first blocks, in place; `total` puts all of them back."""
         for parent, name, full in self._blocks:
             setattr(parent, name, full if count == self.total else full[:count])
         for config, lists in zip(self._configs, self._lists, strict=True):
@@ -247,10 +233,64 @@ class Cut:
             config.num_hidden_layers = count
 
     def can_be_saved(self) -> bool:
-        """Whether configurations with so many blocks can be read again; some refuse the number."""
+        """Whether the configuration can be read again; some refuse a number of blocks."""
         try:
             for config in self._configs:
                 type(config).from_dict(config.to_dict())
         except Exception:  # Whatever it says, the model is not cut there.
             return False
         return True
+
+
+class SeveralPoolings(nn.Module):
+    r"""Sentence vectors of several poolings side by side, from all hidden states.
+
+    .. math:: s = \Big[\, \tfrac1{|L_1|} \sum_{l \in L_1} \operatorname{pool}_1(h_l) \;\Big|\;
+        \tfrac1{|L_2|} \sum_{l \in L_2} \operatorname{pool}_2(h_l) \;\Big|\; \dots \Big]
+
+    Args:
+        poolings: Of each, the hidden states it averages, 0 being the embeddings, and whether it
+            takes the first token alone instead of the mean over tokens.
+        width: Entries of a hidden state, D.
+    """
+
+    def __init__(self, poolings: Sequence[tuple[Sequence[int], bool]], width: int) -> None:
+        super().__init__()
+        self.poolings = [(tuple(states), first) for states, first in poolings]
+        self.width = width * len(poolings)
+
+    def get_embedding_dimension(self) -> int:
+        """Entries of a vector, which sentence-transformers asks for."""
+        return self.width
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Its settings, by which a cache tells its vectors from others."""
+        return {"poolings": self.poolings}
+
+    def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
+        """Add `sentence_embedding`, shape (N, poolings · D)."""
+        states: Sequence[Tensor] = features["all_layer_embeddings"]
+        mask = features["attention_mask"].unsqueeze(-1).to(states[0].dtype)
+        count = mask.sum(dim=1).clamp(min=1e-9)
+        means: dict[int, Tensor] = {}
+        pooled = []
+        for layers, first in self.poolings:
+            if first:
+                parts = [states[layer][:, 0] for layer in layers]
+            else:
+                for layer in layers:
+                    if layer not in means:
+                        means[layer] = (states[layer] * mask).sum(dim=1) / count
+                parts = [means[layer] for layer in layers]
+            pooled.append(torch.stack(parts).mean(dim=0))
+        features["sentence_embedding"] = torch.cat(pooled, dim=1)
+        return features
+
+
+def side_by_side(
+    encoder: SentenceTransformer, pools: Sequence[tuple[Sequence[int], bool]]
+) -> SentenceTransformer:
+    """An encoder with several poolings; its transformer must give all hidden states."""
+    transformer: Any = encoder[0]
+    last = SeveralPoolings(pools, transformer.get_embedding_dimension())
+    return Encoder(modules=[transformer, last], device=str(encoder.device)).eval()
