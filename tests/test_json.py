@@ -70,7 +70,7 @@ def test_a_file_that_cannot_be_read_is_named(content, said, tmp_path):
 def test_every_reader_of_json_refuses_it(case, tmp_path, rng):
     text, _ = BAD[case]
     (tmp_path / "modules.json").write_text(text)
-    with pytest.raises(ModelError, match=r"modules\.json cannot be read"):
+    with pytest.raises(ModelError, match=r"modules\.json is no JSON"):
         read_modules(tmp_path / "modules.json")
     (tmp_path / "ab.json").write_text(text)
     assert ResultStore(tmp_path).get("ab") is None
