@@ -339,7 +339,7 @@ def _folders(layout: Layout, root: Path) -> Iterator[tuple[Path, bool]]:
 def _is_marked(path: Path, layout: Layout) -> bool:
     if layout.mark is None:
         return True
-    _, header = next(read_lines(path), (0, ""))
+    _, header = next(read_lines(path, returns=True), (0, ""))
     return not header or layout.mark in header.split("\t")
 
 
@@ -403,7 +403,7 @@ def _aligned(found: Found) -> Iterator[Row]:
 
 def _side_by_side(*paths: Path) -> Iterator[tuple[str, ...]]:
     """The lines of several files side by side; their numbers must be equal."""
-    read = [[line for _, line in read_lines(path)] for path in paths]
+    read = [[line for _, line in read_lines(path, returns=True)] for path in paths]
     for path, lines in zip(paths, read, strict=True):
         if len(lines) != len(read[0]):
             raise InputError(
@@ -416,7 +416,7 @@ def _side_by_side(*paths: Path) -> Iterator[tuple[str, ...]]:
 def _cells(found: Found) -> Iterator[Row]:
     """Tab-separated columns, by name where there is a header, else by number from 0."""
     layout, (path,) = found.layout, found.paths
-    lines, header = read_lines(path), []
+    lines, header = read_lines(path, returns=True), []
     if layout.form == "header":
         header = next(lines, (0, ""))[1].split("\t")
         if header == [""]:

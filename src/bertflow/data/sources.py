@@ -21,9 +21,8 @@ from bertflow.data.tables import (
     kind_of,
     listed,
     only_text,
-    open_bytes,
+    read_lines,
     read_rows,
-    sentence_lines,
 )
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.network import hub_answers
@@ -204,8 +203,7 @@ def _read(source: Source, column: str | None, format: str | None) -> Iterator[st
     with _remote_errors(source):
         kind = kind_of(source, KINDS, format)
         if kind == ".txt":
-            with open_bytes(source) as file:
-                yield from (line for _, line in sentence_lines(file, source))
+            yield from (line for _, line in read_lines(source))
             return
         for _, row in read_rows(source, kind, columns, only_text, texts=1):
             yield "" if row is None else row[0] or ""

@@ -251,14 +251,25 @@ def _zstd(path: File) -> Any:
     )
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+def read_lines(path: File, *, returns: bool = False) -> Iterator[tuple[int, str]]:
     """The lines of a text file with their numbers from 1, without line feed and one return.
 
     Raises:
-        InputError: The file cannot be read or is not UTF-8.
+        InputError: The file cannot be read, is not UTF-8, or (without `returns`) has a carriage
+            return within a line: to many programs a line ends there.
     """
     with open_bytes(path) as file:
-        yield from _numbered(file, path)
+        for number, whole in enumerate(bounded_lines(file, path), start=1):
+            line = whole.removesuffix("\n").removesuffix("\r")
+            if not returns and "\r" in line.strip("\r"):
+                raise _lone_return(f"{path}, line {number}")
+            yield number, line
+
+
+def _lone_return(place: str) -> InputError:
+    return InputError(
+        f"{place}: it has a carriage return within; end lines with line feeds, as by tr '\\r' '\\n'"
+    )
 
 
 def read_rows(
@@ -282,16 +293,19 @@ def read_rows(
             cells than the header (named by line), or the file is damaged.
         MissingDependencyError: A .parquet without its package; the message is the pip line.
     """
+    named = columns is None or not any(column.isdecimal() for column in columns)
+    if kind == ".tsv":
+        rows = ((number, line.split("\t")) for number, line in read_lines(path))
+        yield from _delimited(rows, path, columns, choose, named)
+        return
     with open_bytes(path) as file:
         if kind == ".parquet":
             yield from _parquet(file, path, columns, choose, texts)
         elif kind == ".jsonl":
             yield from _jsonl(file, path, columns, choose, texts)
         else:
-            named = columns is None or not any(column.isdecimal() for column in columns)
-            tabbed = ((number, line.split("\t")) for number, line in sentence_lines(file, path))
-            rows = tabbed if kind == ".tsv" else _comma_separated(file, path, named)
-            yield from _delimited(rows, path, columns, choose, named)
+            cells = _comma_separated(file, path, named)
+            yield from _delimited(cells, path, columns, choose, named)
 
 
 def listed(names: Iterable[str]) -> str:
@@ -300,29 +314,6 @@ def listed(names: Iterable[str]) -> str:
     first = ", ".join(map(shown, islice(rest, LISTED))) or "none"
     more = sum(1 for _ in rest)
     return f"{first} and {more:,} more" if more else first
-
-
-def sentence_lines(file: Any, path: File) -> Iterator[tuple[int, str]]:
-    """The numbered lines of a user's file, without their ends.
-
-    Raises:
-        InputError: A carriage return stands within a line: to many programs a line ends there.
-    """
-    for number, line in _numbered(file, path):
-        if "\r" in line.strip("\r"):
-            raise _lone_return(f"{path}, line {number}")
-        yield number, line
-
-
-def _lone_return(place: str) -> InputError:
-    return InputError(
-        f"{place}: it has a carriage return within; end lines with line feeds, as by tr '\\r' '\\n'"
-    )
-
-
-def _numbered(file: Any, path: File) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(bounded_lines(file, path), start=1):
-        yield number, line.removesuffix("\n").removesuffix("\r")
 
 
 def _jsonl(
