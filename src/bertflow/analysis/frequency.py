@@ -46,12 +46,9 @@ def frequent_words(tokenizer: Any, *, most: int = 10000, language: str = "en") -
     of them one piece: some tokenizers mark the beginning of a word.
 
     Args:
-        tokenizer: Of transformers.
+        tokenizer: A tokenizer of transformers.
         most: How many words are ranked.
         language: Its code in wordfreq, such as "en" or "de".
-
-    Returns:
-        The words in the order of their ranks.
 
     Raises:
         InputError: most is below 1, wordfreq does not know the language, or the tokenizer is none

@@ -104,13 +104,10 @@ def nearest(queries: Array, vectors: Array, k: int) -> tuple[Array, Array]:
     Args:
         queries: Shape (Q, D).
         vectors: Shape (N, D).
-        k: How many, 1 ≤ k ≤ N.
+        k: How many, 1 ≤ k ≤ N; another k is an InputError.
 
     Returns:
         Row numbers and cosines, each of shape (Q, k).
-
-    Raises:
-        InputError: k is out of its range.
 
     Example:
         >>> import numpy as np

@@ -153,11 +153,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def find_data_set(name: str, kinds: Sequence[Kind] = KINDS) -> DataSet:
-    """The declaration of a data set.
-
-    Args:
-        name: A key of `CATALOG`.
-        kinds: Which kinds will do.
+    """The declaration of a data set, whose kind must be one of `kinds`.
 
     Raises:
         InputError: There is none of that name and kind.

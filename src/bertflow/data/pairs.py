@@ -88,17 +88,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class NliPairs:
-    """Premises and hypotheses with labels.
-
-    Attributes:
-        name: The data set's name.
-        split: Which part of it.
-        first: The premises.
-        second: The hypotheses.
-        labels: Each one of `NLI_LABELS`.
-        source: As in `Pairs`.
-        skipped: Rows that are no usable pair, counted by reason.
-    """
+    """Premises and hypotheses, each pair with one of `NLI_LABELS`; otherwise like `Pairs`."""
 
     name: str
     split: str

@@ -133,18 +133,10 @@ def read_task(name: str, data: str | Path | None = None, split: str | None = Non
 
 
 def read_nli(name: str, data: str | Path | None = None, split: str | None = None) -> NliPairs:
-    """Read a split of an NLI data set: snli, mnli or sick-e.
+    """Read the pairs of an NLI data set (snli, mnli or sick-e) whose annotators agreed on a label.
 
-    Args:
-        name: The data set.
-        data: As in `read_task`.
-        split: Which part; None takes "train".
-
-    Returns:
-        The pairs whose annotators agreed on a label.
-
-    Raises:
-        InputError: As `read_task`, or a label is unknown (named by line).
+    Arguments and errors are those of `read_task`, but no split means "train"; an unknown label is
+    named by line.
     """
     data_set = find_data_set(name, ("nli",))
     split = _known_split(data_set, split)
@@ -166,18 +158,10 @@ def read_nli(name: str, data: str | Path | None = None, split: str | None = None
 
 
 def nli_splits(name: str, data: str | Path | None = None) -> tuple[str, ...]:
-    """Tell which splits of an NLI data set can be read.
+    """The splits of an NLI data set that can be read; arguments as of `read_task`.
 
-    Args:
-        name: The data set.
-        data: As in `read_task`.
-
-    Returns:
-        Those whose files are in the folder, in the catalogue's order; all of them where none is,
-        because then `read_nli` asks the hub.
-
-    Raises:
-        InputError: The data set is unknown, or the folder is none.
+    They are those whose files are in the folder, in the catalogue's order, or all if none is there,
+    because then `read_nli` asks the hub.
 
     Example:
         >>> nli_splits("mnli")
@@ -189,17 +173,10 @@ def nli_splits(name: str, data: str | Path | None = None) -> tuple[str, ...]:
 
 
 def read_sentences(name: str, data: str | Path | None = None) -> list[str]:
-    """Read the text of a data set without its labels, as a fit on the target task uses it.
+    """Read the text of any data set without its labels, as a fit on the target task uses it.
 
-    Args:
-        name: Any data set of the catalogue.
-        data: As in `read_task`. If any split is there, only those that are there count.
-
-    Returns:
-        Both sides of every pair of all splits, repeats kept, also of pairs without gold.
-
-    Raises:
-        InputError: As `read_task`.
+    These are both sides of every pair of all splits, repeats kept, also of pairs without gold. If
+    any split is in the folder, only those in the folder count. Arguments as of `read_task`.
     """
     return read_texts(name, data).sentences
 

@@ -83,14 +83,7 @@ class Resamples:
         return self._statistic(_ranks, _auc, similarity, gold)
 
     def mean(self, values: Array) -> Array:
-        """The mean in each resample, of one number a pair.
-
-        Args:
-            values: Shape (N,), or (M, N) for M models on the same pairs.
-
-        Returns:
-            Shape (resamples,) or (M, resamples).
-        """
+        """The same for the mean of one number a pair."""
         return self._statistic(
             lambda counts, x: x[None, :],
             lambda counts, x, _: _dot(counts, x) / counts.sum(axis=1),
@@ -241,12 +234,7 @@ class Difference:
 
 
 def paired_difference(value: float | None, before: Array, after: Array) -> Difference:
-    """Test a difference on resamples that both scores have seen.
-
-    Args:
-        value: The difference on the pairs as they are.
-        before: One score in each resample, shape (resamples,).
-        after: The other in the same.
+    """Test a difference of two scores by their values in the same resamples, shape (resamples,).
 
     Example:
         >>> import numpy as np

@@ -380,7 +380,7 @@ def compare(
     log.info("%d distinct sentences in %.1f s", len(embedded.vectors), encode_seconds)
     width = embedded.vectors.shape[1]
     row_of = dict(zip(texts, embedded.index.tolist(), strict=True))
-    named, trials = zip(*_plan(material, row_of, methods, seeds, width), strict=True)
+    trials = _plan(material, row_of, methods, seeds, width)
     outcomes = run_trials(
         embedded.vectors,
         trials,
@@ -388,14 +388,14 @@ def compare(
         jobs=jobs,
         report=lambda done: report("fit", done, len(trials)),
     )
-    ran = [*zip(named, trials, outcomes, strict=True)]
+    ran = [*zip(trials, outcomes, strict=True)]
     scored = _score(material.tests, ran, jobs, report)
     return Comparison(
         entries={
             name: _entry(
                 METHODS[name],
                 width,
-                [(trial, outcome) for method, trial, outcome in ran if method == name],
+                [one for one in ran if one[0].method == name],
                 {task: by_method[name] for task, by_method in scored.items()},
             )
             for name in methods
@@ -486,8 +486,8 @@ def _plan(
     methods: Sequence[str],
     seeds: int,
     width: int,
-) -> list[tuple[str, Trial]]:
-    """Every fit, after the name of its method: one a seed and, where they differ, a corpus."""
+) -> list[Trial]:
+    """Every fit of every method: one a seed and, where they differ, a corpus."""
 
     def rows(texts: Sequence[str]) -> Array:
         return np.fromiter((row_of[text] for text in texts), dtype=np.int64, count=len(texts))
@@ -503,33 +503,32 @@ def _plan(
         for task, dev in material.devs.items()
         if dev is not None
     }
-    trials: list[tuple[str, Trial]] = []
+    trials = []
     for name in methods:
         method = METHODS[name]
         for seed in range(seeds if method.seeded else 1):
             calibrator = method.build(width, seed)
             for corpus, judged in fits:
-                if method.tuned:
-                    trials += [
-                        (name, Trial(calibrator, corpus, [test], *devs.get(test.task, ())))
-                        for test in judged
-                    ]
-                else:
-                    trials.append((name, Trial(calibrator, corpus, judged)))
+                if not method.tuned:
+                    trials.append(Trial(calibrator, corpus, judged, method=name))
+                    continue
+                for test in judged:
+                    dev, dev_corpus = devs.get(test.task, (None, None))
+                    trials.append(Trial(calibrator, corpus, [test], dev, dev_corpus, name))
     return trials
 
 
 def _score(
     tests: Sequence[Pairs],
-    ran: Sequence[tuple[str, Trial, Outcome]],
+    ran: Sequence[tuple[Trial, Outcome]],
     jobs: int | None,
     report: Progress,
 ) -> dict[str, dict[str, list[Figures]]]:
     """By task and method, the figures of each seed, all on the same pairs."""
     cosines: dict[str, list[tuple[str, Array]]] = {pairs.task: [] for pairs in tests}
-    for name, trial, outcome in ran:
+    for trial, outcome in ran:
         for test, of_test in zip(trial.tests, outcome.cosines, strict=True):
-            cosines[test.task].append((name, of_test))
+            cosines[test.task].append((trial.method, of_test))
     works = [
         partial(
             figures,

@@ -62,6 +62,7 @@ class Trial:
         tests: Pairs whose cosines are wanted.
         dev: Pairs to choose the n_components of an `AllButTheTop` on; None leaves it.
         dev_corpus: Numbers of the rows to fit on for that choice, if others than `corpus`.
+        method: The name of the method that it tries, for the caller.
     """
 
     calibrator: Calibrator | None
@@ -69,6 +70,7 @@ class Trial:
     tests: Sequence[PairRows]
     dev: PairRows | None = None
     dev_corpus: Array | None = None
+    method: str = ""
 
 
 @dataclass(frozen=True)

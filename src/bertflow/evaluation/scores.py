@@ -33,13 +33,8 @@ def paired_cosine(first: Array, second: Array) -> Array:
 
     .. math:: c_i = \frac{a_i \cdot b_i}{\lVert a_i \rVert \lVert b_i \rVert}
 
-    Args:
-        first: Shape (N, D).
-        second: Shape (N, D).
-
-    Returns:
-        Shape (N,). NaN where a row is zero or not finite: such pairs have no cosine, and are for
-        the caller to count. Equal rows give exactly 1.
+    Both sides have shape (N, D), the cosines (N,). They are NaN where a row is zero or not finite:
+    the caller counts such pairs. Equal rows give exactly 1.
 
     Raises:
         InputError: The shapes differ.
@@ -99,8 +94,7 @@ def correlate(similarity: Array, gold: Array) -> Correlation:
 def area_under_curve(similarity: Array, gold: Array) -> tuple[float | None, str | None]:
     """Area under the ROC curve of similarities, gold being 1 and 0, shape (N,) each.
 
-    Returns:
-        The area and None, or None and the reason where it is not defined.
+    Where the area is not defined it is None, beside the reason.
 
     Example:
         >>> import numpy as np
