@@ -31,7 +31,7 @@ from bertflow.cli.options import (
 )
 from bertflow.cli.terminal import Page, busy, give, progress_bar, tell_cached
 from bertflow.display import Grid
-from bertflow.display.numbers import fixed, with_interval
+from bertflow.display.tables import fixed, with_interval
 from bertflow.errors import InputError
 
 if TYPE_CHECKING:

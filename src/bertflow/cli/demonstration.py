@@ -23,7 +23,7 @@ from bertflow.cli.options import (
     option,
 )
 from bertflow.cli.terminal import console, progress_bars
-from bertflow.display.numbers import fixed, hundredfold, hundredfold_span
+from bertflow.display.tables import fixed, hundredfold, hundredfold_span
 from bertflow.errors import one_line, quoted
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from bertflow.cli.options import (
 )
 from bertflow.cli.terminal import Page, progress_bars, show
 from bertflow.display import Grid
-from bertflow.display.numbers import fixed, p_value, span
+from bertflow.display.tables import fixed, p_value, span
 from bertflow.errors import BertflowError, InputError, MissingDataError, one_line, unknown
 from bertflow.io.files import check_apart, write_text
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from bertflow.analysis.frequency import Mean
 from bertflow.arrays import Array
-from bertflow.display.numbers import fixed
+from bertflow.display.tables import fixed
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.io.files import check_writable, write_bytes
 from bertflow.report.measures import (

@@ -17,7 +17,7 @@ import numpy as np
 
 import bertflow
 from bertflow.analysis.diagnosis import evidence_of
-from bertflow.display.numbers import MINUS, fixed, span
+from bertflow.display.tables import MINUS, fixed, span
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.evaluation import Difference
 from bertflow.io.files import check_writable, write_text

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bertflow.analysis import Diagnosis
-from bertflow.display.numbers import fixed, span
+from bertflow.display.tables import fixed, span
 from bertflow.evaluation import Difference
 
 BEFORE, AFTER = "before", "after"

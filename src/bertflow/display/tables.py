@@ -1,0 +1,228 @@
+"""Tables of text and pieces of HTML, and numbers as text.
+
+HTML is for notebooks: everything is escaped, and styles are written at each element, because
+notebooks that are not trusted lose style sheets. Text has the page's colour and lines are half
+transparent grey, so that light and dark pages both do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Protocol
+
+MINUS = "\N{MINUS SIGN}"
+GREY = "rgba(128, 128, 128, 0.4)"
+CELL = "padding: 0.2em 0.8em; border: none;"
+TABLE = "color: inherit; border-collapse: collapse;"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Cells under headings, the first column being names.
+
+    Attributes:
+        title: What the cells are.
+        columns: Headings.
+        rows: Cells, as text.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def text(self) -> str:
+        """Aligned columns, names to the left and figures to the right.
+
+        It is as wide as it is: a figure that is cut off misleads, a line that wraps does not.
+
+        Example:
+            >>> print(Grid("ages", ["who", "age"], [["Ann", "9"], ["Benedict", "10"]]).text())
+            ages
+            who       age
+            Ann         9
+            Benedict   10
+        """
+        lines = [self.columns, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        shown = [
+            "  ".join(
+                cell.rjust(width) if place else cell.ljust(width)
+                for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        ]
+        return "\n".join([self.title, *shown])
+
+    def markdown(self) -> str:
+        """The table as Markdown."""
+        rule = ["---" if place == 0 else "---:" for place in range(len(self.columns))]
+        lines = [self.columns, rule, *self.rows]
+        body = "\n".join(
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+        )
+        return f"**{self.title}**\n\n{body}\n"
+
+    def html(self) -> str:
+        """The table as HTML."""
+
+        def line(cells: Sequence[str], kind: str, rule: str = "") -> str:
+            shown = "".join(
+                f'<{kind} style="{CELL} text-align: {"right" if place else "left"};{rule}">'
+                f"{escape(cell)}</{kind}>"
+                for place, cell in enumerate(cells)
+            )
+            return f'<tr style="background: transparent;">{shown}</tr>'
+
+        head = line(self.columns, "th", f" border-bottom: 1px solid {GREY};")
+        body = "".join(line(cells, "td") for cells in self.rows)
+        return (
+            f'<table style="{TABLE}"><caption style="color: inherit; text-align: left;">'
+            f"{escape(self.title)}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"
+        )
+
+
+def block(title: str, *parts: str) -> str:
+    """A titled part of a page.
+
+    Args:
+        title: Plain text.
+        parts: HTML.
+
+    Example:
+        >>> "&lt;b&gt;" in block("<b>")
+        True
+    """
+    return (
+        '<div class="bertflow" style="color: inherit; background: transparent; '
+        f"border-left: 3px solid {GREY}; padding-left: 0.8em; max-width: 100%; "
+        'box-sizing: border-box; overflow-x: auto;"><p>'
+        f"<b>{escape(title)}</b></p>{''.join(parts)}</div>"
+    )
+
+
+def facts_table(facts: Mapping[str, str]) -> str:
+    """Names and what they are, both plain text, a row each.
+
+    Example:
+        >>> facts_table({"a < b": "yes"}).count("a &lt; b")
+        1
+    """
+    rows = "".join(
+        f'<tr style="background: transparent;"><th style="{CELL} text-align: left; '
+        f'font-weight: normal; opacity: 0.75;">{escape(name)}</th>'
+        f'<td style="{CELL} text-align: left; min-width: 8em; white-space: normal; '
+        f'overflow-wrap: anywhere;">{escape(value)}</td></tr>'
+        for name, value in facts.items()
+    )
+    return f'<table style="{TABLE}"><tbody>{rows}</tbody></table>'
+
+
+def unfolded(title: str, text: str) -> str:
+    """Text that is shown when its title is clicked at, both plain."""
+    return (
+        f"<details><summary>{escape(title)}</summary>"
+        '<pre style="color: inherit; background: transparent; overflow-x: auto;">'
+        f"{escape(text)}</pre></details>"
+    )
+
+
+class Interval(Protocol):
+    """A value with its interval, such as an estimate or a difference; None where undefined."""
+
+    @property
+    def value(self) -> float | None:
+        """The value."""
+
+    @property
+    def low(self) -> float | None:
+        """The interval's lower end."""
+
+    @property
+    def high(self) -> float | None:
+        """The interval's upper end."""
+
+
+def fixed(value: float | None, digits: int = 2, *, signed: bool = False, minus: str = MINUS) -> str:
+    """A number with so many digits after the point; nothing for None, and never minus zero.
+
+    Args:
+        value: What is shown.
+        digits: How many after the point.
+        signed: Put "+" before what is 0 or above.
+        minus: The sign of what is below 0; a terminal takes "-".
+
+    Example:
+        >>> fixed(-0.254), fixed(-0.001), fixed(1.5, 1, signed=True), fixed(None)
+        ('−0.25', '0.00', '+1.5', '')
+    """
+    if value is None:
+        return ""
+    # Rounded first, and -0.0 + 0.0 is 0.0.
+    text = f"{round(float(value), digits) + 0.0:{'+' if signed else ''}.{digits}f}"
+    return text.replace("-", minus)
+
+
+def span(
+    low: float | None,
+    high: float | None,
+    digits: int = 2,
+    *,
+    signed: bool = False,
+    minus: str = MINUS,
+) -> str:
+    """Both ends of an interval; nothing where one is missing.
+
+    Example:
+        >>> span(0.25, 1.0, 1), span(-1.0, 2.0, 0, signed=True), span(None, None)
+        ('0.2 to 1.0', '−1 to +2', '')
+    """
+    if low is None or high is None:
+        return ""
+    return " to ".join(fixed(end, digits, signed=signed, minus=minus) for end in (low, high))
+
+
+def hundredfold(value: float | None, digits: int = 2, *, signed: bool = False) -> str:
+    """A value × 100 as a terminal shows it; "undefined" where there is none.
+
+    Example:
+        >>> hundredfold(0.8512), hundredfold(-0.01, signed=True), hundredfold(None)
+        ('85.12', '-1.00', 'undefined')
+    """
+    return "undefined" if value is None else fixed(100 * value, digits, signed=signed, minus="-")
+
+
+def hundredfold_span(one: Interval, digits: int = 1, *, signed: bool = False) -> str:
+    """An interval × 100 as a terminal shows it; nothing where there is none.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> hundredfold_span(SimpleNamespace(low=-0.1, high=0.25))
+        '-10.0 to 25.0'
+    """
+    if one.low is None or one.high is None:
+        return ""
+    return span(100 * one.low, 100 * one.high, digits, signed=signed, minus="-")
+
+
+def with_interval(one: Interval, *, signed: bool = False) -> str:
+    """A value × 100 with its interval, as far as there is one, as a terminal shows them.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> with_interval(SimpleNamespace(value=0.5, low=0.4, high=0.6))
+        '50.00 (40.0 to 60.0)'
+    """
+    shown, ends = hundredfold(one.value, signed=signed), hundredfold_span(one, signed=signed)
+    return f"{shown} ({ends})" if ends else shown
+
+
+def p_value(value: float | None) -> str:
+    """A p-value with three digits; nothing where there is none.
+
+    Example:
+        >>> p_value(0.0317), p_value(1e-9)
+        ('0.032', '<0.001')
+    """
+    return "<0.001" if value is not None and value < 0.001 else fixed(value, 3)
