@@ -669,7 +669,7 @@ def preload() -> None:
     import accelerate  # noqa: F401
     import datasets  # noqa: F401
 
-    import bertflow.cli.app
+    import bertflow.cli.main
     import bertflow.evaluation
     import bertflow.finetuning.siamese
     import bertflow.paper  # noqa: F401

@@ -129,12 +129,9 @@ def as_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     """What a run sets ends with the test; libraries that are loaded already hush now."""
     from transformers.utils import logging
 
-    from bertflow.cli import app
-
     for name, value in QUIET.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("BERTFLOW_DATA", raising=False)
-    monkeypatch.setattr(app.settings, "debug", False)
     logging.disable_progress_bar()
     yield
     logging.enable_progress_bar()

@@ -124,7 +124,7 @@ def test_lexical_says_of_each_model_what_is_not_scored_and_why(done, tiny_bert, 
         (["--figure", "f.jpg"], "must end in .svg, .png or .pdf"),
         (["--unit", "letters"], "letters"),
         (["--columns", "1,2,3"], "--columns goes with --pairs"),
-        (["--pairs", "x.tsv", "--task", "stsb"], "--pairs goes without --task"),
+        (["--pairs", "x.tsv", "--task", "stsb"], "--task does not go with --pairs"),
         (["--task", "snli"], "snli"),
     ],
 )

@@ -15,7 +15,7 @@ import bertflow
 from bertflow import demo
 from bertflow.analysis.gains import measure_gains
 from bertflow.calibrators import Whitening
-from bertflow.cli.demonstration import show_demo
+from bertflow.cli.fitting import show_demo
 from bertflow.cli.main import run
 from bertflow.data import sample_pairs, sample_texts
 from bertflow.encoders import SentenceCache, load_encoder

@@ -265,25 +265,23 @@ FIT = """
 import numpy as np
 from bertflow import Flow
 rows = np.random.default_rng(0).normal(size=(200, 4))
-Flow(epochs=1).fit(rows, progress={progress})
+Flow(epochs=1).fit(rows, progress=True)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no terminals to be had")
-@pytest.mark.parametrize(("progress", "seen"), [("True", True), ("None", False), ("False", False)])
-def test_on_a_terminal_a_fit_shows_a_bar_unless_it_is_short_or_none_is_wanted(progress, seen):
+def test_on_a_terminal_a_fit_shows_a_bar():
     ran = subprocess.run(
-        [sys.executable, "-c", TERMINAL, FIT.format(progress=progress)],
+        [sys.executable, "-c", TERMINAL, FIT],
         env={**os.environ, "PYTHONWARNINGS": "ignore"},  # Of so few steps.
         capture_output=True,
         check=True,
         timeout=300,
     )
     said = ran.stdout.decode()
-    assert ("bits/dim" in said) == seen
-    assert ("fit steps" in said) == seen
-    assert seen or said == ""
+    assert "bits/dim" in said
+    assert "fit steps" in said
 
 
 def test_without_a_terminal_nothing_is_shown(rows, capfd, monkeypatch):

@@ -134,7 +134,7 @@ def parsed(words: list[str]) -> None:
     """Refuse a command of bertflow with an option that it has not, without running it."""
     import typer
 
-    from bertflow.cli.app import app
+    from bertflow.cli.main import app
 
     command: Any = typer.main.get_command(app)
     assert words[1] in command.commands, words
@@ -363,7 +363,7 @@ def test_every_public_name_and_command_is_described(site):
     import typer
 
     import bertflow
-    from bertflow.cli.app import app
+    from bertflow.cli.main import app
 
     api = "".join(page.read_text("utf-8") for page in (site / "api").glob("*.html"))
     for public in set(bertflow.__all__) - {"__version__"}:

@@ -129,18 +129,6 @@ def test_a_folder_that_holds_the_encoder_is_not_replaced(work, refused):
     assert "what --encoder reads" in said
 
 
-def test_files_of_the_data_are_not_replaced_but_results_among_them_are(work, cli, refused):
-    (work / "data").mkdir()
-    shutil.move("p.tsv", "data/p.tsv")
-    Path("hard.tsv").unlink()
-    command = ["evaluate", "enc", "--pairs", "data/p.tsv", "--columns", "a,b,score"]
-    (work / "data" / "other.tsv").write_text("mine")
-    said = refused(*command, "--data", "data", "--json", "data/other.tsv")
-    assert said.startswith("--json data/other.tsv is in the folder of the data (data); give ")
-    for _ in range(2):
-        assert cli(*command, "--data", "data", "--json", "data/r.json")[0] == 0
-
-
 def test_what_is_not_there_is_no_input(tmp_path):
     check_apart({"--json": tmp_path / "r"}, [("MODEL", "owner/name"), ("--corpus", "a\0b" * 9999)])
     check_apart({"--json": None, "--markdown": tmp_path / "r"}, [])
@@ -307,9 +295,7 @@ def test_a_full_device_is_one_line(work, cli):
     device = made_device(work, 7)
     code, _, err = cli("diagnose", "v.npy", "--json", device)
     assert (code, err.count("\n")) == (1, 1)
-    start, _, kept = err.strip().partition("; what was computed is in ")
-    assert start == f"error: cannot write {device}: No space left on device"
-    assert json.loads(Path(kept).read_text())["source"] == "v.npy"
+    assert err == f"error: cannot write {device}: No space left on device\n"
 
 
 @posix
@@ -408,36 +394,18 @@ def test_closed_streams_are_no_errors(work):
     ran = in_shell(">&-", "diagnose", "v.npy", "--json", "r.json")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
     assert json.loads(Path("r.json").read_text())["source"] == "v.npy"
-    ran = in_shell(">&- 2>&- <&-", "diagnose", "v.npy", "--json", "all.json")
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
-    assert Path("all.json").read_text() == Path("r.json").read_text()
-    ran = in_shell("2>&-", "diagnose", "missing.npy")
-    assert (ran.returncode, ran.stdout, ran.stderr) == (1, "", "")
-
-
-@posix
-@pytest.mark.slow
-def test_a_closed_stream_that_is_needed_is_one_line(work):
-    for streams, arguments, said in [
-        ("<&-", ["encode", "enc", "--corpus", "-", "--output", "t.npy"], "standard input is clos"),
-        (">&-", ["diagnose", "v.npy", "--json", "-"], "--json is standard output, which is closed"),
-    ]:
-        ran = in_shell(streams, *arguments)
-        assert (ran.returncode, ran.stdout) == (1, "")
-        assert ran.stderr.startswith(f"error: {said}")
-        assert "give a file" in ran.stderr
-        assert ran.stderr.count("\n") == 1
-        assert not Path("t.npy").exists()
+    ran = in_shell("<&-", "encode", "enc", "--corpus", "-", "--output", "t.npy")
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
+    assert ran.stderr.startswith("error: standard input is closed")
 
 
 @posix
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "arguments",
-    [["diagnose", "v.npy", "--markdown", "r.md"], ["--help"], ["diagnose", "v.npy", "--json", "-"]],
-    ids=["page", "help", "json"],
+    ("arguments", "unbuffered"),
+    [(["diagnose", "v.npy", "--markdown", "r.md"], ""), (["--help"], "1")],
+    ids=["page", "help"],
 )
-@pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_standard_output_that_is_full_is_one_line_and_files_are_written(
     work, arguments, unbuffered
 ):
@@ -605,8 +573,8 @@ def test_what_sigterm_stops_goes_on(work, tiny_sentences, done):
 
 FORKING = """
 import os, signal
-from bertflow.cli import interruption
-interruption.catch_termination()
+from bertflow.cli import main
+main._catch_termination()
 child = os.fork()
 if not child:
     signal.pause()

@@ -319,7 +319,7 @@ def test_its_own_save_leaves_the_old_one_or_the_new_one(
         def killed(*arguments, **more):
             raise KeyboardInterrupt
 
-        patched.setattr("bertflow.models.saving.write_calibrator", killed)
+        patched.setattr("bertflow.models.calibrated.write_calibrator", killed)
         with pytest.raises(KeyboardInterrupt):
             getattr(new, save)(str(tmp_path / "model"))
         assert tree(tmp_path) == before
@@ -327,7 +327,7 @@ def test_its_own_save_leaves_the_old_one_or_the_new_one(
         def full(*arguments, **more):
             raise OSError(28, "No space left on device")
 
-        patched.setattr("bertflow.models.saving.write_calibrator", full)
+        patched.setattr("bertflow.models.calibrated.write_calibrator", full)
         with pytest.raises(ModelError, match="model: No space left on device"):
             getattr(new, save)(str(tmp_path / "model"))
         assert tree(tmp_path) == before

@@ -547,24 +547,6 @@ def test_a_second_run_of_a_command_encodes_nothing(
     assert not cache_of_its_own.exists()
 
 
-def test_the_terminal_says_what_was_in_the_cache(encoder, tmp_path, monkeypatch, capsys):
-    from bertflow.cli.terminal import from_cache, tell_cached
-
-    cache = SentenceCache(tmp_path)
-    tell_cached(cache)
-    assert from_cache(cache) == from_cache(None) == ""
-    cache.found = 1234
-    tell_cached(cache)
-    assert capsys.readouterr().err == ""  # No terminal.
-    monkeypatch.setattr("rich.console.Console.is_terminal", True)
-    tell_cached(cache)
-    tell_cached(None)
-    assert capsys.readouterr().err == "1,234 sentences, all in the cache\n"
-    cache.encoded = 1000
-    tell_cached(cache)
-    assert capsys.readouterr().err == "2,234 sentences, 1,234 in the cache\n"
-
-
 def test_the_cache_is_shown_and_cleared(work, done, tiny_bert, cache_of_its_own, tiny_sentences):
     assert done("cache").splitlines()[1].startswith("0 encoders, 0 sentences, 0.0 MB of at most 10")
     done(*command("encode", tiny_bert))

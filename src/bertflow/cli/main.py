@@ -1,47 +1,99 @@
-"""Where the command line starts and where its errors end: in one line and an exit code.
-
-Exit codes: 0 done, also where the reader of a pipe has gone; 1 an error in input, model or files,
-or an unexpected one; 2 wrong usage; 130 interrupted, 143 terminated. Users read `app.EXIT_CODES`.
-"""
+"""The command line: which commands there are, and how errors end in one line and an exit code."""
 
 from __future__ import annotations
 
 import errno
-import io
+import logging
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from bertflow.cli.interruption import (
-    Interrupted,
-    catch_termination,
-    how_it_ended,
-    let_termination_end,
+import typer
+
+import bertflow
+from bertflow.cli.analyzing import isotropy, lexical, words
+from bertflow.cli.applying import cache, encode, push, report, transform
+from bertflow.cli.fitting import demo, finetune, fit
+from bertflow.cli.judging import compare, diagnose, evaluate
+from bertflow.cli.options import Command, flattened, summary
+from bertflow.cli.output import Interrupted
+from bertflow.cli.reproducing import reproduce
+from bertflow.errors import BertflowError, FewRowsWarning
+
+EXIT_CODES = (
+    "0 done; 1 an input, model, file or step of the fit is at fault, and the message says what to "
+    "do; 2 the command line is wrong; 130 interrupted (Ctrl-C); 143 terminated (SIGTERM)"
 )
-
-HOME = Path(__file__).parent.parent
 # Other libraries print nothing while they load, unless the user wants it.
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
     "TOKENIZERS_PARALLELISM": "false",
     "TQDM_DISABLE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
 }
 
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Calibrate the sentence vectors of a frozen language model, without labels.",
+    epilog=f"Exit codes: {EXIT_CODES}.",
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(bertflow.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log what is done, on standard error.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+    context.with_resource(_logging(verbose))
+
+
+analyze = typer.Typer(
+    no_args_is_help=True,
+    help="Look at an encoder as the paper does: its words, edit distance, isotropy.",
+)
+EVERYDAY = (fit, transform, encode, evaluate, compare, diagnose, finetune, reproduce, report)
+for group, commands in (
+    (app, (*EVERYDAY, demo, push, cache)),
+    (analyze, (words, lexical, isotropy)),
+):
+    for command in commands:
+        named = group.command(command.__name__, cls=Command, help=summary(command))
+        named(flattened(command))
+app.add_typer(analyze, name="analyze")
+
 
 def main() -> None:
     """Run the command line and exit."""
-    catch_termination()
-    _open_streams()
+    _catch_termination()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # It is closed.
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+        getattr(sys, name).reconfigure(errors="backslashreplace")
     code = run(sys.argv[1:])
-    # The command has ended: Ctrl-C while libraries are unloaded ends the process without a word.
+    # The command has ended: a signal while libraries are unloaded ends the process without a word.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    let_termination_end()
+    _let_termination_end()
     sys.exit(code)
 
 
@@ -57,91 +109,40 @@ def run(arguments: list[str]) -> int:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
-        from bertflow.cli.app import app, settings
-
         with _plain_warnings():
-            code = app(arguments, prog_name="bertflow", standalone_mode=False)
+            code = _called(arguments)
         sys.stdout.flush()
-        if code == 130:  # The parser has caught Ctrl-C.
-            return _stopped()
-        return code if isinstance(code, int) else 0
-    except (KeyboardInterrupt, EOFError):
-        return _stopped()
+        return code
     except Interrupted as error:
         return _stopped(f"; {error}")
-    except (BrokenPipeError, SystemExit) as error:
-        # Parser and terminal raise errors of their own where the reader of a pipe has gone.
-        if not isinstance(error.__context__ or error, BrokenPipeError):
-            raise
+    except KeyboardInterrupt:
+        return _stopped()
+    except (BrokenPipeError, SystemExit):  # Rich exits where the reader of a pipe has gone.
         _drop_output()
         return 0
     except Exception as error:
-        if _is_lost_output(error):
-            _drop_output()
-            why = f"{error.strerror}; what was written to files is there"  # type: ignore[attr-defined]
-            return _fail(f"cannot write to standard output: {why}", 1)
-        if "bertflow.cli.app" not in sys.modules or settings.debug:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO):
+            if error.filename is None:  # Errors of files have a name.
+                _drop_output()
+                why = f"{error.strerror}; what was written to files is there"
+                return _fail(f"cannot write to standard output: {why}", 1)
+        if "--debug" in arguments:
             raise
         return _explain(error)
 
 
-def _open_streams() -> None:
-    """Open standard streams that are closed, and escape letters that they cannot hold.
-
-    Otherwise the next file that is opened would get the number of a closed stream, and what
-    libraries print would be written into that file.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
-        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _is_lost_output(error: Exception) -> bool:
-    """Whether standard output cannot be written to: errors of files have a name."""
-    lost = (errno.ENOSPC, errno.EIO, errno.EBADF)
-    return isinstance(error, OSError) and error.errno in lost and error.filename is None
-
-
-@contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Show bertflow's warnings in one line, without the line of source that Python adds."""
-    with warnings.catch_warnings():
-        if not sys.warnoptions:  # The user's own wish wins.
-            warnings.filterwarnings("default", category=UserWarning, module=r"bertflow\b")
-        others = warnings.showwarning
-
-        def show(
-            message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any
-        ) -> None:
-            ours = Path(filename).is_relative_to(HOME) or category.__module__.startswith("bertflow")
-            if not (ours and issubclass(category, UserWarning)):
-                others(message, category, filename, *rest, **more)
-                return
-            with suppress(OSError):
-                sys.stderr.write(f"warning: {' '.join(str(message).split())}\n")
-
-        warnings.showwarning = show
-        yield
-
-
-def _drop_output() -> None:
-    """Let the rest of standard output go nowhere, which Python would try to write as it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _called(arguments: list[str]) -> int:
+    whole = typer.main.get_command(app)
+    try:
+        with whole.make_context("bertflow", list(arguments)) as context:
+            whole.invoke(context)
+    except typer.Exit as ended:  # Help or the version was shown.
+        return ended.exit_code
+    return 0
 
 
 def _explain(error: Exception) -> int:
-    from bertflow.errors import BertflowError
-
-    if type(error).__name__ == "Abort":
-        return _stopped()
-    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # The parser's.
         if not error.format_message():  # Help was shown instead.
             return int(error.exit_code)
         return _fail(f"{error.format_message()} (see bertflow --help)", int(error.exit_code))
@@ -151,12 +152,94 @@ def _explain(error: Exception) -> int:
 
 
 def _stopped(why: str = "") -> int:
-    word, code = how_it_ended()
+    word, code = ("terminated", 143) if _terminated.is_set() else ("interrupted", 130)
     return _fail(f"{word}{why}", code)
 
 
 def _fail(message: str, code: int) -> int:
-    line = " ".join(message.split())
     with suppress(OSError):  # Nobody can be told; the code remains.
-        sys.stderr.write(f"error: {line}\n")
+        sys.stderr.write(f"error: {' '.join(message.split())}\n")
     return code
+
+
+def _drop_output() -> None:
+    """Let the rest of standard output go nowhere, which Python would try to write as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Show bertflow's warnings in one line, without the line of source that Python adds."""
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, FewRowsWarning):
+                sys.stderr.write(f"warning: {message}\n")
+            else:
+                others(message, category, *place, **more)
+
+        warnings.showwarning = show
+        yield
+
+
+@contextmanager
+def _logging(verbose: bool) -> Iterator[None]:
+    """Show on standard error what bertflow logs, until the command has ended.
+
+    Args:
+        verbose: All that it does, each line with the time and the module; otherwise warnings alone.
+    """
+    log, handler = logging.getLogger("bertflow"), logging.StreamHandler()
+    form = "%(asctime)s %(name)s: %(message)s" if verbose else "%(message)s"
+    handler.setFormatter(logging.Formatter(form, "%H:%M:%S"))
+    log.setLevel(logging.INFO if verbose else logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.setLevel(logging.NOTSET)
+        log.removeHandler(handler)
+
+
+# SIGTERM, which schedulers send, becomes the same interruption as Ctrl-C.
+
+_terminated = threading.Event()
+
+
+def _catch_termination() -> None:
+    """Let SIGTERM interrupt this process, but end the processes that it forks.
+
+    A process that was started to ignore SIGTERM goes on ignoring it.
+    """
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return
+    signal.signal(signal.SIGTERM, _terminate)
+    if hasattr(os, "register_at_fork"):
+        # Hold SIGTERM back during a fork: Python would lose one that comes to the child before it
+        # has let go of our handler.
+        os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_end_in_child)
+
+
+def _let_termination_end() -> None:
+    """Let SIGTERM end the process without a word, as it does where nothing catches it."""
+    if signal.getsignal(signal.SIGTERM) is _terminate:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _hold() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _release() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _end_in_child() -> None:
+    _let_termination_end()
+    _release()
+
+
+def _terminate(*_: object) -> None:
+    _terminated.set()
+    raise KeyboardInterrupt

@@ -1,18 +1,29 @@
-"""How commands open encoders and models. Heavy imports wait until then."""
+"""How commands open encoders, models and clusters. Heavy imports wait until then."""
 
 from __future__ import annotations
 
+import math
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertflow.cli.options import OWN_ENCODER, EncoderOptions, SpeedOptions, device_or_none
+from bertflow.cli.options import (
+    OWN_ENCODER,
+    ClusterOptions,
+    EncoderOptions,
+    SpeedOptions,
+    device_or_none,
+)
+from bertflow.cli.output import busy
 from bertflow.errors import InputError, one_line
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+
+    from bertflow.scale import Engine
 
 # The modules of an encoder that a pooling gives, of the last hidden state and of others.
 POOLED = ["Transformer", "Pooling"]
@@ -39,25 +50,23 @@ def _loaded(
     encoder: EncoderOptions,
     speed: SpeedOptions,
 ) -> SentenceTransformer:
-    from bertflow.cli.terminal import busy
-
     with busy(f"loading {one_line(name)}"):
         return load(
             name,
-            pooling=encoder.pooling,
-            max_length=encoder.max_length,
-            trust_remote_code=encoder.trust_remote_code,
+            **asdict(encoder),
             device=device_or_none(speed.device),
             cache=speed.cache,
         )
 
 
-def check_own(against: str | None, model: str) -> None:
-    """Refuse --against without a value where there is no encoder that it could mean.
+def to_limit(encoder: SentenceTransformer) -> str:
+    """To how many tokens an encoder cuts; some read texts of any length."""
+    limit = encoder.max_seq_length
+    return "" if limit is None or math.isinf(limit) else f" to {limit} tokens"
 
-    Raises:
-        InputError: The model is not calibrated.
-    """
+
+def check_own(against: str | None, model: str) -> None:
+    """Refuse --against without a value where there is no encoder that it could mean."""
     if against != OWN_ENCODER:
         return
     from bertflow.models import is_calibrated
@@ -93,12 +102,11 @@ def open_sides(
 
     calibrated = [name != OWN_ENCODER and is_calibrated(name) for name in names]
     alone = all(own for name, own in zip(names, calibrated, strict=True) if name != OWN_ENCODER)
-    encoder: SentenceTransformer | None = None
+    encoder: Any = None
     fitted: dict[str, Any] = {}
     for place in sorted(range(len(names)), key=lambda place: not calibrated[place]):
         name, own = names[place], options
         if name == OWN_ENCODER:
-            assert encoder is not None
             yield place, encoder
             continue
         if calibrated[place] and not alone:
@@ -110,7 +118,7 @@ def open_sides(
                 max_length=options.max_length or fitted["max_length"],
             )
         try:
-            model = open_any(name, own, speed)
+            model: Any = open_any(name, own, speed)
         except InputError as error:
             if own == options or calibrated[place]:
                 raise
@@ -119,15 +127,13 @@ def open_sides(
             ) from None
         if calibrated[place]:
             fitted = _as_fitted(model)
-            calibrated_model: Any = model
-            encoder = calibrated_model.encoder if OWN_ENCODER in names else None
-            del calibrated_model
+            encoder = model.encoder if OWN_ENCODER in names else None
         yield place, model
         del model  # One at a time is in memory.
 
 
 def _as_fitted(model: Any) -> dict[str, Any]:
-    """What a calibrated model's encoder is called, and how it is loaded.
+    """The names of a calibrated model's encoder, and how it is loaded.
 
     The pooling is None where the encoder has another than `load_encoder` gives.
     """
@@ -172,3 +178,14 @@ def vectors_named(source: str | Path) -> Iterator[None]:
         if name != "X":
             raise
         raise InputError(f"{one_line(source)} {rest}") from error
+
+
+@contextmanager
+def opened_cluster(options: ClusterOptions) -> Iterator[Engine]:
+    """The engine that works on shards."""
+    from bertflow.scale import opened_engine
+
+    name, handler = options.engine or "local", signal.getsignal(signal.SIGTERM)
+    with opened_engine(name, address=options.address, workers=options.workers) as engine:
+        signal.signal(signal.SIGTERM, handler)  # Ray puts one of its own in the place of ours.
+        yield engine

@@ -1,18 +1,25 @@
-"""Options of commands: how one is declared, and the dataclasses of those that travel together."""
+"""Options of commands: how one is declared, and the dataclasses of those that travel together.
+
+Help comes from docstrings, by the name of a parameter: of the command, else of the class of
+options that it stands in, else of `Shared`.
+"""
 
 from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from functools import cached_property, partial
+from copy import copy
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand
+
+from bertflow.errors import InputError, shown, unknown
 
 if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator
@@ -24,7 +31,6 @@ INPUT, CALIBRATOR, ENCODER = "Input", "Calibrator", "Encoder"
 SPEED, RESULT, CLUSTER = "Speed and cache", "Result", "Folders of .parquet and clusters"
 REQUIRED = MISSING
 POOLINGS = ("cls", "mean", "last2avg", "first-last-avg", "embed-last-avg", "layers:1,12")
-POOLING_HELP = f"{', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}."
 PRECISIONS = ("auto", "float32", "mixed", "fast")
 # What --against is without a value: the calibrated model's own encoder.
 OWN_ENCODER = ""
@@ -34,31 +40,43 @@ OWN_ENCODER = ""
 
 
 def option(
-    default: Any, metavar: str, help: str, *names: str, group: str | None = None, **more: Any
+    default: Any, metavar: str | None, *names: str, group: str | None = None, **more: Any
 ) -> Any:
-    """A field of a class of options, or a parameter of a command: an option of the command line.
+    """Declare an option: a field of a class of options, or a parameter of a command.
 
     Args:
         default: Its value where it is not given, or REQUIRED.
         metavar: What its value is called in the help.
-        help: What it is for.
         names: Its names, if others than the field's.
         group: The group of the help that it stands in.
         more: As `typer.Option` takes it, such as `min` and `callback`.
     """
-    said = typer.Option(*names, metavar=metavar, help=help, rich_help_panel=group, **more)
+    said = typer.Option(*names, metavar=metavar, rich_help_panel=group, **more)
     return field(default=default, kw_only=True, metadata={"typer": said})
 
 
-def flag(name: str, help: str, group: str | None = None) -> Any:
-    """An option without a value: True where it is given."""
-    said = typer.Option(name, help=help, rich_help_panel=group)
-    return field(default=False, kw_only=True, metadata={"typer": said})
+def flag(name: str, *, group: str | None = None, **more: Any) -> Any:
+    """Declare an option without a value: True where it is given."""
+    return option(False, None, name, group=group, **more)
 
 
-def argument(metavar: str, help: str, **more: Any) -> Any:
-    """A required argument of a command."""
-    return field(metadata={"typer": typer.Argument(metavar=metavar, help=help, **more)})
+def argument(metavar: str, **more: Any) -> Any:
+    """Declare a required argument of a command."""
+    return field(metadata={"typer": typer.Argument(metavar=metavar, **more)})
+
+
+def summary(command: Callable[..., None]) -> str:
+    """The help of a command: its docstring without arguments, a line for each paragraph."""
+    text, _, _ = inspect.cleandoc(command.__doc__ or "").partition("\n\nArgs:\n")
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+
+
+def _descriptions(owner: object) -> dict[str, str]:
+    """What the docstring of a command or of a class of options says of each, by name."""
+    text = inspect.cleandoc(owner.__doc__ or "")
+    _, _, listed = re.sub(r"^Attributes:$", "Args:", text, flags=re.M).partition("Args:\n")
+    found = re.findall(r"^    (\w+): (.+(?:\n     .+)*)", listed, re.M)
+    return {name: " ".join(description.split()) for name, description in found}
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
@@ -69,21 +87,23 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, type[Any]] = {}
     parameters: list[inspect.Parameter] = []
 
-    def add(name: str, kind: Any, declared: Field[Any]) -> None:
+    def add(name: str, kind: Any, declared: Any, *owners: object) -> None:
+        said = copy(declared.metadata["typer"])
+        said.help = next(text for owner in owners if (text := _descriptions(owner).get(name)))
         default = inspect.Parameter.empty if declared.default is MISSING else declared.default
-        kind = Annotated[kind, declared.metadata["typer"]]
-        keyword = inspect.Parameter.KEYWORD_ONLY
+        keyword, kind = inspect.Parameter.KEYWORD_ONLY, Annotated[kind, said]
         parameters.append(inspect.Parameter(name, keyword, default=default, annotation=kind))
 
     hints = get_type_hints(command)
     for name, parameter in inspect.signature(command).parameters.items():
-        if is_dataclass(hints[name]):
-            groups[name] = hints[name]
-            types = get_type_hints(hints[name])
-            for one in fields(hints[name]):
-                add(one.name, types[one.name], one)
+        group = hints[name]
+        if is_dataclass(group):
+            groups[name] = group
+            types = get_type_hints(group)
+            for one in fields(group):
+                add(one.name, types[one.name], one, *group.__mro__, Shared)
         else:
-            add(name, hints[name], parameter.default)
+            add(name, group, parameter.default, command, Shared)
 
     def call(**given: Any) -> None:
         for name, group in groups.items():
@@ -111,110 +131,67 @@ class Command(TyperCommand):
 
 
 def known_pooling(name: str | None) -> str | None:
-    """A value of --pooling.
-
-    Raises:
-        InputError: There is no such pooling.
-    """
-    from bertflow.errors import unknown
-
+    """Refuse a value of --pooling that is no pooling."""
     if name is not None and name not in POOLINGS and not name.startswith("layers:"):
         raise unknown("pooling", name, POOLINGS)
     return name
 
 
 def _known_precision(name: str) -> str:
-    from bertflow.errors import InputError, did_you_mean
-
     if name not in PRECISIONS:
-        raise InputError(
-            f"precision must be one of {', '.join(PRECISIONS)}, got {name!r}"
-            f"{did_you_mean(name, PRECISIONS)}"
-        )
+        raise unknown("precision", name, PRECISIONS)
     return name
 
 
-def _known_device(name: str) -> str:
-    if name != "auto":
-        from bertflow.arrays import check_device
-
-        check_device(name)
-    return name
+# Options that several commands or classes have.
 
 
-def known_devices(names: str | None) -> str | None:
-    """A value of --devices, whose parts are refused as --device refuses them."""
-    for name in [] if names is None or names == "all" or names.isdecimal() else names.split(","):
-        if name.strip():
-            _known_device(name.strip())
-    return names
+class Shared:
+    """Options that stand for themselves, each under the name of its parameter.
+
+    Attributes:
+        model: A saved model, an encoder's folder, a hub name or a .gguf file.
+        encoder: An encoder's folder, a hub name or a .gguf file.
+        corpus: Sentences: files, folders, URLs, hub:OWNER/NAME:SPLIT or -. May be repeated.
+        column: Text column of a table.
+        format: txt, csv, tsv, jsonl or parquet, whatever the names end in.
+        data: Folder of the data sets. Default: BERTFLOW_DATA, then the hub.
+        output: Folder to save to.
+        calibrator: adaptive-whitening, flow, tempered-flow, released-flow, whitening,
+            standardization or all-but-the-top.
+        random_state: Seed.
+        max_length: Tokens a sentence is cut to. Default: the model's own, else 64.
+        trust_remote_code: Let code that comes with the encoder run.
+        batch_size: Sentences a forward pass.
+        no_cache: Read and encode everything, and keep nothing.
+        device: Where to compute: auto, cpu, cuda, cuda:1, mps.
+        devices: Encode in so many processes, on all GPUs (all), or on cuda:0,cuda:1.
+    """
+
+    model = argument("MODEL")
+    encoder = argument("ENCODER")
+    corpus = option(None, "FILE")
+    column = option(None, "NAME", group=INPUT)
+    format = option(None, "KIND", group=INPUT)
+    data = option(None, "DIR", group=INPUT)
+    output = option(REQUIRED, "DIR")
+    calibrator = option("adaptive-whitening", "NAME")
+    max_length = option(None, "N", group=ENCODER)
+    trust_remote_code = flag("--trust-remote-code", group=ENCODER)
+    batch_size = option(32, "N", group=SPEED, min=1)
+    no_cache = flag("--no-cache", group=SPEED)
+    device = option("auto", "NAME", group=SPEED)
+    devices = option(None, "N", group=SPEED)
 
 
-def known_place(name: str | None) -> str | None:
-    """An encoder or model; refused if it can only be a path and that path does not exist."""
-    from bertflow.errors import ModelError
-
-    if name and (name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")):
-        with suppress(OSError, ValueError):  # Said when it is loaded.
-            if not Path(name).exists():
-                raise ModelError(
-                    f"{name} does not exist; give a folder, a .gguf file or a hub name"
-                )
-    return name
+def encoder_option(default: Any) -> Any:
+    """Declare --encoder, which some commands need and others may do without."""
+    return option(default, "NAME")
 
 
-# Options that several commands have, beside those of the classes below.
-
-SOURCES_HELP = "Sentences: files, folders, URLs, hub:OWNER/NAME:SPLIT or -. May be repeated."
-encoder_option = partial(
-    option, metavar="NAME", help="Hub name, folder or .gguf.", callback=known_place
-)
-model_argument = partial(
-    argument,
-    "MODEL",
-    "A saved model, an encoder's folder, a hub name or a .gguf file.",
-    callback=known_place,
-)
-calibrator_option = partial(
-    option,
-    "adaptive-whitening",
-    "NAME",
-    "adaptive-whitening, flow, tempered-flow, released-flow, whitening, standardization or "
-    "all-but-the-top.",
-)
-data_option = partial(
-    option,
-    None,
-    "DIR",
-    "Folder of the data sets. Default: BERTFLOW_DATA, then the hub.",
-    group=INPUT,
-)
-column_option = partial(option, None, "NAME", "Text column of a table.", group=INPUT)
-format_option = partial(
-    option, None, "KIND", "txt, csv, tsv, jsonl or parquet, whatever the names end in.", group=INPUT
-)
-max_length_option = partial(
-    option,
-    None,
-    "N",
-    "Tokens a sentence is cut to. Default: the model's own, else 64.",
-    group=ENCODER,
-)
-trust_option = partial(
-    flag, "--trust-remote-code", "Let code that comes with the encoder run.", ENCODER
-)
-batch_size_option = partial(option, 32, "N", "Sentences a forward pass.", group=SPEED, min=1)
-no_cache_option = partial(
-    flag, "--no-cache", "Read and encode everything, and keep nothing.", SPEED
-)
-device_option = partial(
-    option,
-    "auto",
-    "NAME",
-    "Where to compute: auto, cpu, cuda, cuda:1, mps.",
-    group=SPEED,
-    callback=_known_device,
-)
+def pooling_option(default: Any) -> Any:
+    """Declare --pooling, whose default differs between commands."""
+    return option(default, "NAME", group=ENCODER, callback=known_pooling)
 
 
 # Options that travel together.
@@ -224,28 +201,25 @@ device_option = partial(
 class TextOptions:
     """How a corpus is read."""
 
-    column: str | None = column_option()
-    format: str | None = format_option()
+    column: str | None = Shared.column
+    format: str | None = Shared.format
 
 
 @dataclass(frozen=True)
 class PairOptions:
-    """Pairs of one's own, and how they are read."""
+    """Pairs of one's own, and how they are read.
 
-    pairs: Path | None = option(
-        None, "FILE", "Your own pairs: a table with two columns of text and one of scores."
-    )
-    columns: str | None = option(
-        None, "A,B,SCORE", "The columns of --pairs, by name or by number from 1.", group=INPUT
-    )
-    format: str | None = format_option()
+    Attributes:
+        pairs: Your own pairs: a table with two columns of text and one of scores.
+        columns: The columns of --pairs, by name or by number from 1.
+    """
+
+    pairs: Path | None = option(None, "FILE")
+    columns: str | None = option(None, "A,B,SCORE", group=INPUT)
+    format: str | None = Shared.format
 
     def read(self) -> list[Pairs]:
-        """The pairs of --pairs, none without it.
-
-        Raises:
-            InputError: They cannot be read.
-        """
+        """The pairs of --pairs, none without it."""
         from bertflow.data import read_pairs
 
         if self.pairs is None:
@@ -255,108 +229,135 @@ class PairOptions:
 
 @dataclass(frozen=True)
 class EncoderOptions:
-    """How an encoder is loaded."""
+    """How an encoder is loaded.
 
-    pooling: str | None = option(
-        None,
-        "NAME",
-        f"{POOLING_HELP} Default: the model's own, else first-last-avg.",
-        group=ENCODER,
-        callback=known_pooling,
-    )
-    max_length: int | None = max_length_option()
-    trust_remote_code: bool = trust_option()
+    Attributes:
+        pooling: cls, mean, last2avg, first-last-avg, embed-last-avg or layers:1,12. Default: the
+            model's own, else first-last-avg.
+    """
+
+    pooling: str | None = pooling_option(None)
+    max_length: int | None = Shared.max_length
+    trust_remote_code: bool = Shared.trust_remote_code
 
 
 @dataclass(frozen=True)
 class SpeedOptions:
-    """How sentences are encoded; a calibrator is fitted on the same device."""
+    """How sentences are encoded; a calibrator is fitted on the same device.
 
-    batch_size: int = batch_size_option()
-    precision: str = option(
-        "auto",
-        "KIND",
-        "float32, mixed (bfloat16 where it is safe), fast (all bfloat16) or auto.",
-        group=SPEED,
-        callback=_known_precision,
-    )
-    no_cache: bool = no_cache_option()
-    device: str = device_option()
+    Attributes:
+        precision: float32, mixed (bfloat16 where it is safe), fast (all bfloat16) or auto.
+    """
+
+    batch_size: int = Shared.batch_size
+    precision: str = option("auto", "KIND", group=SPEED, callback=_known_precision)
+    no_cache: bool = Shared.no_cache
+    device: str = Shared.device
 
     @cached_property
     def cache(self) -> SentenceCache | None:
-        """The user's cache of sentence vectors, unless it is not wanted.
-
-        Raises:
-            InputError: The environment asks for a size that is none.
-        """
+        """The user's cache of sentence vectors, unless it is not wanted."""
         from bertflow.encoders import SentenceCache
 
         return None if self.no_cache else SentenceCache()
 
     def encoding(self) -> dict[str, Any]:
-        """What functions that encode sentences are called with."""
+        """The arguments of functions that encode sentences."""
         return {"batch_size": self.batch_size, "precision": self.precision, "cache": self.cache}
 
 
 @dataclass(frozen=True)
 class CalibratorOptions:
-    """Which calibrator is fitted, and with what settings."""
+    """Which calibrator is fitted, and with what settings.
 
-    calibrator: str = calibrator_option()
-    set: list[str] | None = option(
-        None,
-        "KEY=VALUE",
-        "Argument of the calibrator, such as epochs=2 of flow or dim=256 of whitening. May be "
-        "repeated.",
-        group=CALIBRATOR,
-    )
-    random_state: int = option(0, "N", "Seed.", group=CALIBRATOR)
+    Attributes:
+        set: Argument of the calibrator, such as epochs=2 of flow or dim=256 of whitening. May be
+            repeated.
+    """
 
-    def build(self, device: str) -> Calibrator:
-        """The calibrator, not fitted.
-
-        Raises:
-            InputError: As `build_calibrator` does.
-        """
-        return build_calibrator(self.calibrator, self.set or [], self.random_state, device)
+    calibrator: str = Shared.calibrator
+    set: list[str] | None = option(None, "KEY=VALUE", group=CALIBRATOR)
+    random_state: int = option(0, "N", group=CALIBRATOR)
 
 
 @dataclass(frozen=True)
 class ResultOptions:
-    """Where results are written."""
+    """Where results are written.
 
-    json: Path | None = option(
-        None,
-        "FILE",
-        "Write the result and all it depends on; - shows that instead of the tables.",
-        group=RESULT,
-    )
-    markdown: Path | None = option(
-        None, "FILE", "Write what is shown as Markdown; - shows it so.", group=RESULT
-    )
+    Attributes:
+        json: Write the result and all it depends on; - shows that instead of the tables.
+        markdown: Write what is shown as Markdown; - shows it so.
+    """
+
+    json: Path | None = option(None, "FILE", group=RESULT)
+    markdown: Path | None = option(None, "FILE", group=RESULT)
 
     def files(self) -> dict[str, Path | None]:
         """The files by their options."""
         return {"--json": self.json, "--markdown": self.markdown}
 
 
+@dataclass(frozen=True)
+class ClusterOptions:
+    """How shards are worked on.
+
+    Attributes:
+        engine: local or ray: work on a folder of .parquet here or on a cluster, shard by shard.
+        address: Ray cluster, or auto for this machine's. Default: one is started.
+        workers: Ray actors. Default: one a GPU, or one a CPU but for one.
+        skip_unreadable: Leave out shards that cannot be used, count and list them.
+        vector: Column of vectors in .parquet files.
+    """
+
+    engine: str | None = option(None, "NAME", group=CLUSTER)
+    address: str | None = option(None, "HOST:PORT", group=CLUSTER)
+    workers: int | None = option(None, "N", group=CLUSTER, min=1)
+    skip_unreadable: bool = flag("--skip-unreadable", group=CLUSTER)
+    vector: str = option("vector", "NAME", group=CLUSTER)
+
+    def take(self, vectors: str | None) -> bool:
+        """Whether a command works shard by shard.
+
+        Args:
+            vectors: Its source of vectors; shards are a folder of .parquet files or one of them.
+
+        Raises:
+            InputError: It does not, and an option was given that means nothing then.
+        """
+        if self.engine is not None:
+            return True
+        if vectors is not None:
+            if "://" in vectors or vectors.endswith(".parquet") or Path(vectors).is_dir():
+                return True
+        refuse(changed(self), "goes with a folder of .parquet files and --engine local or ray")
+        return False
+
+
+@dataclass(frozen=True)
+class EncodingClusterOptions(ClusterOptions):
+    """How shards of text are worked on.
+
+    Attributes:
+        keep: Column to keep beside the vectors. May be repeated. Default: all but the text.
+        numbers: float32 or float16: numbers in .parquet files.
+        skip_blank: Leave out rows of shards without text; counted.
+    """
+
+    keep: list[str] | None = option(None, "NAME", group=CLUSTER)
+    numbers: str = option("float32", "KIND", group=CLUSTER)
+    skip_blank: bool = flag("--skip-blank", group=CLUSTER)
+
+
 # What values stand for.
 
 
 def device_or_none(device: str) -> str | None:
-    """What the libraries take: None where it is theirs to choose."""
+    """The device as libraries take it: None where it is theirs to choose."""
     return None if device == "auto" else device
 
 
 def three(columns: str | None) -> tuple[str, str, str] | None:
-    """The columns of --columns.
-
-    Raises:
-        InputError: They are not three.
-    """
-    from bertflow.errors import InputError
-
+    """The columns of --columns, of which there must be three."""
     if columns is None:
         return None
     parts = [part.strip() for part in columns.split(",")]
@@ -365,38 +366,23 @@ def three(columns: str | None) -> tuple[str, str, str] | None:
     return parts[0], parts[1], parts[2]
 
 
-def refuse_alone(needed: str, given: Mapping[str, object], *, has_it: object) -> None:
-    """Refuse options that mean nothing without another.
+def changed(options: Any) -> dict[str, bool]:
+    """Whether each option of a class has another value than its default."""
+    return {
+        f"--{one.name.replace('_', '-')}": getattr(options, one.name) != one.default
+        for one in fields(options)
+    }
+
+
+def refuse(given: Mapping[str, object], why: str) -> None:
+    """Refuse options that mean nothing here.
 
     Args:
-        needed: The other option, or several.
-        given: Values by option.
-        has_it: Whether the other was given.
-
-    Raises:
-        InputError: One was given without it.
+        given: Values by option; those that are None or false were not given.
+        why: How the message ends after their names, such as "goes with --pairs".
     """
-    from bertflow.errors import InputError
-
-    for name, value in given.items():
-        if value is not None and not has_it:
-            raise InputError(f"{name} goes with {needed}")
-
-
-def refuse_beside(what: str, given: Mapping[str, object]) -> None:
-    """Refuse options that contradict another.
-
-    Args:
-        what: The message's beginning, such as "vectors go without".
-        given: Values by option.
-
-    Raises:
-        InputError: One was given.
-    """
-    from bertflow.errors import InputError
-
-    if clash := [name for name, value in given.items() if value]:
-        raise InputError(f"{what} {', '.join(clash)}")
+    if names := [name for name, value in given.items() if value]:
+        raise InputError(f"{', '.join(names)} {why}")
 
 
 def build_calibrator(name: str, settings: list[str], random_state: int, device: str) -> Calibrator:
@@ -407,7 +393,6 @@ def build_calibrator(name: str, settings: list[str], random_state: int, device: 
     """
     from bertflow.calibrators.storage import named_calibrator
     from bertflow.calibrators.writing import check_savable
-    from bertflow.errors import InputError
 
     known = named_calibrator(name).get_params(deep=False)
     given: dict[str, Any] = {"random_state": random_state, "device": device}
@@ -417,23 +402,17 @@ def build_calibrator(name: str, settings: list[str], random_state: int, device: 
         key = key.strip().replace("-", "_")
         if not equals:
             raise InputError(f"--set takes KEY=VALUE, got {setting!r}")
-        given[key] = _value(key, value, known[key]) if key in known else value
+        given[key] = _value(key, value.strip(), known[key]) if key in known else value
     calibrator = named_calibrator(name, **given)
     check_savable(calibrator)
     return calibrator
 
 
 def _value(key: str, text: str, default: Any) -> Any:
-    """The value of a setting, which must be of the kind of its default.
-
-    Raises:
-        InputError: It is not.
-    """
-    from bertflow.errors import InputError, shown
-
-    text = text.strip()
+    """The value of a setting, which must be of the kind of its default."""
+    words = {"true": True, "false": False, "null": None, "none": None}
     try:
-        value = _WORDS[text.lower()] if text.lower() in _WORDS else json.loads(text)
+        value = words[text.lower()] if text.lower() in words else json.loads(text)
     except (ValueError, RecursionError):  # A text; or a number too long, or lists too deep.
         value = text
     if not _fits(key, value, default):
@@ -451,6 +430,3 @@ def _fits(key: str, value: Any, default: Any) -> bool:
     if isinstance(default, str):
         return isinstance(value, str)
     return isinstance(value, int if default is None or isinstance(default, int) else int | float)
-
-
-_WORDS = {"true": True, "false": False, "null": None, "none": None}

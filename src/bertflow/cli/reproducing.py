@@ -12,22 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertflow.cli.interruption import Interrupted, resumes_from
 from bertflow.cli.options import (
     ENCODER,
     INPUT,
     SPEED,
+    Shared,
     argument,
-    batch_size_option,
-    data_option,
-    device_option,
     device_or_none,
-    known_pooling,
     option,
-    trust_option,
+    pooling_option,
 )
-from bertflow.cli.terminal import Page, progress_bars, show
-from bertflow.display import Grid
+from bertflow.cli.output import Page, interruptible, resumes_from, show
+from bertflow.display import Bars, Grid
 from bertflow.display.tables import fixed, p_value, span
 from bertflow.errors import BertflowError, InputError, MissingDataError, one_line, unknown
 from bertflow.io.files import check_apart, write_text
@@ -43,49 +39,38 @@ ABOUT_SEEDS = ("table8",)
 
 
 def reproduce(
-    table: list[str] = argument(
-        "TABLE", "table1 to table8, figure2, or all. Several are possible."
-    ),
+    table: list[str] = argument("TABLE"),
     *,
-    encoder: list[str] | None = option(
-        None,
-        "NAME",
-        "Hub name[@revision], folder or .gguf. May be repeated. Default: the paper's two.",
-    ),
-    label: str | None = option(
-        None, "TEXT", "What the encoder is called in the tables.", group=ENCODER
-    ),
-    pooling: str | None = option(
-        None,
-        "NAME",
-        "Only this pooling, such as layers:1, not the paper's.",
-        group=ENCODER,
-        callback=known_pooling,
-    ),
-    max_length: int = option(64, "N", "Tokens a sentence is cut to.", group=INPUT, min=1),
-    glove: str | None = option(
-        None,
-        "FILE",
-        "Word vectors for the row Avg. GloVe: a text file, or a model of such.",
-        group=INPUT,
-    ),
-    data: Path | None = data_option(),
-    output: Path = option(
-        Path("runs"), "DIR", "Folder for tables, records, vectors and fine-tuned models."
-    ),
-    seeds: int = option(5, "N", "Fits of each flow; in table8 fine-tunings of the encoder.", min=1),
-    limit: int | None = option(
-        None, "N", "Take about N pairs of each split: a quick trial.", group=INPUT, min=1
-    ),
-    flow: str = option("paper", "NAME", "The flow: paper, released or tempered."),
-    jobs: int | None = option(
-        None, "N", "Processes that fit at a time. Default: the CPUs.", group=SPEED, min=1
-    ),
-    batch_size: int = batch_size_option(),
-    device: str = device_option(),
-    trust_remote_code: bool = trust_option(),
+    encoder: list[str] | None = option(None, "NAME"),
+    label: str | None = option(None, "TEXT", group=ENCODER),
+    pooling: str | None = pooling_option(None),
+    max_length: int = option(64, "N", group=INPUT, min=1),
+    glove: str | None = option(None, "FILE", group=INPUT),
+    data: Path | None = Shared.data,
+    output: Path = option(Path("runs"), "DIR"),
+    seeds: int = option(5, "N", min=1),
+    limit: int | None = option(None, "N", group=INPUT, min=1),
+    flow: str = option("paper", "NAME"),
+    jobs: int | None = option(None, "N", group=SPEED, min=1),
+    batch_size: int = Shared.batch_size,
+    device: str = Shared.device,
+    trust_remote_code: bool = Shared.trust_remote_code,
 ) -> None:
-    """Reproduce tables of the paper: ours, published, difference. Stopped, it goes on."""
+    """Reproduce tables of the paper: ours, published, difference. Stopped, it goes on.
+
+    Args:
+        table: table1 to table8, figure2, or all. Several are possible.
+        encoder: Hub name[@revision], folder or .gguf. May be repeated. Default: the paper's two.
+        label: What the encoder is called in the tables.
+        pooling: Only this pooling, such as layers:1, not the paper's.
+        max_length: Tokens a sentence is cut to.
+        glove: Word vectors for the row Avg. GloVe: a text file, or a model of such.
+        output: Folder for tables, records, vectors and fine-tuned models.
+        seeds: Fits of each flow; in table8 fine-tunings of the encoder.
+        limit: Take about N pairs of each split: a quick trial.
+        flow: The flow: paper, released or tempered.
+        jobs: Processes that fit at a time. Default: the CPUs.
+    """
     from bertflow.paper import NAMES
 
     for name in table:
@@ -119,11 +104,8 @@ def reproduce(
     def finished(one: TableResult | Sequence[Scatter]) -> None:
         written.extend(_write(one, folder))
 
-    try:
-        with progress_bars() as report:
-            result = run(table, subjects, planner, place, progress=report, finished=finished)
-    except KeyboardInterrupt:
-        raise Interrupted(resumes_from(output)) from None
+    with interruptible(lambda: resumes_from(output)), Bars() as report:
+        result = run(table, subjects, planner, place, progress=report, finished=finished)
     failed = {
         name: error
         for name, error in result.absent.items()

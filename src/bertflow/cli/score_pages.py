@@ -8,7 +8,7 @@ from typing import Any
 from bertflow.analysis import Diagnosis
 from bertflow.analysis.diagnosis import VERDICTS
 from bertflow.calibrators.storage import recorded_name
-from bertflow.cli.terminal import Page
+from bertflow.cli.output import Page
 from bertflow.data import CATALOG
 from bertflow.display import Grid
 from bertflow.display.tables import hundredfold, hundredfold_span, p_value

@@ -31,8 +31,8 @@ from bertflow.calibrators.readme import (
 )
 from bertflow.finetuning.resuming import CLASSIFIER
 from bertflow.io.files import replaced_folder
+from bertflow.models.calibrated import name_modules_for_every_version
 from bertflow.models.card import PLAIN, TAGS, licence_text
-from bertflow.models.saving import name_modules_for_every_version
 
 FORMAT = 1
 FACTS = "finetuning.json"

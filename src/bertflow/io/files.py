@@ -14,12 +14,10 @@ import secrets
 import shutil
 import stat
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -422,44 +420,6 @@ def _remove_other_weights(new: Path, old: Path) -> None:
                 path.unlink()
 
 
-def save_or_keep(
-    output: Path,
-    *saves: Callable[[Path], Any],
-    when: Callable[[Exception], bool] = lambda error: True,
-) -> None:
-    """Save what was computed; where that fails, save it into a new temporary folder.
-
-    Args:
-        output: Where to, a file or folder.
-        saves: Functions that save to a given path. If the first also fails in the temporary folder,
-            the next one, which may save less, is tried there.
-        when: Whether an error is about saving; other errors are raised as they are.
-
-    Raises:
-        ModelError: It could not be saved to the output; the message says why, and where it is now.
-    """
-    try:
-        saves[0](output)
-        return
-    except Exception as error:  # Of any kind: the result must not be lost.
-        if not when(error):
-            raise
-        failed = error
-    why = str(failed) if isinstance(failed, BertflowError) else f"{output}: {reason_of(failed)}"
-    for save in saves:
-        home = None
-        try:
-            home = Path(tempfile.mkdtemp(prefix="bertflow-"))
-            save(home / output.name)
-        except Exception as error:
-            log.info("what was computed cannot be kept either: %s", error)
-            if home is not None:
-                remove(home)
-        else:
-            raise ModelError(f"{why}; what was computed is in {home / output.name}") from failed
-    raise ModelError(f"{why}; nor can a temporary folder be written") from failed
-
-
 # Outputs and inputs
 
 
@@ -480,7 +440,8 @@ def check_apart(
             is a folder that holds an input.
 
     Example:
-        >>> file = Path(tempfile.mkdtemp()) / "pairs.tsv"
+        >>> from tempfile import mkdtemp
+        >>> file = Path(mkdtemp()) / "pairs.tsv"
         >>> _ = file.write_text("A cat,A dog,1")
         >>> check_apart({"--json": file}, [("--pairs", file)])  # doctest: +ELLIPSIS
         Traceback (most recent call last):

@@ -1,11 +1,10 @@
 """Calibrated models: an encoder and its calibrator as one, saved so that it loads anywhere."""
 
 from bertflow.encoders.module import CalibratorModule
-from bertflow.models.calibrated import CalibratedSentenceTransformer
+from bertflow.models.calibrated import CalibratedSentenceTransformer, save_card, save_model
 from bertflow.models.calibrating import attach, calibrate
 from bertflow.models.portable import to_modules
 from bertflow.models.reopening import is_calibrated, load, open_model
-from bertflow.models.saving import save_card, save_model
 
 __all__ = [
     "CalibratedSentenceTransformer",

@@ -26,8 +26,7 @@ from bertflow.encoders.module import MODULE_PATH
 from bertflow.encoders.precision import HALF, raise_input
 from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.errors import InputError, ModelError
-from bertflow.models.calibrated import CalibratedSentenceTransformer
-from bertflow.models.saving import belongs_to_its_calibrator
+from bertflow.models.calibrated import CalibratedSentenceTransformer, belongs_to_its_calibrator
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,332 @@
+"""The commands that use models and what was saved: transform, encode, report, push, cache."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bertflow.cli.opening import check_own, open_any, opened_cluster, to_limit, vectors_named
+from bertflow.cli.options import (
+    REQUIRED,
+    ClusterOptions,
+    EncoderOptions,
+    EncodingClusterOptions,
+    Shared,
+    SpeedOptions,
+    TextOptions,
+    argument,
+    device_or_none,
+    flag,
+    option,
+)
+from bertflow.cli.output import (
+    Given,
+    busy,
+    check_files,
+    check_folder,
+    from_cache,
+    interruptible,
+    progress_bar,
+    resumes_from,
+    show,
+)
+from bertflow.errors import InputError, ModelError, one_line
+from bertflow.io.files import part_path
+
+if TYPE_CHECKING:
+    from bertflow.scale import Outcome, Worker
+
+# Endings of files, where a folder is to be made.
+FILES = (".npy", ".parquet", ".csv", ".tsv", ".jsonl", ".json", ".txt")
+
+
+def transform(
+    folder: Path = argument("DIR"),
+    *,
+    vectors: str = option(REQUIRED, "IN.npy"),
+    output: Path = option(REQUIRED, "OUT.npy"),
+    inverse: bool = flag("--inverse"),
+    cluster: ClusterOptions,
+) -> None:
+    """Apply a saved calibrator to vectors.
+
+    Args:
+        folder: A saved calibrator or calibrated model.
+        vectors: Vectors, one a row; or a folder of .parquet.
+        output: File to write; for a folder of .parquet a folder.
+        inverse: Undo the calibration.
+    """
+    if cluster.take(vectors):
+        from bertflow.scale import Transform
+
+        check_folder(output, {"DIR": folder}, ours=False)
+        worker = Transform(str(folder.absolute()), vector=cluster.vector, inverse=inverse)
+        _run_shards(worker, vectors, output, cluster, "transform")
+        return
+    check_files({"--output": output}, {"DIR": folder, "--vectors": vectors}, rows=True)
+    _refuse_other_than_npy(output, "transform", "of a folder of .parquet files it makes a folder")
+    from bertflow.calibrators import load_calibrator
+    from bertflow.io.vectors import transform_file
+
+    calibrator = load_calibrator(folder)
+    apply = calibrator.inverse_transform if inverse else calibrator.transform
+    with vectors_named(vectors), progress_bar("transform") as report:
+        rows, width = transform_file(apply, vectors, output, progress=report)
+    show(f"wrote {rows:,} vectors of {width} dimensions to {one_line(output)}")
+
+
+def encode(
+    model: str = Shared.model,
+    *,
+    corpus: list[str] = option(REQUIRED, "FILE", "--corpus", "--input"),
+    output: Path = option(REQUIRED, "FILE"),
+    text: TextOptions,
+    loading: EncoderOptions,
+    speed: SpeedOptions,
+    devices: str | None = Shared.devices,
+    cluster: EncodingClusterOptions,
+) -> None:
+    """Encode sentences to vectors, row i for sentence i; of a folder of shards, a folder.
+
+    Args:
+        output: File to write. Stopped, the same command goes on where it was.
+    """
+    if cluster.take(None):
+        worker = _encoding_worker(model, corpus, output, text, loading, speed, cluster)
+        _run_shards(worker, corpus[0], output, cluster, "encode")
+        return
+    from bertflow.data import checked_corpus
+
+    check_files({"--output": output}, {"MODEL": model, "--corpus": corpus}, rows=True)
+    _refuse_other_than_npy(
+        output, "encode", "for a folder of .parquet files, ids and all, give --engine local"
+    )
+    sentences = checked_corpus(corpus, column=text.column, blank="refuse", format=text.format)
+    from bertflow.encoders import encode_file, parse_devices
+
+    places = parse_devices(devices) if devices else None
+    loaded = open_any(model, loading, speed)
+    with (
+        interruptible(lambda: resumes_from(part_path(output), speed.cache)),
+        progress_bar("encode") as report,
+    ):
+        encoded = encode_file(
+            loaded, sentences, output, devices=places, progress=report, **speed.encoding()
+        )
+    show(
+        f"wrote {encoded.rows:,} vectors of {encoded.width} dimensions to {one_line(output)} "
+        f"({from_cache(speed.cache)}{encoded.cut:,} distinct sentences cut{to_limit(loaded)})"
+    )
+
+
+def _refuse_other_than_npy(output: Path, command: str, otherwise: str) -> None:
+    if output.suffix.lower() != ".npy":
+        raise InputError(f"{output} must end in .npy, to which {command} writes; {otherwise}")
+
+
+def _encoding_worker(
+    model: str,
+    corpus: list[str],
+    output: Path,
+    text: TextOptions,
+    loading: EncoderOptions,
+    speed: SpeedOptions,
+    cluster: EncodingClusterOptions,
+) -> Worker:
+    from bertflow.scale import Encode
+
+    if text.format is not None:
+        raise InputError("--engine goes without --format: it reads a folder of .parquet files")
+    check_folder(output, {"MODEL": model}, ours=False)
+    if len(corpus) != 1 or corpus[0] == "-":
+        raise InputError(f"--engine takes one --corpus, a folder of .parquet, got {len(corpus)}")
+    return Encode(
+        str(Path(model).absolute()) if Path(model).exists() else model,
+        column=text.column,
+        **asdict(loading),
+        device=device_or_none(speed.device),
+        batch_size=speed.batch_size,
+        precision=speed.precision,  # type: ignore[arg-type]
+        vector=cluster.vector,
+        keep=cluster.keep,
+        numbers=cluster.numbers,
+        blank="skip" if cluster.skip_blank else "refuse",
+    )
+
+
+def _run_shards(
+    worker: Worker, source: str, output: Path, cluster: ClusterOptions, stage: str
+) -> None:
+    """Work on a folder of .parquet files, which makes another."""
+    from bertflow.scale import run
+    from bertflow.scale.manifest import MANIFEST
+
+    if output.suffix in FILES and not output.exists():
+        raise InputError(f"{output} looks like a file, but of shards a folder is made; name one")
+    with (
+        interruptible(lambda: resumes_from(output, mark=MANIFEST)),
+        opened_cluster(cluster) as engine,
+        progress_bar(stage) as report,
+    ):
+        outcome = run(
+            worker,
+            source,
+            output,
+            engine=engine,
+            skip_unreadable=cluster.skip_unreadable,
+            progress=report,
+        )
+    before = f", {outcome.done_before:,} of them there before" if outcome.done_before else ""
+    show(f"{one_line(output)} has {outcome.rows:,} vectors in {count_of(outcome)}{before}")
+    show_left_out(outcome)
+
+
+def count_of(outcome: Outcome) -> str:
+    """How many shards were worked on, in words."""
+    return f"{outcome.shards:,} shard{'s' if outcome.shards != 1 else ''}"
+
+
+def show_left_out(outcome: Outcome) -> None:
+    """Print the rows and files that were left out, if any."""
+    if outcome.left_out:
+        show(f"{outcome.left_out:,} rows without text left out")
+    if outcome.skipped:
+        files = "1 file" if len(outcome.skipped) == 1 else f"{len(outcome.skipped):,} files"
+        show(f"{files} skipped, which the same command tries again:")
+        for one in outcome.skipped:
+            show(one_line(f"  {one.path}: {one.reason}"))
+
+
+def report(
+    source: str = argument("RUN|MODEL|VECTORS"),
+    *,
+    output: Path = option(REQUIRED, "FILE.html"),
+    corpus: Path | None = option(None, "FILE"),
+    text: TextOptions,
+    against: str | None = option(None, "[OTHER]"),
+    task: list[str] | None = option(None, "NAME"),
+    data: Path | None = option(None, "DIR"),
+) -> None:
+    """Write one page about a run, a model or vectors, before and after.
+
+    The page stands alone: it opens from disk, without a network. A model encodes only what fit,
+    encode, evaluate and others have not left in the cache. Of a section that is left out the page
+    says what would fill it.
+
+    Args:
+        source: A folder of bertflow reproduce; a saved calibrated model or calibrator; or vectors
+            in a .npy file, one a row.
+        output: File to write.
+        corpus: Sentences, as --corpus of fit: of vectors their texts, row by row; of a model or run
+            those to look at. Default: those it was fitted on.
+        against: What to set beside it: of vectors a calibrator or calibrated model, which is
+            applied to them, or a .npy file of the same rows; of a model another calibrator of its
+            encoder or, without a value, its own encoder, which is the default; of a run a
+            calibrator in place of its flow.
+        task: Score vectors or a model on it: sts12, sts13, sts14, sts15, sts16, stsb or sick-r. May
+            be repeated. Default: all that are in --data, none without that.
+        data: Folder of the tasks, in any layout people have; default: BERTFLOW_DATA, for tasks that
+            --task names and for a run.
+    """
+    from bertflow.report import build_report, check_page, write_report
+    from bertflow.report.reproduced import is_run
+
+    check_page(output)
+    check_own(against, source)
+    # A page is none of the records of a run, in whose folder it may well lie.
+    reads: dict[str, Given] = {} if is_run(Path(source)) else {"the report": source}
+    reads |= {"--corpus": corpus and [corpus], "--against": against or None}
+    check_files({"--output": output}, reads)
+    with progress_bar("encode") as told:
+        found = build_report(
+            source,
+            corpus=corpus,
+            column=text.column,
+            format=text.format,
+            against=against or None,
+            data=data,
+            tasks=[part.strip() for name in task or () for part in name.split(",")],
+            progress=told,
+        )
+    size = write_report(found, output)
+    show(one_line(found.verdict))
+    for names, reason in found.left_out():
+        show(one_line(f"- without {', '.join(names)}: {reason}"))
+    show(f"wrote {one_line(output)}, {size / 1e6:.1f} MB: open it in a browser")
+
+
+def push(
+    folder: Path = argument("DIR"),
+    repository: str = argument("USER/NAME"),
+    *,
+    private: bool = flag("--private"),
+    update: bool = flag("--update"),
+    trust_remote_code: bool = Shared.trust_remote_code,
+) -> None:
+    """Upload a saved model or calibrator, with its card, to the model hub.
+
+    Log in before, by `hf auth login` or HF_TOKEN.
+
+    Args:
+        folder: A saved calibrated model or calibrator.
+        repository: Name on the hub; it is made there.
+        private: Let nobody else see a new repository.
+        update: The repository may be there already; its card stays.
+    """
+    from bertflow.calibrators.storage import calibrator_folder
+
+    calibrator_folder(folder)  # Refused here it takes no import of an encoder.
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    from bertflow.calibrators import load_calibrator
+    from bertflow.models import is_calibrated, load
+
+    what = (
+        load(folder, device="cpu", trust_remote_code=trust_remote_code)
+        if is_calibrated(folder)
+        else load_calibrator(folder)
+    )
+    try:
+        with busy(f"uploading to {repository}"):
+            address = what.push_to_hub(repository, private=private or None, exist_ok=update)
+    except HFValidationError as error:
+        raise InputError(f"{repository!r} is no name on the hub: {error}") from None
+    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+        remedy = "log in by `hf auth login` or HF_TOKEN, or give --update if it is there already"
+        raise ModelError(f"cannot push to {repository}: {error}; {remedy}") from error
+    show(f"uploaded to {repository}: {address}")
+
+
+def cache(*, clear: bool = flag("--clear")) -> None:
+    """Show or clear the cache of sentence vectors and of what was read of .gguf files.
+
+    It lies in $BERTFLOW_CACHE, else bertflow/ in $XDG_CACHE_HOME or ~/.cache, and holds
+    $BERTFLOW_CACHE_SIZE (10GB) at most: what was used least recently goes first, and what compare
+    has finished has a small part of it.
+
+    Args:
+        clear: Remove what bertflow has written there.
+    """
+    from bertflow.encoders import SentenceCache
+
+    found = SentenceCache()
+    before, results, room = found.contents(), len(found.results.keys()), found.results.bytes()
+    encoders = sum(not one.gguf for one in before)
+    size = room + sum(one.bytes for one in before)
+    if clear:
+        left = found.clear()
+        freed = size - sum(one.bytes for one in left) - found.results.bytes()
+        gone = encoders - sum(not one.gguf for one in left)
+        show(f"removed {gone:,} encoders, {freed / 1e6:,.1f} MB")
+        if left:
+            show(f"{len(left):,} are in use, or hold what bertflow did not write: {found.folder}")
+        return
+    show(
+        f"{found.folder}\n{encoders:,} encoders, {sum(one.sentences for one in before):,} "
+        f"sentences, {size / 1e6:,.1f} MB of at most {found.size / 1e6:,.0f} MB"
+    )
+    if read := [one.bytes for one in before if one.gguf]:
+        show(f"{len(read):,} .gguf files as they were read, {sum(read) / 1e6:,.1f} MB of that")
+    if results:
+        show(f"{results:,} fits of comparisons, {room / 1e6:,.1f} MB of that")
