@@ -252,17 +252,16 @@ def test_what_differs_from_the_encoder_it_was_fitted_on_is_named(
 
 
 def test_a_provenance_that_does_not_tell_the_encoder_is_refused(encoder, tiny_sentences):
-    for told in [{}, "without weights", 5, None, "bert", []]:
-        calibrator = calibrate(encoder, tiny_sentences, Whitening()).calibrator
-        described = calibrator.provenance_["encoder"]
-        if told == "without weights":
-            told = {name: value for name, value in described.items() if name != "weights"}
+    calibrator = calibrate(encoder, tiny_sentences, Whitening()).calibrator
+    described = calibrator.provenance_["encoder"]
+    without = {name: value for name, value in described.items() if name != "weights"}
+    for told in [{}, without, None, "bert"]:
         calibrator.provenance_ = {**calibrator.provenance_, "encoder": told}
-        with pytest.raises(ModelError, match=r"lacks .*weights|describes no encoder"):
+        with pytest.raises(ModelError, match=r"weights None, not '|describes no encoder"):
             attach(encoder, calibrator)
-        # The name alone may change: the folder was moved.
-        calibrator.provenance_["encoder"] = described | {"name": "elsewhere"}
-        attach(encoder, calibrator)
+    # The name alone may change: the folder was moved.
+    calibrator.provenance_["encoder"] = described | {"name": "elsewhere"}
+    attach(encoder, calibrator)
 
 
 def test_calibrator_of_bare_vectors_needs_the_width(encoder, rng):

@@ -87,8 +87,8 @@ def fit(
     built = build_calibrator(chosen.calibrator, chosen.set or [], chosen.random_state, speed.device)
     if vectors is not None:
         given = {"--encoder": encoder, "--corpus": corpus, "--devices": devices}
-        given |= {"--no-portable": no_portable, **changed(text), **changed(loading)}
-        refuse(given, "does not go with --vectors")
+        more = {"--no-portable": no_portable, **changed(text), **changed(loading)}
+        refuse({**given, **more}, "does not go with --vectors")
         if cluster.take(vectors):
             _fit_shards(vectors, built, output, cluster, limit)
         else:

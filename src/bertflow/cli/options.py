@@ -96,7 +96,7 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
 
     hints = get_type_hints(command)
     for name, parameter in inspect.signature(command).parameters.items():
-        group = hints[name]
+        group: Any = hints[name]
         if is_dataclass(group):
             groups[name] = group
             types = get_type_hints(group)

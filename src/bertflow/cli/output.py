@@ -160,10 +160,10 @@ def _listed(reads: Mapping[str, Given]) -> Iterator[tuple[str, str | Path]]:
 
 
 def _files_of(source: str | Path) -> Iterator[str | Path]:
-    from bertflow.data.sources import HUB, STANDARD_INPUT, located
+    from bertflow.data.sources import HUB, located
 
     text = str(source)
-    if text == STANDARD_INPUT or text.startswith(HUB) or "://" in text:
+    if text == "-" or text.startswith(HUB) or "://" in text:
         return
     try:
         yield from map(str, located([source]))
