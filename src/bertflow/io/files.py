@@ -79,7 +79,8 @@ def sole_writer(output: Path, lock: Path) -> Iterator[None]:
     process leaves none. If another process holds it, a ModelError says so.
 
     Example:
-        >>> with tempfile.TemporaryDirectory() as folder:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
         ...     output = Path(folder, "out")
         ...     with sole_writer(output, Path(folder, ".out.lock")):
         ...         written = output.write_text("mine")
