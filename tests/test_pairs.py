@@ -364,14 +364,6 @@ def test_windows_line_ends_and_a_byte_order_mark_are_no_part_of_the_text(tmp_pat
     assert list(read_pairs(path).first) == ["A cat", '"Who ran', "Café 😀"]
 
 
-@every_text_kind
-def test_text_that_is_not_utf8_is_refused(tmp_path, kind):
-    path = written(tmp_path, kind, table())
-    path.write_bytes(path.read_bytes().replace(b"A dog", b"A d\xf6g"))
-    with pytest.raises(InputError, match=rf"{path.name} is not UTF-8"):
-        read_pairs(path)
-
-
 @every_kind
 def test_a_table_without_a_row_is_refused(tmp_path, kind):
     empty = pyarrow.array([], pyarrow.string()) if kind == ".parquet" else []
@@ -395,14 +387,6 @@ def test_what_is_no_table_is_refused(tmp_path):
         read_pairs(tmp_path / "missing.csv")
     with pytest.raises(InputError, match="is a folder"):
         read_pairs(tmp_path)
-
-
-@every_kind
-def test_a_gzip_file_that_is_none_is_refused(tmp_path, kind):
-    path = tmp_path / f"mine{kind}.gz"
-    path.write_bytes(content(kind, table()))
-    with pytest.raises(InputError, match=rf"{path.name} is not a whole gzip file"):
-        read_pairs(path)
 
 
 def test_a_damaged_parquet_file_is_refused(tmp_path):
