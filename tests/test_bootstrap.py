@@ -379,6 +379,7 @@ def test_holm_by_hand():
     # 4 · .005, 3 · .01, 2 · .03, and 1 · .04, which must not fall below the one before.
     expected = {"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06}
     got = holm(given)
+    assert list(got) == list(given)
     assert {name: one.adjusted for name, one in got.items()} == pytest.approx(expected)
     for name, one in given.items():
         kept = got[name]

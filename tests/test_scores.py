@@ -13,8 +13,8 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import roc_auc_score
 
 from bertflow.data import CATALOG, Pairs, read_task
-from bertflow.evaluation import Estimate, figures, paired_cosine
-from bertflow.evaluation.scores import as_json, gold_of
+from bertflow.evaluation import Difference, Estimate, figures, paired_cosine, paired_difference
+from bertflow.evaluation.scores import as_json, gold_of, mean_over
 
 YEARS = tuple(f"sts{year}" for year in range(12, 17))
 # As published; years of STS have more pairs, which were never graded.
@@ -283,6 +283,23 @@ def test_an_undefined_value_has_no_interval():
     drawn = np.linspace(0, 1, 100)
     assert Estimate.of(None, drawn, "why") == Estimate(None, None, None, "why")
     assert Estimate.of(0.5, np.full(100, np.nan)) == Estimate(0.5, None, None, None)
+
+
+def test_an_estimate_is_compared_and_averaged_in_its_own_resamples():
+    random = np.random.default_rng(5)
+    drawn = random.normal([[0.5], [0.2]], 0.05, size=(2, 400))
+    high, low = (Estimate.of(value, one) for value, one in zip((0.5, 0.2), drawn, strict=True))
+    assert high.above(low) == paired_difference(0.5 - 0.2, drawn[1], drawn[0])
+    assert high.above(low).low > 0 > low.above(high).high
+    assert high.above(Estimate(None)) == Estimate(None).above(high) == Difference(None)
+    mean = mean_over({"a": high, "b": low})
+    assert mean.value == pytest.approx(0.35)
+    assert_allclose(mean.replicates, drawn.mean(axis=0))
+    assert (mean.low, mean.high) == pytest.approx(
+        tuple(np.quantile(mean.replicates, [0.025, 0.975]))
+    )
+    undefined = mean_over({"a": high, "b": Estimate(None, undefined="why")})
+    assert undefined == Estimate(None, undefined="b is undefined: why")
 
 
 def test_an_estimate_as_json():

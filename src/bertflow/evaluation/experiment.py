@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from importlib.resources import files
 from typing import Any, Self, TypeVar
 
 import numpy as np
-from joblib import Parallel, delayed
+from joblib import Parallel, cpu_count, delayed
 
 import bertflow
 from bertflow.arrays import Array
@@ -201,10 +200,7 @@ def run_trials(
 
 def run_all(works: Sequence[Callable[[], T]], jobs: int | None) -> Iterator[tuple[int, T]]:
     """Run work in several processes (None: one a CPU); results come numbered, as they are done."""
-    if jobs is None:
-        affinity = getattr(os, "sched_getaffinity", None)
-        jobs = len(affinity(0)) if affinity else os.cpu_count() or 1
-    count = min(jobs, len(works))
+    count = min(cpu_count() if jobs is None else jobs, len(works))
     if count <= 1:
         yield from ((number, work()) for number, work in enumerate(works))
         return
