@@ -41,15 +41,13 @@ class NotNumbersError(InputError, TypeError):
 
 
 def matrix(X: Any, width: int = 0) -> Any:  # noqa: N803
-    """Rows as a matrix of floats: a numpy array, or a tensor where tensors are given.
+    """Rows as a matrix of floats: a tensor if X is one or holds tensors, else a numpy array.
 
-    Args:
-        X: An array, a tensor, a data frame of numbers; or a list, Series, object array, Arrow array
-            or frame of one column whose entries are vectors.
-        width: Dimensions of a list without rows.
+    X is an array, a tensor, a data frame of numbers; or a list, Series, object array, Arrow array
+    or frame of one column whose entries are vectors. A list without rows gets `width` dimensions.
 
     Raises:
-        InputError: It is something else; the message names it and the remedy.
+        InputError: X is something else; the message names it and the remedy.
 
     Example:
         >>> matrix([[1, 2], [3, 4]]).dtype, matrix([torch.ones(2), torch.zeros(2)]).shape
@@ -181,11 +179,7 @@ def _numbers(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def check_device(name: str) -> torch.device:
-    """The device of that name.
-
-    Raises:
-        InputError: There is none.
-    """
+    """The device of that name; an InputError if there is none."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -236,10 +230,7 @@ def taken(rows: Array | Tensor, index: Tensor) -> Tensor:
 
 
 def let_go(rows: Array | Tensor) -> None:
-    """Give back the memory into which a read-only memory-mapped file has been read so far.
-
-    The file stays in the system's cache, but the process no longer holds what it has read.
-    """
+    """Give back the memory into which a read-only memory-mapped file has been read so far."""
     file = _file_of(rows)
     if file is not None and hasattr(mmap, "MADV_DONTNEED"):
         file.madvise(mmap.MADV_DONTNEED)
@@ -251,10 +242,7 @@ def in_file(rows: Array | Tensor) -> bool:
 
 
 def _file_of(rows: Array | Tensor) -> mmap.mmap | None:
-    """The memory map under read-only rows; None if there is none.
-
-    Giving back a private copy would lose its changes.
-    """
+    """The memory map under read-only rows; giving back a private copy would lose its changes."""
     base: Any = rows
     while isinstance(base, np.ndarray):
         if isinstance(base, np.memmap) and base.mode != "r":

@@ -82,18 +82,8 @@ def pinned(*, seed: bool = False) -> Iterator[None]:
     mode are off, gradients can be computed, numpy only warns, and scikit-learn returns arrays.
     Everything is as before afterwards. It serves as a decorator, too.
 
-    Args:
-        seed: Restore torch's global generator, too, from which modules of other libraries draw
-            when they are made. Not for code that several threads run at the same time.
-
-    Example:
-        >>> torch.set_default_dtype(torch.float64)
-        >>> with pinned():
-        ...     torch.zeros(1).dtype
-        torch.float32
-        >>> torch.zeros(1).dtype
-        torch.float64
-        >>> torch.set_default_dtype(torch.float32)
+    With `seed`, torch's global generator is restored, too: modules of other libraries draw from it
+    when they are made. That is not for code that several threads run at the same time.
     """
     usual_threads()  # A new thread gets its number of threads now, not while another sets its own.
     with ExitStack() as settings:
@@ -113,19 +103,14 @@ def pinned(*, seed: bool = False) -> Iterator[None]:
 
 
 def usual_threads() -> int:
-    """How many threads torch uses for operations of this thread.
-
-    A new thread gets its number here, while no other thread is setting one.
-    """
+    """How many threads torch uses for operations of this thread."""
+    # A new thread gets its number by asking, so no other thread may be setting one.
     with _threads_lock:
         return torch.get_num_threads()
 
 
 def set_own_threads(count: int) -> None:
-    """Set how many threads torch uses for operations of this thread; new threads are unaffected.
-
-    Args:
-        count: At least 1.
+    """Set how many threads torch uses for operations of this thread, and not for new threads.
 
     Example:
         >>> before = usual_threads()
@@ -145,16 +130,7 @@ def set_own_threads(count: int) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread while inside, and afterwards as before.
-
-    Example:
-        >>> before = torch.get_num_threads()
-        >>> with one_thread():
-        ...     torch.get_num_threads()
-        1
-        >>> torch.get_num_threads() == before
-        True
-    """
+    """Compute on one thread while inside, and afterwards as before."""
     before = usual_threads()
     set_own_threads(1)
     try:

@@ -23,7 +23,7 @@ from bertflow.encoders.encoding import Encoding, Group
 from bertflow.encoders.precision import Precision
 from bertflow.errors import BertflowError, InputError, ModelError
 
-# How many groups there are for each process: one that it encodes, and one for when that is done.
+# Groups for each process: one that it encodes, and one for when that is done.
 AHEAD = 2
 # How long a process that has closed its connection may take to end.
 PATIENCE = 5.0

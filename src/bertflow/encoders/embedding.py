@@ -65,7 +65,7 @@ class Chunk:
             yield Group([self.distinct[n] for n in some.tolist()], some)
 
     def places(self, numbers: Array) -> tuple[Array, Array]:
-        """All places of some distinct sentences, and which of these sentences is at each place."""
+        """All places of some distinct sentences, and which of them is at each place."""
         counts = self._counts[numbers]
         which = np.repeat(np.arange(len(numbers)), counts)
         within = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -276,14 +276,10 @@ def fill(
 
 @dataclass
 class _List:
-    """A list of sentences that is being encoded.
+    """A list of sentences that is being encoded, `number` lists after the first.
 
-    Attributes:
-        number: How many lists come before it.
-        chunk: Its sentences.
-        places: Where the store has each distinct sentence, shape (distinct,); -1 where it has not.
-        left: How many are still to be encoded.
-        vectors: Of the distinct sentences, shape (distinct, D), once one has been encoded.
+    `places` are the rows of its distinct sentences in the store, -1 without one. `left` of them are
+    still to be encoded, and `vectors` are of the others.
     """
 
     number: int
@@ -298,20 +294,13 @@ def encode_lists(
 ) -> Iterator[Array]:
     """Encode lists of sentences one after the other, each distinct sentence of a list once.
 
-    The next list is tokenized while one is being encoded.
-
-    Args:
-        encoding: What encodes.
-        lists: Lists of text, taken some ahead of what is given.
-        kept: Gets the vectors every few seconds. If it has some of an earlier call with the same
-            lists, these are taken from it, and the result is the same to the last bit.
+    The next list is tokenized while one is being encoded. `kept` gets the vectors every few
+    seconds; those of an earlier call with the same lists are taken from it, so the result is the
+    same to the last bit.
 
     Returns:
         The vectors of each list, in order, shape (N, D), float32; of an empty list (0, 0). They are
         not checked.
-
-    Raises:
-        ModelError: As `Encoding.each`, or the store cannot be written.
     """
     size = group_size(encoding.encoder)
     begun: deque[_List] = deque()
@@ -350,10 +339,8 @@ def encode_lists(
 
 
 def _names(number: int, sentences: Sequence[str]) -> list[str]:
-    """What sentences of a list are called in the store of vectors.
-
-    The last bits of a vector depend on the batch, so a sentence has another name in each list.
-    """
+    """Names of a list's sentences in the store of vectors."""
+    # The last bits of a vector depend on the batch, so a sentence has another name in each list.
     return [f"{number} {sentence}" for sentence in sentences]
 
 

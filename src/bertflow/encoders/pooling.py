@@ -50,12 +50,7 @@ def parse_pooling(pooling: str) -> tuple[int, ...] | None:
 def hidden_states(pooling: str, blocks: int) -> tuple[int, ...]:
     """The hidden states that a recipe averages, for an encoder with so many blocks.
 
-    Args:
-        pooling: As in `load_encoder`.
-        blocks: The number L of transformer blocks.
-
-    Returns:
-        Indices in rising order, 0 being the embeddings and L the last block.
+    `pooling` is as in `load_encoder`. Indices rise, 0 being the embeddings and L the last block.
 
     Raises:
         InputError: The recipe is unknown, or asks for a layer the encoder does not have.
@@ -248,10 +243,8 @@ class SeveralPoolings(nn.Module):
     .. math:: s = \Big[\, \tfrac1{|L_1|} \sum_{l \in L_1} \operatorname{pool}_1(h_l) \;\Big|\;
         \tfrac1{|L_2|} \sum_{l \in L_2} \operatorname{pool}_2(h_l) \;\Big|\; \dots \Big]
 
-    Args:
-        poolings: Of each, the hidden states it averages, 0 being the embeddings, and whether it
-            takes the first token alone instead of the mean over tokens.
-        width: Entries of a hidden state, D.
+    A pooling is the hidden states that it averages, 0 being the embeddings, and whether it takes
+    the first token alone instead of the mean over tokens. `width` is that of a hidden state, D.
     """
 
     def __init__(self, poolings: Sequence[tuple[Sequence[int], bool]], width: int) -> None:
@@ -260,11 +253,11 @@ class SeveralPoolings(nn.Module):
         self.width = width * len(poolings)
 
     def get_embedding_dimension(self) -> int:
-        """Entries of a vector, which sentence-transformers asks for."""
+        """Entries of a vector."""
         return self.width
 
     def get_config_dict(self) -> dict[str, Any]:
-        """Its settings, by which a cache tells its vectors from others."""
+        """Its settings, part of the key of a cache."""
         return {"poolings": self.poolings}
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
@@ -272,17 +265,12 @@ class SeveralPoolings(nn.Module):
         states: Sequence[Tensor] = features["all_layer_embeddings"]
         mask = features["attention_mask"].unsqueeze(-1).to(states[0].dtype)
         count = mask.sum(dim=1).clamp(min=1e-9)
-        means: dict[int, Tensor] = {}
-        pooled = []
-        for layers, first in self.poolings:
-            if first:
-                parts = [states[layer][:, 0] for layer in layers]
-            else:
-                for layer in layers:
-                    if layer not in means:
-                        means[layer] = (states[layer] * mask).sum(dim=1) / count
-                parts = [means[layer] for layer in layers]
-            pooled.append(torch.stack(parts).mean(dim=0))
+        averaged = {layer for layers, first in self.poolings if not first for layer in layers}
+        means = {layer: (states[layer] * mask).sum(dim=1) / count for layer in averaged}
+        pooled = [
+            torch.stack([states[n][:, 0] if first else means[n] for n in layers]).mean(dim=0)
+            for layers, first in self.poolings
+        ]
         features["sentence_embedding"] = torch.cat(pooled, dim=1)
         return features
 

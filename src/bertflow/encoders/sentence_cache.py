@@ -46,12 +46,7 @@ log = logging.getLogger(__name__)
 
 
 def digests_of(sentences: Iterable[str]) -> Array:
-    """The hash of each sentence, shape (N,), as bytes of type S16.
-
-    Example:
-        >>> digests_of(["a", "b", "a"]).dtype, len(set(digests_of(["a", "b", "a"]).tolist()))
-        (dtype('S16'), 2)
-    """
+    """The hash of each sentence, shape (N,), as bytes of type S16."""
     joined = b"".join(
         hashlib.blake2b(sentence.encode("utf-8", "surrogatepass"), digest_size=DIGEST).digest()
         for sentence in sentences
@@ -158,11 +153,7 @@ class VectorCache:
         return self._index.find(digests_of(sentences))
 
     def rows(self, sentences: Sequence[str]) -> Array:
-        """The row in `vectors` of each sentence, shape (N,).
-
-        Raises:
-            InputError: One has no vector.
-        """
+        """As `find`, but an InputError names a sentence that has no vector."""
         rows = self.find(sentences)
         if len(rows) and rows.min() < 0:
             lost = sentences[int(rows.argmin())]
@@ -182,11 +173,7 @@ class VectorCache:
         return there, vectors[good] if good.any() else None
 
     def vectors(self) -> Array:
-        """All vectors, shape (sentences, D), float32, memory-mapped and read-only.
-
-        Raises:
-            InputError: There is none yet.
-        """
+        """All vectors, shape (sentences, D), float32, memory-mapped and read-only."""
         if self._width is None or not len(self):
             raise InputError(f"{self.folder} holds no vector yet")
         # Mapped again only when it has grown, because a map outlives its folder.
@@ -196,14 +183,10 @@ class VectorCache:
         return self._mapped
 
     def add(self, sentences: Sequence[str], vectors: Array) -> None:
-        """Append vectors; sentences that are there already are left out.
-
-        Args:
-            sentences: Distinct.
-            vectors: Of each, shape (N, D).
+        """Append the vectors (N, D) of distinct sentences, except those that are there already.
 
         Raises:
-            ModelError: It cannot be written, the width is another, or the folder has been removed.
+            ModelError: It cannot be written, the width is another, or the folder was removed.
         """
         width = vectors.shape[1]
         try:
@@ -471,10 +454,7 @@ def _default_size() -> int:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as 500MB, 1.5 GB or 2GiB.
-
-    Raises:
-        InputError: It is none.
+    """Bytes of a size such as 500MB, 1.5 GB or 2GiB; an InputError if it is none.
 
     Example:
         >>> parse_size("1.5 GB"), parse_size("2KiB"), parse_size("0")
@@ -522,7 +502,7 @@ def _size(path: Path) -> int:
 
 
 def _write_at(path: Path, place: int, data: bytes) -> None:
-    """Write at a place, where the file ends then, and wait until it is on the disk."""
+    """Write at a place, cut the file off behind it, and wait until it is on the disk."""
     with path.open("r+b" if path.exists() else "w+b") as file:
         if place + len(data) < file.seek(0, os.SEEK_END):
             file.truncate(place)

@@ -65,9 +65,9 @@ class Encoded:
     Attributes:
         rows: How many sentences there were, repeats included.
         distinct: How many distinct ones.
-        cut: How many of the distinct ones were longer than the encoder's limit.
+        cut: How many distinct ones were longer than the encoder's limit.
         width: Of the vectors, 0 without sentences.
-        first: The rows of the first distinct sentences, at most `FIRST`.
+        first: The rows of the first `FIRST` distinct sentences.
     """
 
     rows: int
@@ -110,11 +110,7 @@ class Rows:
         self._count += count
 
     def put(self, places: Array, vectors: Array) -> None:
-        """Write vectors (n, D) at row numbers (n,).
-
-        Raises:
-            ModelError: The temporary file cannot be written.
-        """
+        """Write vectors (n, D) at row numbers (n,)."""
         self.width = vectors.shape[1]
         if self._file is not None or self._count * self.width * 4 > IN_MEMORY:
             try:
@@ -163,10 +159,7 @@ class Rows:
         return rows
 
     def take(self, digests: Array, places: Array) -> tuple[Array, Array]:
-        """The numbers (n,) and vectors (n, D) that an earlier process left of a group: none.
-
-        The group is given by the hash and the row of each sentence.
-        """
+        """Numbers and vectors of sentences that an earlier process has left of a group: none."""
         return places[:0], places[:0]
 
     def note(self, digests: Array, which: Array, vectors: Array) -> None:
@@ -305,11 +298,11 @@ def encode_file(
         encoder: Any SentenceTransformer.
         sentences: Text, repeats allowed; read once, a chunk at a time.
         output: The .npy file, which is then the new one whole, or still the old one.
-        batch_size: As in `encode_rows`, as are cache, precision, devices and progress.
-        cache: Likewise.
-        precision: Likewise.
-        devices: Likewise.
-        progress: Likewise.
+        batch_size: As in `encode_rows`; so are the others.
+        cache: None encodes all.
+        precision: As in `resolved_precision`.
+        devices: None encodes in this process.
+        progress: Called with the distinct sentences done, and how many are known so far.
 
     Raises:
         InputError: No sentence, something that is not text, or a vector that is not finite; the
@@ -355,15 +348,10 @@ def encode_file(
 class _PartialFile(Rows):
     """The .npy file to be, in a folder beside it, and a note of every part of a group in it.
 
-    A note is a line of three hexadecimal numbers: a hash of the work and the group's sentences, a
+    A note is a line of three hexadecimal numbers: a hash of `about` and the group's sentences, a
     hash of the part, and a bit for each sentence of the group, whether it is in the part. The
-    part's hash is of these bits and its rows. So a note holds without waiting for the disk, and
+    part's hash is of these bits and its rows. So a note holds without waiting for the disk,
     whatever has become of the encoder, the corpus or the file since.
-
-    Args:
-        output: The file.
-        about: All that rows depend on besides their sentences, as JSON can hold it.
-        width: Dimensions of the vectors.
     """
 
     def __init__(self, output: Path, about: Any, width: int) -> None:
@@ -450,10 +438,9 @@ class Sampled:
     """A sample of a corpus.
 
     Attributes:
-        sentences: All, with their repeats, if there were no more than asked for; otherwise so many
-            distinct ones, in the order of the corpus.
+        sentences: The sample, in the order of the corpus.
         rows: How many sentences the corpus has, repeats included.
-        whole: Whether the sample is the corpus.
+        whole: Whether the sample is the corpus, with its repeats.
     """
 
     sentences: list[str]
