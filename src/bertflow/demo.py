@@ -37,12 +37,8 @@ DOCUMENTATION_SENTENCES = 2000
 class Example:
     """A search for the other half of a pair, by the first.
 
-    Attributes:
-        query: The first half.
-        other: The second.
-        place: At which place it comes before.
-        before: The nearest sentences before with their cosines, best first.
-        after: Those after; the other half is the first.
+    `before` and `after` are the nearest sentences and their cosines, best first. The other half is
+    at `place` before, and first after.
     """
 
     query: str
@@ -54,20 +50,20 @@ class Example:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """What was done and what it changed.
+    """Facts about a model that was calibrated, and what that changed.
 
     Attributes:
         encoder: Its name.
         pooling: How token states become a vector.
-        layers: Of which hidden states.
+        layers: The hidden states of that.
         calibrator: The name of the calibrator's class.
         sentences: How many it was fitted on.
         cut: How many distinct ones are longer than the encoder takes.
         before: The score of the encoder on the pairs that come along.
-        after: That of the calibrated model.
-        gains: What the change is worth.
+        after: The score of the calibrated model.
+        gains: What the change is worth in searches.
         examples: The first pairs whose other half is found first only afterwards.
-        output: Where the model lies.
+        output: The folder of the model.
     """
 
     encoder: str
@@ -86,8 +82,7 @@ class Demonstration:
 def default_encoder(pooling: str | None) -> tuple[str, str]:
     """SmolLM2-135M, which a package brings along, and a hidden state that is like most.
 
-    Raises:
-        ModelError: The package is not installed; the message is the pip line.
+    A ModelError has the pip line if the package is not installed.
     """
     spec = find_spec(SMOLLM2_PACKAGE)
     found = list(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
@@ -107,17 +102,9 @@ def run_demo(
     cache: SentenceCache | None = None,
     progress: Callable[[str, int, int], None] | bool | None = None,
 ) -> Demonstration:
-    """Calibrate an encoder on the sentences that come along, save it, and compare.
+    """Calibrate an encoder on the sentences that come along, save it to `output`, and compare.
 
-    Args:
-        raw: As `load_encoder` gives it.
-        calibrator: Not fitted.
-        output: Folder to save the model to.
-        cache: As in `calibrate`.
-        progress: As in `calibrate`.
-
-    Returns:
-        What was done and what it changed, for someone to show.
+    `cache` and `progress` are as in `calibrate`.
     """
     texts, pairs = sample_texts(), sample_pairs()
     corpus = [*texts, *documentation_sentences()]

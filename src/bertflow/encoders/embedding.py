@@ -153,7 +153,7 @@ class Embedded:
 
     Attributes:
         vectors: Shape (distinct, D), float32.
-        index: Row of each sentence as it was given, repeats included, shape (N,).
+        index: Row of each sentence, repeats included, shape (N,).
         cut: How many distinct sentences were longer than the encoder's limit; 0 if not counted.
     """
 
@@ -416,12 +416,7 @@ def first_not_finite(vectors: Array) -> int | None:
 
 
 def most_tokens(text: str) -> int:
-    """How many tokens a text can be, whatever the tokenizer, its special ones apart.
-
-    Example:
-        >>> most_tokens("a dog"), most_tokens("\N{GRINNING FACE}")
-        (5, 12)
-    """
+    """How many tokens a text can be, whatever the tokenizer, its special ones apart."""
     if text.isascii():
         return len(text)
     # Tokenizers may have bytes for tokens, and normalize before. Then UTF-8 grows to three times

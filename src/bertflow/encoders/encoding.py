@@ -79,29 +79,16 @@ def encode_distinct(
         batch_size: At most so many sentences of the encoder's maximum length; of shorter ones as
             many more as have the same number of tokens. On a GPU batches are larger, and halved
             where memory runs out.
-        precision: What the transformer computes in, see `resolved_precision`. Pooling and
-            calibrator keep their type.
+        precision: Of the transformer, see `resolved_precision`. Pooling and calibrator keep theirs.
 
     Returns:
         Shape (N, D), float32, in the order given.
-
-    Raises:
-        InputError: The precision is unknown.
     """
     return Encoding(encoder, batch_size=batch_size, precision=precision)(sentences)
 
 
 class Encoding:
-    """`encode_distinct` for several calls, which share the model in its precision.
-
-    Args:
-        encoder: Any SentenceTransformer; its weights must not change between calls.
-        batch_size: As in `encode_distinct`.
-        precision: As in `encode_distinct`.
-
-    Raises:
-        InputError: The precision is unknown.
-    """
+    """`encode_distinct` for several calls, between which the encoder's weights must not change."""
 
     def __init__(
         self,

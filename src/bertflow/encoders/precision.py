@@ -44,7 +44,7 @@ def check_precision(name: str) -> Precision:
 def resolved_precision(
     precision: Precision, encoder: SentenceTransformer
 ) -> Literal["float32", "mixed", "fast"]:
-    """What a precision means for an encoder on the device it is on.
+    """The precision in which an encoder computes on its device.
 
     - "float32": every operation in the encoder's own type.
     - "mixed": products, attention and activations in bfloat16 (products are summed in float32);
