@@ -20,7 +20,6 @@ from bertflow.data.tables import (
     ending,
     kind_of,
     listed,
-    only_text,
     read_lines,
     read_rows,
 )
@@ -195,7 +194,7 @@ def _read(source: Source, column: str | None, format: str | None) -> Iterator[st
     if isinstance(source, SavedTable | HubTable):
         with _named(source):
             batches = open_table(source).with_format("arrow").iter(batch_size=BATCH_ROWS)
-            for _, cells in arrow_rows(batches, str(source), columns, only_text):
+            for _, cells in arrow_rows(batches, str(source), columns):
                 yield cells[0] or ""
         return
     if format is None and isinstance(source, StandardInput):
@@ -205,7 +204,7 @@ def _read(source: Source, column: str | None, format: str | None) -> Iterator[st
         if kind == ".txt":
             yield from (line for _, line in read_lines(source))
             return
-        for _, row in read_rows(source, kind, columns, only_text, texts=1):
+        for _, row in read_rows(source, kind, columns):
             yield "" if row is None else row[0] or ""
 
 

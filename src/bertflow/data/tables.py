@@ -92,6 +92,16 @@ Row = tuple[int, list[Any] | None]
 Choose = Callable[[Columns], Sequence[str]]
 
 
+def only_text(table: Columns) -> Sequence[str]:
+    """The one column of text; several or none are refused."""
+    if len(table.texts) == 1:
+        return table.texts
+    raise InputError(
+        f"{table.path} has {len(table.texts)} text columns ({listed(table.texts)}); "
+        "name one by --column (in Python column=)"
+    )
+
+
 def kind_of(path: File, kinds: Sequence[str], format: str | None = None) -> str:
     """The ending that says how a file is read: that of `format`, or of its name without packing.
 
@@ -273,7 +283,12 @@ def _lone_return(place: str) -> InputError:
 
 
 def read_rows(
-    path: File, kind: str, columns: Sequence[str] | None, choose: Choose, *, texts: int
+    path: File,
+    kind: str,
+    columns: Sequence[str] | None,
+    choose: Choose = only_text,
+    *,
+    texts: int = 1,
 ) -> Iterator[Row]:
     """The cells of some columns, row by row.
 
@@ -530,7 +545,7 @@ def arrow_rows(
     batches: Iterable[Any],
     path: File | str,
     columns: Sequence[str] | None,
-    choose: Choose,
+    choose: Choose = only_text,
     *,
     texts: int = 1,
 ) -> Iterator[tuple[int, list[Any]]]:
@@ -579,16 +594,6 @@ def check_text(schema: Any, column: str, path: File | str) -> None:
     # A batch of a stream may have nothing in the column, and no type then.
     if not is_text(kind) and str(kind) != "null":
         raise InputError(f"{path}: column {column!r} is not text but {kind}")
-
-
-def only_text(table: Columns) -> Sequence[str]:
-    """The one column of text; several or none are refused."""
-    if len(table.texts) == 1:
-        return table.texts
-    raise InputError(
-        f"{table.path} has {len(table.texts)} text columns ({listed(table.texts)}); "
-        "name one by --column (in Python column=)"
-    )
 
 
 def may_hold_text(value: Any) -> bool:
