@@ -152,6 +152,8 @@ def in_child(root: Path, source: Path, files: list[str]) -> None:
         "no:cacheprovider",
         "-p",
         "no:xdist",
+        "-W",
+        "ignore::pytest.PytestAssertRewriteWarning",
         "-m",
         "not nightly and not torture and not slow",
     ]
