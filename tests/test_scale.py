@@ -816,24 +816,12 @@ def test_a_calibrator_from_merged_moments_is_the_one_from_rows(
 
 def test_near_duplicates_are_found_in_a_folder_too(tmp_path, vectors):
     near = vectors + 0.01 * np.random.default_rng(0).normal(size=vectors.shape)
-    np.save(tmp_path / "x.npy", np.stack([vectors, near], axis=1).reshape(-1, vectors.shape[1]))
+    rows = np.stack([vectors, near], axis=1).reshape(-1, vectors.shape[1])
+    (tmp_path / "in").mkdir()
+    parquet.write_table(table_of(rows), tmp_path / "in/x.parquet", row_group_size=300)
     found = AdaptiveWhitening()
-    fit_folder(found, tmp_path / "x.npy", tmp_path / "moments", shard_rows=300)
+    fit_folder(found, tmp_path / "in", tmp_path / "moments", shard_rows=300)
     assert found.near_duplicates_ > 0.9
-
-
-@pytest.mark.parametrize(
-    ("kind", "order"), [(np.float16, "C"), (np.float32, "C"), (np.float32, "F"), (np.int32, "C")]
-)
-def test_moments_of_a_npy_are_taken_in_ranges_of_rows(tmp_path, vectors, kind, order):
-    rows = np.asarray(vectors.astype(kind), order=order)
-    np.save(tmp_path / "x.npy", rows)
-    found, outcome = folder_moments(tmp_path / "x.npy", tmp_path / "moments", shard_rows=300)
-    assert outcome.shards == 4
-    once = Moments(WIDTH)
-    once.update(torch.from_numpy(rows.astype(np.float64)))
-    torch.testing.assert_close(found.mean, once.mean, rtol=1e-10, atol=0)
-    torch.testing.assert_close(found.second, once.second, rtol=1e-10, atol=1e-7)
 
 
 def test_moments_of_blocks_can_be_merged_by_anyone(vectors):
@@ -970,15 +958,6 @@ def test_a_file_is_no_place_for_shards_and_a_pattern_no_folder(here, refused, ti
     assert "a folder is made" in refused(*command, "v.npy", "--corpus", "in")
     assert "not a pattern" in refused(*command, "v", "--corpus", "in/*.parquet")
     assert not Path("v").exists() and not Path("v.npy").exists()
-
-
-def test_a_npy_is_learned_from_by_moments_where_an_engine_is_named(here, done, vectors):
-    np.save("x.npy", vectors)
-    command = ["fit", "--vectors", "x.npy", "--calibrator", "standardization"]
-    done(*command, "--output", "rows")
-    assert "in 1 shard " in done(*command, "--output", "moments", "--engine", "local")
-    one, other = load_calibrator("rows"), load_calibrator("moments")
-    np.testing.assert_allclose(one.scale_, other.scale_, rtol=1e-12)
 
 
 def test_skipped_shards_are_counted_and_listed(here, done, refused, vectors):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import shutil
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from bertflow.errors import BertflowError, InputError, MissingDependencyError, M
 from bertflow.process_state import pinned
 from bertflow.scale.manifest import note_of, run_key, write_shard
 from bertflow.scale.shards import Place, Shard, read
-from bertflow.scale.workers import Worker
+from bertflow.scale.workers import Part, Worker
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +32,8 @@ class Job:
         shard: The part of the input.
         place: The input.
         schema: The schema of what is read.
-        folder: Where the file is written that comes of it.
+        folder: Holds what is unfinished; a stopped run goes on from it.
         key: The key of the run.
-        unfinished: A folder for what a killed run goes on from.
     """
 
     shard: Shard
@@ -43,7 +41,6 @@ class Job:
     schema: Any
     folder: Path
     key: str
-    unfinished: Path
 
 
 @dataclass(frozen=True)
@@ -189,11 +186,9 @@ def _done(worker: Worker, job: Job) -> Result:
     name = job.place.named(job.shard.path)
     try:
         batches = read(job.place, job.shard, job.schema, worker.columns)
-        made = worker.process(batches, name, job.shard.first, job.unfinished)
+        made = worker.process(batches, Part(name, job.shard.first, job.folder))
         note = note_of(job.shard, job.key)
-        rows = write_shard(path, worker.schema(job.schema), made, note)
-        shutil.rmtree(job.unfinished, ignore_errors=True)
-        return Result(job.shard, path, rows)
+        return Result(job.shard, path, write_shard(path, worker.schema(job.schema), made, note))
     except InputError as error:
         failure: BertflowError = error
     except BertflowError as error:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,7 +21,7 @@ from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator, LinearCalibrator, Moments
 from bertflow.calibrators.adaptive import SAMPLE
 from bertflow.errors import InputError
-from bertflow.io.files import sole_writer, writing
+from bertflow.io.files import sole_writer
 from bertflow.scale.engines import Engine, Job, Local
 from bertflow.scale.manifest import Manifest, files_of, note_of, run_key
 from bertflow.scale.shards import SHARD_ROWS, VECTOR, Bad, Place, Plan, plan, read, vectors_of
@@ -31,7 +30,7 @@ from bertflow.scale.workers import BlockMoments, Worker, merged_moments
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
-LOCK, UNFINISHED, WORK = ".lock", ".part", ".unfinished"
+LOCK, UNFINISHED = ".lock", ".unfinished"
 # In a large folder near duplicates are looked for at the start of this many shards.
 SHARDS_SAMPLED = 20
 
@@ -149,27 +148,27 @@ def run(
         report(done, total)
         skipped = {bad.path: bad for bad in planned.bad}
         rows = dict(before)
-        with _unfinished_files(output) as folder:
-            todo = [shard for shard in planned.shards if shard.name not in before]
-            unfinished = _unfinished_work(output, [note_of(shard, key) for shard in todo])
-            jobs = [
-                Job(shard, place, planned.schema, folder, key, work)
-                for shard, work in zip(todo, unfinished, strict=True)
-            ]
-            for result in engine.run(worker, jobs):
-                if result.error is None:
-                    manifest.put(result.path, result.shard.name)
-                    rows[result.shard.name] = result.rows
-                elif skip_unreadable and isinstance(result.error, InputError):
-                    bad = Bad(result.shard.path, str(result.error))
-                    skipped.setdefault(bad.path, bad)
-                else:
-                    raise result.error
-                done += result.shard.rows
-                report(done, total)
+        todo = [shard for shard in planned.shards if shard.name not in before]
+        folders = _unfinished(output, [note_of(shard, key) for shard in todo])
+        jobs = [
+            Job(shard, place, planned.schema, folder, key)
+            for shard, folder in zip(todo, folders, strict=True)
+        ]
+        for result in engine.run(worker, jobs):
+            if result.error is None:
+                manifest.put(result.path, result.shard.name)
+                shutil.rmtree(result.path.parent, ignore_errors=True)
+                rows[result.shard.name] = result.rows
+            elif skip_unreadable and isinstance(result.error, InputError):
+                bad = Bad(result.shard.path, str(result.error))
+                skipped.setdefault(bad.path, bad)
+            else:
+                raise result.error
+            done += result.shard.rows
+            report(done, total)
         shards = [shard for shard in planned.shards if shard.path not in skipped]
         manifest.finish(shards, list(skipped.values()))
-        shutil.rmtree(output / WORK, ignore_errors=True)
+        shutil.rmtree(output / UNFINISHED, ignore_errors=True)
     made = sum(rows[shard.name] for shard in shards)
     left_out = sum(shard.rows for shard in shards) - made
     return Outcome(
@@ -190,13 +189,13 @@ def folder_moments(
     normalize: bool = False,
     **options: Unpack[RunOptions],
 ) -> tuple[Moments, Outcome]:
-    """The moments of all vectors of a folder of .parquet files, or of a .npy file.
+    """The moments of all vectors of a folder of .parquet files.
 
     Each shard has a file of its own with its moments, so that a stopped run goes on. They are
     merged in the order of the shards, so the result does not depend on which worker was first.
 
     Args:
-        source: As in `run`, or a .npy file.
+        source: As in `run`.
         folder: For the moments of shards; it may be removed afterwards.
         vector: The column of vectors.
         covariance: As in `BlockMoments`.
@@ -288,31 +287,16 @@ def _planned(worker: Worker, place: Place, skip_unreadable: bool, shard_rows: in
     return planned
 
 
-@contextmanager
-def _unfinished_files(output: Path) -> Iterator[Path]:
-    """A folder for files that are being written. What killed runs left there is removed.
+def _unfinished(output: Path, notes: Sequence[str]) -> list[Path]:
+    """A folder for the unfinished work on each shard, by what its file will say.
 
-    It has a new name, so that the actors of a killed run do not write into it.
+    What stopped runs left of other work is removed.
     """
-    home = output / UNFINISHED
-    shutil.rmtree(home, ignore_errors=True)
-    folder = home / secrets.token_hex(4)
-    with writing(output):
-        folder.mkdir(parents=True)
-    try:
-        yield folder.absolute()
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
-
-
-def _unfinished_work(output: Path, notes: Sequence[str]) -> list[Path]:
-    """A folder for each shard, by what its file will say; those of other work are removed."""
-    names = [hashlib.sha256(note.encode()).hexdigest()[:32] for note in notes]
-    home = output.absolute() / WORK
-    for path in home.iterdir() if home.is_dir() else ():
-        if path.name not in names:
-            shutil.rmtree(path, ignore_errors=True)
-    return [home / name for name in names]
+    home = output.absolute() / UNFINISHED
+    folders = [home / hashlib.sha256(note.encode()).hexdigest()[:32] for note in notes]
+    for path in set(home.iterdir() if home.is_dir() else ()).difference(folders):
+        shutil.rmtree(path, ignore_errors=True)
+    return folders
 
 
 def _is_inside(place: Place, output: Path) -> bool:

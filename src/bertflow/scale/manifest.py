@@ -62,6 +62,8 @@ def write_shard(path: Path, schema: Any, batches: Iterable[Any], note: str) -> i
     # Numbers of vectors neither repeat nor compress, and nobody asks for the least of them.
     plain = [field.name for field in schema if not is_vectors(field.type)]
     rows = 0
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path), path.open("wb") as file:
         with (
             ParquetWriter(

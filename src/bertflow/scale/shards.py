@@ -18,11 +18,10 @@ import pyarrow
 from pyarrow import compute, fs, types
 from pyarrow.parquet import ParquetFile
 
-from bertflow.arrays import Array, let_go
+from bertflow.arrays import Array
 from bertflow.data.tables import column_index, is_text, listed
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.io.files import reason_of
-from bertflow.io.vectors import read_vectors
 
 # The default name of the column of vectors.
 VECTOR = "vector"
@@ -62,8 +61,8 @@ class Shard:
     Attributes:
         name: The output file that is made of it, relative to the output folder.
         file: The input file.
-        start: The first row group; of a .npy, which has none, the number of the part.
-        stop: The row group or part after the last.
+        start: The first row group.
+        stop: The row group after the last.
         first: The number of the first row in the file.
         rows: The number of rows.
     """
@@ -175,16 +174,6 @@ class Place:
         except (pyarrow.ArrowException, OSError) as error:
             raise InputError(f"{name} is not a whole parquet file: {reason_of(error)}") from None
 
-    def local(self, path: str) -> Path:
-        """The path of a file on this machine.
-
-        Raises:
-            InputError: It is in an object store.
-        """
-        if not isinstance(self._files, fs.LocalFileSystem):
-            raise InputError(f"{self.named(path)} must be on this machine; copy it to a folder")
-        return Path(f"{self._root}/{path}")
-
     def _version(self, info: Any, path: str) -> FileVersion:
         changed = info.mtime_ns
         if not changed and isinstance(self._files, fs.PyFileSystem):
@@ -204,16 +193,16 @@ def plan(place: Place, choose: ColumnChoice, *, shard_rows: int = SHARD_ROWS) ->
     Raises:
         InputError: There is no .parquet file, or two shards would be written to one name.
     """
-    endings = (".parquet", ".npy") if place.is_file else (".parquet",)
     found = place.files()
-    files = [file for file in found if file.path.lower().endswith(endings)]
+    files = [file for file in found if file.path.lower().endswith(".parquet")]
     bad = [
         Bad(path, f"{place.named(path)} is no .parquet file, and would not be read")
         for path in sorted({file.path for file in found} - {file.path for file in files})
     ]
     if not files:
-        kinds = ".parquet or .npy file" if place.is_file else "folder with .parquet files in it"
-        raise InputError(f"{place.where} is no {kinds}; give one")
+        kind = ".parquet file" if place.is_file else "folder with .parquet files in it"
+        other = ", or read it without --engine" if place.is_file else ""
+        raise InputError(f"{place.where} is no {kind}; give one{other}")
     with ThreadPoolExecutor(READERS) as pool:
         looked_at = list(pool.map(lambda file: _looked_at(place, file, choose, shard_rows), files))
     shards: list[Shard] = []
@@ -257,15 +246,12 @@ def read(
         InputError: The file cannot be read, or has changed since it was planned; it is named.
     """
     _check_unchanged(place, shard)
-    if shard.path.lower().endswith(".npy"):
-        yield from _read_npy(place, shard, batch_rows)
-    else:
-        with place.parquet(shard.path) as table:
-            columns = _chosen(table.schema_arrow, choose, place.named(shard.path)).names
-            # One group at a time: reading ahead would take memory that grows with the file.
-            for group in range(shard.start, shard.stop):
-                for batch in table.iter_batches(batch_rows, row_groups=[group], columns=columns):
-                    yield _typed(batch.select(columns), schema)
+    with place.parquet(shard.path) as table:
+        columns = _chosen(table.schema_arrow, choose, place.named(shard.path)).names
+        # One group at a time: reading ahead would take memory that grows with the file.
+        for group in range(shard.start, shard.stop):
+            for batch in table.iter_batches(batch_rows, row_groups=[group], columns=columns):
+                yield _typed(batch.select(columns), schema)
     _check_unchanged(place, shard)
 
 
@@ -303,11 +289,6 @@ def _looked_at(
 ) -> tuple[list[Shard], Any] | Bad:
     """The shards of a file and the schema of the columns to read."""
     try:
-        if file.path.lower().endswith(".npy"):
-            vectors = read_vectors(place.local(file.path))
-            count = len(vectors)
-            groups = [min(shard_rows, count - start) for start in range(0, count, shard_rows)]
-            return _divided(file, groups, shard_rows), _npy_batch(vectors[:0]).schema
         with place.parquet(file.path) as table:
             schema = _chosen(table.schema_arrow, choose, place.named(file.path))
             numbers = range(table.metadata.num_row_groups)
@@ -360,8 +341,7 @@ def _divided(file: FileVersion, groups: Sequence[int], shard_rows: int) -> list[
 
 def _part_name(path: str, number: int, count: int) -> str:
     stem, _, ending = path.rpartition(".")
-    name = path if count == 1 else f"{stem}.part-{number:05d}-of-{count:05d}.{ending}"
-    return name if ending.lower() == "parquet" else f"{name}.parquet"
+    return path if count == 1 else f"{stem}.part-{number:05d}-of-{count:05d}.{ending}"
 
 
 def _check_names(place: Place, shards: Sequence[Shard]) -> None:
@@ -383,22 +363,6 @@ def _typed(batch: Any, schema: Any) -> Any:
     """A batch whose columns have the types of all shards."""
     columns = [column.cast(field.type) for column, field in zip(batch.columns, schema, strict=True)]
     return pyarrow.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _read_npy(place: Place, shard: Shard, batch_rows: int) -> Iterator[Any]:
-    vectors = read_vectors(place.local(shard.path))
-    stop = shard.first + shard.rows
-    for start in range(shard.first, stop, batch_rows):
-        rows = np.array(vectors[start : min(start + batch_rows, stop)])
-        let_go(vectors)
-        yield _npy_batch(rows)
-
-
-def _npy_batch(rows: Array) -> Any:
-    # Arrow has no other floating types.
-    if rows.dtype.kind != "f" or rows.dtype.itemsize > 8 or not rows.dtype.isnative:
-        rows = rows.astype(np.float64)
-    return pyarrow.RecordBatch.from_arrays([vector_column(rows)], [VECTOR])
 
 
 def vector_column(vectors: Array) -> Any:

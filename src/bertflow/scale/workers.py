@@ -55,6 +55,22 @@ TYPES = {"float32": np.float32, "float16": np.float16}
 Blank = Literal["refuse", "skip"]
 
 
+@dataclass(frozen=True)
+class Part:
+    """Where rows come from.
+
+    Attributes:
+        place: The file, for messages.
+        first: The number of the first row in that file.
+        unfinished: A folder for what slow work has got so far: the same work goes on from it after
+            a kill. None keeps nothing.
+    """
+
+    place: str = BATCH
+    first: int = 0
+    unfinished: Path | None = None
+
+
 class Worker(ABC):
     """Maps the rows of a shard to those of its output."""
 
@@ -85,21 +101,12 @@ class Worker(ABC):
         """The schema of the output, from the schema of what is read."""
 
     @abstractmethod
-    def process(
-        self,
-        batches: Iterable[Any],
-        place: str = BATCH,
-        first: int = 0,
-        unfinished: Path | None = None,
-    ) -> Iterator[Any]:
+    def process(self, batches: Iterable[Any], part: Part) -> Iterator[Any]:
         """Map record batches, in order.
 
         Args:
             batches: With the columns that `columns` gives.
-            place: The file they are of, for messages.
-            first: The number of their first row in that file.
-            unfinished: A folder for what slow work has got so far; the same call after a kill goes
-                on from it.
+            part: Where their rows come from.
 
         Raises:
             InputError: A row cannot be used; the message names it.
@@ -136,7 +143,7 @@ class Worker(ABC):
             if not (is_text(kind) or is_vectors(kind)):
                 batch = batch.set_column(at, self.source, pyarrow.nulls(0))
         read = batch.select(self.columns(batch.schema, BATCH))
-        mapped = list(self.process(read.combine_chunks().to_batches()))
+        mapped = list(self.process(read.combine_chunks().to_batches(), Part()))
         return pyarrow.Table.from_batches(mapped, self.schema(read.schema))
 
 
@@ -253,25 +260,19 @@ class Encode(Worker):
             [*kept, pyarrow.field(self.vector, pyarrow.list_(number, self._width))]
         )
 
-    def process(
-        self,
-        batches: Iterable[Any],
-        place: str = BATCH,
-        first: int = 0,
-        unfinished: Path | None = None,
-    ) -> Iterator[Any]:
+    def process(self, batches: Iterable[Any], part: Part) -> Iterator[Any]:
         """Encode record batches, the next of which is tokenized while one is encoded."""
         from bertflow.encoders.embedding import encode_lists, first_not_finite
         from bertflow.encoders.sentence_cache import VectorCache
 
         encoding = self._opened()
-        kept = None if unfinished is None else VectorCache(unfinished, {})
+        kept = None if part.unfinished is None else VectorCache(part.unfinished / "vectors", {})
         begun: deque[_Rows] = deque()
 
         def lists() -> Iterator[list[str]]:
-            start = first
+            start = part.first
             for batch in batches:
-                begun.append(rows := self._with_text(batch, place, start))
+                begun.append(rows := self._with_text(batch, part.place, start))
                 start += batch.num_rows
                 yield rows.texts
 
@@ -279,7 +280,7 @@ class Encode(Worker):
             rows = begun.popleft()
             if (bad := first_not_finite(vectors)) is not None:
                 raise InputError(
-                    f"{place}, row {rows.numbers[bad]}: the encoder's vector is not finite: "
+                    f"{part.place}, row {rows.numbers[bad]}: the encoder's vector is not finite: "
                     f"{rows.texts[bad][:80]!r}"
                 )
             yield self._written(rows.batch, vectors)
@@ -417,21 +418,16 @@ class Transform(Worker):
         number = pyarrow.float32() if str(kind) == "null" else kind.value_type
         return read.set(at, pyarrow.field(self.vector, pyarrow.list_(number, width)))
 
-    def process(
-        self,
-        batches: Iterable[Any],
-        place: str = BATCH,
-        first: int = 0,
-        unfinished: Path | None = None,
-    ) -> Iterator[Any]:
+    def process(self, batches: Iterable[Any], part: Part) -> Iterator[Any]:
         """Map record batches."""
         calibrator = self._opened()
+        first = part.first
         apply = calibrator.inverse_transform if self.inverse else calibrator._rows
         for batch in batches:
-            rows = vectors_of(batch.column(self.vector), place, first)
+            rows = vectors_of(batch.column(self.vector), part.place, first)
             schema = self.schema(batch.schema)
             if len(rows):
-                with _rows_named(place, first):
+                with _rows_named(part.place, first):
                     rows = apply(rows)
                 at = batch.schema.get_field_index(self.vector)
                 columns = [*batch.columns[:at], vector_column(rows), *batch.columns[at + 1 :]]
@@ -493,15 +489,10 @@ class BlockMoments(Worker):
         numbers = pyarrow.list_(pyarrow.float64())
         return pyarrow.schema([("count", pyarrow.int64()), ("mean", numbers), ("second", numbers)])
 
-    def process(
-        self,
-        batches: Iterable[Any],
-        place: str = BATCH,
-        first: int = 0,
-        unfinished: Path | None = None,
-    ) -> Iterator[Any]:
+    def process(self, batches: Iterable[Any], part: Part) -> Iterator[Any]:
         """Take moments of all of them together; nothing where there is no row."""
         moments: Moments | None = None
+        place, first = part.place, part.first
         schema: Any = None
         for batch in batches:
             schema = self.schema(batch.schema)
