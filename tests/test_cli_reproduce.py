@@ -30,11 +30,10 @@ from bertflow.paper import (
     Workplace,
     identify,
     reproduce,
-    reproduction,
     subjects,
 )
 from bertflow.paper import run as jobs
-from bertflow.paper.score_tables import INTERVALS
+from bertflow.paper.results import INTERVALS
 from conftest import QUIET
 from task_files import write_tasks, write_word_vectors
 from test_imports import loaded_after
@@ -395,7 +394,7 @@ def test_every_option_reaches_the_reproduction(cli, vectors, monkeypatch):
         finished([])  # A figure of no encoder.
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reproduction, "reproduce", fake)
+    monkeypatch.setattr(jobs, "reproduce", fake)
     code, _, _ = cli(
         *["reproduce", "table3", "all", "--encoder", "tiny", "--label", "A", "--pooling", "cls"],
         *["--max-length", 9, "--glove", vectors, "--data", "data", "--output", "out"],

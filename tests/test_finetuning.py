@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +33,8 @@ from bertflow.errors import (
 )
 from bertflow.finetuning import NliCorpus, Recipe, finetune, nli_corpus, save_finetuned, siamese
 from bertflow.finetuning.finetuned import accuracy_of
-from bertflow.finetuning.recipe import resolved_precision
+from bertflow.finetuning.resuming import last_checkpoint
+from bertflow.finetuning.siamese import resolved_precision
 from conftest import WORDS
 
 FAST = Recipe(learning_rate=3e-3, batch_size=8, epochs=1, checkpoint_steps=4)
@@ -301,7 +303,7 @@ def test_precision_is_the_device_s(monkeypatch):
 
 def test_what_can_be_learned_is_learned_well_above_chance(encoder, data):
     corpus = nli_corpus(["snli"], data, held_out=0.2)
-    result = finetune(encoder, corpus, replace(FAST, epochs=8))
+    result = finetune(encoder, corpus, replace(FAST, epochs=5))
     accuracy = result.accuracy
     assert accuracy.low > accuracy.majority + 0.1
     assert accuracy.pairs == len(corpus.held_out)
@@ -409,14 +411,13 @@ def test_the_steps_are_those_of_a_loop_written_out(encoder, corpus):
 
 
 def test_warm_up_and_decay_are_linear(encoder, corpus, monkeypatch):
-    rates = []
-    log = SentenceTransformerTrainer.log
+    rates, step = [], siamese._Trainer.training_step
 
-    def listen(self, logs, *arguments):
-        rates.append(logs.get("learning_rate"))
-        return log(self, logs, *arguments)
+    def listen(self, *arguments, **keywords):
+        rates.append(self.lr_scheduler.get_last_lr()[0])
+        return step(self, *arguments, **keywords)
 
-    monkeypatch.setattr(SentenceTransformerTrainer, "log", listen)
+    monkeypatch.setattr(siamese._Trainer, "training_step", listen)
     result = finetune(encoder, corpus, replace(FAST, warmup=0.25, epochs=0.5))
     steps = result.provenance["steps"]
     warm = int(np.ceil(0.25 * steps))
@@ -424,7 +425,7 @@ def test_warm_up_and_decay_are_linear(encoder, corpus, monkeypatch):
         FAST.learning_rate * min(step / warm, (steps - step) / (steps - warm))
         for step in range(steps)
     ]
-    assert rates[:steps] == pytest.approx(expected)
+    assert rates == pytest.approx(expected)
 
 
 def test_mixed_precision_ends_with_float32_weights_and_vectors(encoder, corpus):
@@ -563,7 +564,7 @@ def test_a_checkpoint_changes_no_bit_and_holds_the_classifier(
     assert_same_bits(result, uninterrupted)
     (checkpoint,) = folder.glob("checkpoint-*")
     assert checkpoint.name == f"checkpoint-{result.provenance['steps']}"
-    assert json.loads((checkpoint / "run.json").read_text())["losses"] == []
+    assert len(json.loads((checkpoint / "run.json").read_text())["losses"]) == 12
     saved = load_file(checkpoint / "classifier.safetensors")
     assert torch.equal(saved["weight"], result.classifier.weight)
     assert (result.resumed_at, result.discarded) == (0, [])
@@ -571,10 +572,10 @@ def test_a_checkpoint_changes_no_bit_and_holds_the_classifier(
 
 
 @pytest.mark.parametrize(
-    "logged", [4, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2))]
+    "points", [4, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2))]
 )
 def test_a_point_of_the_loss_curve_that_spans_a_checkpoint_is_the_same(
-    encoder, corpus, tmp_path, monkeypatch, logged
+    encoder, corpus, tmp_path, monkeypatch, points
 ):
     seen, step = [], siamese._Trainer.training_step
 
@@ -583,11 +584,11 @@ def test_a_point_of_the_loss_curve_that_spans_a_checkpoint_is_the_same(
         return torch.tensor(seen[-1])
 
     # Points after every 3rd, 6th and 12th step, of which the checkpoints are in the midst.
-    monkeypatch.setattr(siamese, "LOGGED", logged)
+    monkeypatch.setattr(siamese, "POINTS", points)
     with monkeypatch.context() as patch:
         patch.setattr(siamese._Trainer, "training_step", watched)
         whole = finetune(encoder, corpus, FAST)
-    every = 12 // logged
+    every = 12 // points
     assert [at for at, _ in whole.loss_curve] == list(range(every, 13, every))
     means = [np.mean(seen[at - every : at]) for at, _ in whole.loss_curve]
     np.testing.assert_allclose([loss for _, loss in whole.loss_curve], means, rtol=1e-12)
@@ -651,23 +652,33 @@ def test_a_run_that_stopped_after_its_last_step_is_only_measured(encoder, corpus
     assert again.loss_curve == whole.loss_curve
 
 
-@pytest.mark.parametrize("damage", ["unlisted", "cut", "no classifier"])
-def test_a_checkpoint_that_is_not_whole_is_skipped(
-    encoder, corpus, uninterrupted, tmp_path, damage
-):
+@pytest.fixture(scope="module")
+def stopped(tiny_bert, corpus, tmp_path_factory):
+    """The folder of a run that was stopped after step 10, and what the run depends on."""
+    folder = tmp_path_factory.mktemp("stopped")
+    encoder = load_encoder(tiny_bert, pooling="mean", device="cpu")
     with pytest.raises(Stop):
-        finetune(encoder, corpus, FAST, checkpoints=tmp_path, progress=stop_at(10))
-    checkpoint = tmp_path / "checkpoint-8"
+        finetune(encoder, corpus, FAST, checkpoints=folder, progress=stop_at(10))
+    return folder, json.loads((folder / "checkpoint-8/run.json").read_text())["run"]
+
+
+@pytest.mark.parametrize("damage", ["unlisted", "cut", "no classifier", "an earlier version's"])
+def test_a_checkpoint_that_is_not_whole_is_removed(stopped, tmp_path, damage):
+    folder, run = shutil.copytree(stopped[0], tmp_path / "copy"), stopped[1]
+    checkpoint = folder / "checkpoint-8"
+    assert last_checkpoint(folder, run) == (checkpoint, [])
     if damage == "unlisted":
         (checkpoint / "run.json").unlink()
     elif damage == "cut":
         file = checkpoint / "optimizer.pt"
         file.write_bytes(file.read_bytes()[:-1])
-    else:
+    elif damage == "no classifier":
         (checkpoint / "classifier.safetensors").unlink()
-    result = finetune(encoder, corpus, FAST, checkpoints=tmp_path)
-    assert result.resumed_at == 0
-    assert_same_bits(result, uninterrupted)
+    else:
+        record = json.loads((checkpoint / "run.json").read_text())
+        (checkpoint / "run.json").write_text(json.dumps({**record, "losses": [1.0]}))
+    assert last_checkpoint(folder, run) == (None, [])
+    assert not checkpoint.exists()
 
 
 def test_interrupted_while_it_saves_the_one_before_is_gone_on_from(
@@ -690,30 +701,31 @@ def test_interrupted_while_it_saves_the_one_before_is_gone_on_from(
     assert_same_bits(result, uninterrupted)
 
 
-@pytest.mark.parametrize("other", ["recipe", "corpus", "encoder"])
+def test_what_a_run_depends_on_is_compared(stopped, encoder, data, corpus, tmp_path):
+    assert stopped[1].keys() == {"recipe", "corpus", "encoder", "device"}
+    assert stopped[1]["corpus"] == corpus.digest()
+    assert stopped[1]["corpus"] != nli_corpus(["snli"], data, held_out=0.2, limit=59).digest()
+    for number, name in enumerate(stopped[1]):
+        folder = shutil.copytree(stopped[0], tmp_path / str(number))
+        assert last_checkpoint(folder, {**stopped[1], name: "other"}) == (None, [name])
+        assert list(folder.iterdir()) == []
+
+
 def test_checkpoints_of_another_run_are_discarded_and_said_to_be(
-    encoder, tiny_llama, corpus, data, uninterrupted, tmp_path, other
+    encoder, corpus, stopped, tmp_path
 ):
-    given = {"encoder": encoder, "corpus": corpus, "recipe": FAST}
-    given |= {
-        "recipe": {"recipe": replace(FAST, learning_rate=1e-3)},
-        "corpus": {"corpus": nli_corpus(["snli"], data, held_out=0.2, limit=59)},
-        "encoder": {"encoder": load_encoder(tiny_llama, pooling="mean", device="cpu")},
-    }[other]
-    with pytest.raises(Stop):
-        finetune(**given, checkpoints=tmp_path, progress=stop_at(6))
-    result = finetune(encoder, corpus, FAST, checkpoints=tmp_path)
-    assert (result.resumed_at, result.discarded) == (0, [other])
-    assert_same_bits(result, uninterrupted)
+    folder = shutil.copytree(stopped[0], tmp_path / "copy")
+    other = replace(FAST, learning_rate=1e-3)
+    result = finetune(encoder, corpus, other, checkpoints=folder)
+    assert (result.resumed_at, result.discarded) == (0, ["recipe"])
 
 
-def test_a_moved_encoder_is_still_the_same_run(encoder, corpus, tmp_path):
-    with pytest.raises(Stop):
-        finetune(encoder, corpus, FAST, checkpoints=tmp_path, progress=stop_at(6))
+def test_a_moved_encoder_is_still_the_same_run(encoder, corpus, stopped, tmp_path):
+    folder = shutil.copytree(stopped[0], tmp_path / "copy")
     encoder[0].model.config._name_or_path = "elsewhere"
     with pytest.raises(Stop):
-        finetune(encoder, corpus, FAST, checkpoints=tmp_path, progress=stop_at(9))
-    assert (tmp_path / "checkpoint-8").is_dir()
+        finetune(encoder, corpus, FAST, checkpoints=folder, progress=stop_at(9))
+    assert (folder / "checkpoint-8").is_dir()
 
 
 def test_a_folder_of_something_else_is_refused_and_untouched(encoder, corpus, tmp_path):

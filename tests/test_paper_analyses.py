@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,12 @@ import pytest
 import scipy.stats
 
 from bertflow.cli.reproducing import doubts_of
-from bertflow.io.result_store import Result, ResultStore
+from bertflow.io.result_store import Result
 from bertflow.paper import Subject, TableResult
 from bertflow.paper.analyses import Scatter, lexical_table, words_table
 from bertflow.paper.declared import published
 from bertflow.paper.plan import Words
-from test_paper_tables import BASE, LARGE, NOW, TINY, by_holm, shown
+from test_paper_tables import BASE, LARGE, NOW, TINY, Records, by_holm, shown
 
 # Table 6.
 
@@ -133,10 +132,8 @@ def mean_of(value: float, error: float) -> dict[str, float]:
     return {"value": value, "low": value - 1.96 * error, "high": value + 1.96 * error}
 
 
-def words_made(
-    tmp_path: Path, groups: Sequence[Mapping[str, Any]], *subjects: Subject
-) -> TableResult:
-    records, jobs = ResultStore(tmp_path / "records"), []
+def words_made(groups: Sequence[Mapping[str, Any]], *subjects: Subject) -> TableResult:
+    records, jobs = Records(), []
     for subject in subjects:
         job = Words(
             subject=subject, ranges=RANGES, neighbours=(3, 5, 7), frequencies="wordfreq 3.1"
@@ -171,8 +168,8 @@ def groups_of(*norms: Mapping[str, Any] | None) -> list[dict[str, Any]]:
 NORMS = [mean_of(0.95, 0.02), mean_of(1.0, 0.02), mean_of(1.1, 0.02), mean_of(1.02, 0.03)]
 
 
-def test_table_1_is_the_records_means_beside_the_published_ones(tmp_path):
-    result = words_made(tmp_path, groups_of(*NORMS), BASE)
+def test_table_1_is_the_records_means_beside_the_published_ones():
+    result = words_made(groups_of(*NORMS), BASE)
     assert list(result.columns) == ["0-100", "100-500", "500-5000", "5000-10000"]
     names = ["norm", *(f"{measure} {k}" for measure in ("distance", "dot") for k in (3, 5, 7))]
     assert [row.name for row in result.rows] == names
@@ -188,8 +185,8 @@ def test_table_1_is_the_records_means_beside_the_published_ones(tmp_path):
     )
 
 
-def test_table_1_claims_that_the_last_range_is_above_the_first(tmp_path):
-    result = words_made(tmp_path, groups_of(*NORMS), BASE)
+def test_table_1_claims_that_the_last_range_is_above_the_first():
+    result = words_made(groups_of(*NORMS), BASE)
     rise, error = 1.02 - 0.95, math.hypot(0.02, 0.03)
     found = result.claims[0].difference
     assert found.value == pytest.approx(rise)
@@ -210,8 +207,8 @@ def test_table_1_claims_that_the_last_range_is_above_the_first(tmp_path):
 
 
 @pytest.mark.parametrize("last", [None, {"value": 1.0, "low": None, "high": None}])
-def test_table_1_claims_nothing_of_a_range_without_words_or_with_one(tmp_path, last):
-    result = words_made(tmp_path, groups_of(*NORMS[:3], last), TINY)
+def test_table_1_claims_nothing_of_a_range_without_words_or_with_one(last):
+    result = words_made(groups_of(*NORMS[:3], last), TINY)
     cell = result.rows[0].cells["5000-10000"]
     assert cell.value == (None if last is None else 1.0)
     assert (cell.reason is None) == (last is not None)
@@ -221,8 +218,8 @@ def test_table_1_claims_nothing_of_a_range_without_words_or_with_one(tmp_path, l
     json.dumps(result.to_dict(), allow_nan=False)
 
 
-def test_table_1_says_whose_rows_are_whose(tmp_path):
-    result = words_made(tmp_path, groups_of(*NORMS), BASE, LARGE)
+def test_table_1_says_whose_rows_are_whose():
+    result = words_made(groups_of(*NORMS), BASE, LARGE)
     assert [row.encoder for row in result.rows] == ["BERT-base"] * 7 + ["BERT-large"] * 7
     labels = [label for label, _ in shown(result)]
     assert labels[0] == "BERT-base: mean ℓ2 norm"

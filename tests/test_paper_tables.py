@@ -17,13 +17,19 @@ import scipy.stats
 from bertflow.cli.reproducing import claims_grid, doubts_of, notes_of, table_grid, table_markdown
 from bertflow.data import STS_TASKS
 from bertflow.evaluation import Difference
-from bertflow.io.result_store import Result, ResultStore
+from bertflow.io.result_store import Result
 from bertflow.paper import Material, Options, Planner, Subject, TableResult
 from bertflow.paper.analyses import sweep_table
 from bertflow.paper.declared import SCORE_TABLES, SEVEN, Row, published
 from bertflow.paper.plan import Plan, Score
-from bertflow.paper.results import CellResult, ClaimResult, RowResult, judged_claims
-from bertflow.paper.score_tables import INTERVALS, score_table
+from bertflow.paper.results import (
+    INTERVALS,
+    CellResult,
+    ClaimResult,
+    RowResult,
+    judged_claims,
+    score_table,
+)
 from task_files import write_tasks
 
 RESAMPLES = 200
@@ -45,13 +51,23 @@ def material(tmp_path_factory) -> Material:
     return Material(write_tasks(tmp_path_factory.mktemp("tables"), *STS_TASKS, "qnli", "snli"))
 
 
+class Records(dict[str, Result]):
+    """A store of results in memory."""
+
+    def put(self, record: Result) -> None:
+        self[record.key] = record
+
+    def need(self, key: str) -> Result:
+        return self[key]
+
+
 @dataclass
 class Made:
     """A table made of records that say what they are told to."""
 
     result: TableResult
     plans: Sequence[Plan]
-    records: ResultStore
+    records: Records
 
     def row(self, name: str, encoder: str | None = None) -> RowResult:
         found = [
@@ -78,7 +94,7 @@ def variations() -> list[Row]:
 OFFSETS = {"wmean": 0.0, "mean": -0.1, "all": -0.2}
 
 
-def put_score(records: ResultStore, job: Score, value: float | None, seed: int) -> None:
+def put_score(records: Records, job: Score, value: float | None, seed: int) -> None:
     shared = np.random.default_rng([len(job.task), *map(ord, job.task)]).normal(0, 0.02, RESAMPLES)
     own = np.random.default_rng([int(job.key[:8], 16)]).normal(0, 0.004, RESAMPLES)
     drawn = (0.0 if value is None else value) + shared + own
@@ -105,7 +121,7 @@ def put_score(records: ResultStore, job: Score, value: float | None, seed: int) 
     records.put(record)
 
 
-def put_tuning(records: ResultStore, plan: Plan) -> None:
+def put_tuning(records: Records, plan: Plan) -> None:
     for cell in plan.cells.values():
         for job in cell.jobs:
             if (tuning := job.encoding.tuning) is not None:
@@ -138,7 +154,7 @@ def make(material, tmp_path) -> Callable[..., Made]:
         words: Subject | None = None,
         without: Sequence[str] = (),
     ) -> Made:
-        records = ResultStore(tmp_path / "records")
+        records = Records()
         there = material
         if without:
             names = [name for name in STS_TASKS if name not in without]

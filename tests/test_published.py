@@ -12,7 +12,7 @@ import pytest
 
 from bertflow.data import CATALOG
 from bertflow.paper.declared import SCORE_TABLES, PublishedTable, published
-from bertflow.paper.score_tables import published_name
+from bertflow.paper.results import published_name
 from bertflow.paper.subjects import Subject
 
 NUMBERED = [f"table{number}" for number in range(1, 9)]

@@ -218,16 +218,15 @@ def report(
         source: A folder of bertflow reproduce; a saved calibrated model or calibrator; or vectors
             in a .npy file, one a row.
         output: File to write.
-        corpus: Sentences, as --corpus of fit: of vectors their texts, row by row; of a model or run
-            those to look at. Default: those it was fitted on.
+        corpus: Sentences, as --corpus of fit: of vectors their texts, row by row; of a model those
+            to look at. Default: those it was fitted on.
         against: What to set beside it: of vectors a calibrator or calibrated model, which is
             applied to them, or a .npy file of the same rows; of a model another calibrator of its
-            encoder or, without a value, its own encoder, which is the default; of a run a
-            calibrator in place of its flow.
+            encoder or, without a value, its own encoder, which is the default.
         task: Score vectors or a model on it: sts12, sts13, sts14, sts15, sts16, stsb or sick-r. May
             be repeated. Default: all that are in --data, none without that.
         data: Folder of the tasks, in any layout people have; default: BERTFLOW_DATA, for tasks that
-            --task names and for a run.
+            --task names.
     """
     from bertflow.report import build_report, check_page, write_report
     from bertflow.report.reproduced import is_run

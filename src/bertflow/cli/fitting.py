@@ -284,7 +284,8 @@ def finetune(
         pooling: cls, mean, last2avg, first-last-avg, embed-last-avg or layers:1,12.
     """
     check_folder(output, {"--encoder": encoder})
-    from bertflow.finetuning import Recipe, finetune_and_save, nli_corpus
+    from bertflow.finetuning import Recipe, nli_corpus, save_finetuned
+    from bertflow.finetuning import finetune as train
     from bertflow.finetuning.siamese import check_packages
     from bertflow.models import is_calibrated
 
@@ -305,9 +306,8 @@ def finetune(
     kept = partial(resumes_from, checkpoints, mark="checkpoint-*")
     try:
         with interruptible(kept), Bars() as report:
-            result = finetune_and_save(
-                loaded, corpus, output, checked, checkpoints=checkpoints, progress=report
-            )
+            result = train(loaded, corpus, checked, checkpoints=checkpoints, progress=report)
+            save_finetuned(result, output)
     except ModelError as error:
         if any(checkpoints.glob("checkpoint-*")):
             raise ModelError(f"{error}; {kept()}") from error

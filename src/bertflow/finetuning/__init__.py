@@ -2,8 +2,7 @@
 
 from bertflow.finetuning.examples import NliCorpus, NliSet, nli_corpus
 from bertflow.finetuning.finetuned import Accuracy, FineTuned, save_finetuned
-from bertflow.finetuning.recipe import Recipe
-from bertflow.finetuning.siamese import finetune, finetune_and_save
+from bertflow.finetuning.siamese import Recipe, finetune
 
 __all__ = [
     "Accuracy",
@@ -12,7 +11,6 @@ __all__ = [
     "NliSet",
     "Recipe",
     "finetune",
-    "finetune_and_save",
     "nli_corpus",
     "save_finetuned",
 ]

@@ -1,4 +1,4 @@
-"""Labelled pairs of NLI data sets, divided into those to train on and those held out."""
+"""Labelled pairs of NLI data sets, divided into pairs to train on and pairs to measure on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, compress
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ SEEN = "premise also trained on"
 
 @dataclass(frozen=True)
 class NliSet:
-    """What one data set gives to a corpus.
+    """The part of a corpus that comes from one data set.
 
     Attributes:
         name: The data set.
@@ -48,7 +48,7 @@ class NliCorpus:
     Attributes:
         train: The pairs to train on.
         held_out: The pairs to measure on.
-        sets: What each data set gives.
+        sets: The data sets that the pairs come from.
         division: The arguments they were divided by.
     """
 
@@ -59,7 +59,7 @@ class NliCorpus:
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
-        """Of both sides, how many pairs have each label."""
+        """By side and label, how many pairs there are."""
         sides = {"train": self.train, "held_out": self.held_out}
         return {
             side: {label: Counter(pairs.labels)[label] for label in NLI_LABELS}
@@ -69,11 +69,10 @@ class NliCorpus:
     def texts(self) -> list[str]:
         """Every distinct sentence of both sides."""
         both = (self.train, self.held_out)
-        columns = [column for pairs in both for column in (pairs.first, pairs.second)]
-        return list(dict.fromkeys(chain.from_iterable(columns)))
+        return list(dict.fromkeys(t for pairs in both for t in (*pairs.first, *pairs.second)))
 
     def digest(self) -> str:
-        """A SHA-256 of all pairs and labels in their order: the same corpus has the same."""
+        """A SHA-256 of all pairs and labels in their order."""
         digest = hashlib.sha256()
         for pairs in (self.train, self.held_out):
             for row in zip(pairs.first, pairs.second, pairs.labels, strict=True):
@@ -92,10 +91,10 @@ def nli_corpus(
 ) -> NliCorpus:
     """Read NLI data sets and divide them into pairs to train on and pairs to measure on.
 
-    Where a set's train split can be had it is trained on, and its dev split (of mnli the matched
-    one) is held out. Where there is no train split all others are divided, and where there is no
-    dev split the train split is: a share of the premises is held out with all their pairs. A pair
-    that would be held out although its premise is trained on is left out and counted.
+    A set's train split is trained on, and its dev split (of mnli the matched one) is held out.
+    Without a train split all others are divided, and without a dev split the train split is: a
+    share of the premises is held out with all their pairs. A pair that would be held out although
+    its premise is trained on is left out and counted.
 
     Args:
         names: Some of snli, mnli and sick-e.
@@ -104,11 +103,8 @@ def nli_corpus(
         random_state: Seed of that division.
         limit: Take only the first so many pairs of each split.
 
-    Returns:
-        The corpus.
-
     Raises:
-        MissingDataError: A set is nowhere; the message says what was tried.
+        MissingDataError: A set is nowhere; the message lists the places that were tried.
         InputError: An unknown or repeated set, a malformed row or an unknown label (named by
             line), a value out of range, or too few pairs to divide.
 
@@ -158,14 +154,16 @@ def _divided(
     if "train" in there:
         held_split = next((split for split in there if split.startswith("dev")), None)
         splits = ["train"] if held_split is None else ["train", held_split]
-    read = [_first(read_nli(name, data, split), limit) for split in splits]
+    whole = [read_nli(name, data, split) for split in splits]
+    # No selector behind the limit: what follows is left out.
+    read = [_chosen(pairs, [True] * (limit or len(pairs))) for pairs in whole]
     if held_split is None:
         train, held = _by_premise(_joined(read, "train"), share, random_state)
     else:
         train, held = read
     skipped = sum((Counter(pairs.skipped) for pairs in read), Counter())
     sources = [pairs.source for pairs in read]
-    return train, held, NliSet(name, splits, sources, held_split, 0, 0, dict(skipped))
+    return train, held, NliSet(name, splits, sources, held_split, 0, 0, skipped)
 
 
 def _by_premise(pairs: NliPairs, share: float, random_state: int) -> tuple[NliPairs, NliPairs]:
@@ -187,17 +185,14 @@ def _key(premise: str) -> str:
     return " ".join(premise.split()).casefold()
 
 
-def _first(pairs: NliPairs, limit: int | None) -> NliPairs:
-    return _chosen(pairs, (limit is None or row < limit for row in range(len(pairs))))
-
-
 def _chosen(pairs: NliPairs, rows: Iterable[bool]) -> NliPairs:
     chosen = list(rows)
-    columns = (
-        list(compress(column, chosen)) for column in (pairs.first, pairs.second, pairs.labels)
+    return replace(
+        pairs,
+        first=list(compress(pairs.first, chosen)),
+        second=list(compress(pairs.second, chosen)),
+        labels=list(compress(pairs.labels, chosen)),
     )
-    first, second, labels = columns
-    return replace(pairs, first=first, second=second, labels=labels)
 
 
 def _joined(parts: Sequence[NliPairs], split: str) -> NliPairs:

@@ -1,4 +1,4 @@
-"""A fine-tuned encoder with what it was measured at, and how it is saved."""
+"""A fine-tuned encoder with its accuracy, and how it is saved."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Accuracy:
     """How many held-out pairs get their label.
 
     Attributes:
-        value: The share that does.
-        low: Lower end of the 95 % Wilson interval, which takes pairs for independent.
+        value: The share of these.
+        low: Lower end of the 95 % Wilson interval, which takes pairs as independent.
         high: Its upper end.
         pairs: How many pairs were held out.
-        majority: The share of their most frequent label: what saying it always would get.
+        majority: The share of the most frequent label, the accuracy of always saying it.
         majority_label: That label.
-        recall: Of each label that occurs, the share of its pairs that get it.
+        recall: By label, the share of its pairs that get it.
     """
 
     value: float
@@ -69,12 +69,12 @@ class FineTuned:
     Attributes:
         model: The encoder, in evaluation mode.
         classifier: The head over ``[u, v, |u − v|]`` with which it was trained, on the CPU.
-        labels: What the head's outputs stand for, in their order.
+        labels: The labels of the head's outputs, in their order.
         accuracy: On the held-out pairs.
         counts: Of "train" and "held_out", how many pairs have each label.
-        loss_curve: Steps and the mean loss since the one before.
-        resumed_at: The step of the checkpoint it went on from; 0 if there was none.
-        discarded: Names of what was another in checkpoints that were found and discarded.
+        loss_curve: Steps and the mean loss since the step before.
+        resumed_at: The step of the checkpoint that the run went on from; 0 without one.
+        discarded: Parts of the run that differed in a discarded checkpoint, such as "recipe".
         provenance: Recipe, data sets, encoder, versions, device and seconds.
         checkpoints: The folder of the last checkpoint, which `save_finetuned` removes.
     """
@@ -102,7 +102,7 @@ def accuracy_of(predicted: Sequence[str], labels: Sequence[str]) -> Accuracy:
     hits = Counter(label for label, guess in zip(labels, predicted, strict=True) if label == guess)
     correct = hits.total()
     interval = binomtest(correct, len(labels)).proportion_ci(CONFIDENCE, method="wilson")
-    # Of equally frequent ones the first by name, so that the same pairs give the same answer.
+    # The first by name of equally frequent labels: the same pairs give the same answer.
     majority_label = min(totals, key=lambda label: (-totals[label], label))
     return Accuracy(
         value=correct / len(labels),
@@ -116,15 +116,15 @@ def accuracy_of(predicted: Sequence[str], labels: Sequence[str]) -> Accuracy:
 
 
 def save_finetuned(result: FineTuned, folder: str | Path) -> None:
-    """Save a fine-tuned encoder to a folder that is then the new one whole, or still the old one.
+    """Save a fine-tuned encoder to a folder, which is then the new one whole, or still the old one.
 
-    The folder is an ordinary sentence-transformers model with a card, README.md; beside it
-    finetuning.json says how it came about and classifier.safetensors keeps the head. The
-    checkpoints are removed once it is there: until then they are the only copy.
+    The folder is an ordinary sentence-transformers model with a card, README.md. In finetuning.json
+    is its provenance, and in classifier.safetensors the head. The checkpoints are removed once the
+    folder is there: until then they are the only copy.
 
     Args:
-        result: What `finetune` gave.
-        folder: Made if it is not there; replaced if bertflow wrote what it holds.
+        result: As `finetune` gives it.
+        folder: Made if need be; replaced if bertflow wrote all that it holds.
 
     Raises:
         ModelError: The folder holds something that bertflow did not write, or cannot be written.
@@ -149,7 +149,7 @@ def save_finetuned(result: FineTuned, folder: str | Path) -> None:
 
 
 def finetuned_card(result: FineTuned) -> str:
-    """The card of what `finetune` gave: what it is, how it was trained, accuracy and limits."""
+    """The card of a fine-tuned encoder: how it was trained, accuracy and limits."""
     about = result.provenance
     encoder = encoder_named(about)
     origin = about["origin"] if isinstance(about.get("origin"), Mapping) else {}

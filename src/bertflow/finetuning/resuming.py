@@ -1,7 +1,7 @@
-"""Going on from the trainer's checkpoints: of this very run and whole, or removed.
+"""Going on from a checkpoint of the trainer, if it is whole and of the same run.
 
-A record in each checkpoint says of which run it is and how large its files are. It is written last,
-so that a checkpoint without it, or with other sizes, does not count.
+Each checkpoint has a record of its run, its losses and the sizes of its files. The record is
+written last, so a checkpoint without it, or with other sizes, does not count.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def last_checkpoint(folder: Path, run: Mapping[str, Any]) -> tuple[Path | None, list[str]]:
-    """Find the checkpoint a run goes on from, and remove what it cannot use.
+    """Find the checkpoint that a run goes on from, and remove all others.
 
     Args:
         folder: Where its checkpoints are or will be.
         run: All that the result depends on, for JSON.
 
     Returns:
-        The last whole checkpoint of this run or None, and the names in `run` of what was another
-        in checkpoints that were discarded.
+        The last whole checkpoint of this run or None, and the names in `run` that differ in a
+        checkpoint that was discarded.
 
     Raises:
         ModelError: The folder holds something else, or cannot be written.
@@ -48,8 +48,7 @@ def last_checkpoint(folder: Path, run: Mapping[str, Any]) -> tuple[Path | None, 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.iterdir():
-            # Earlier versions had the record beside the checkpoints.
-            if not _NAME.fullmatch(path.name) and path.name != RECORD:
+            if not _NAME.fullmatch(path.name):
                 raise ModelError(
                     f"{folder} is for checkpoints, but holds {path.name}, which bertflow did not "
                     "write; move it, or choose another folder"
@@ -77,32 +76,31 @@ def restore(checkpoint: Path, classifier: nn.Module) -> list[float]:
     """Give a classifier the weights of a checkpoint.
 
     Returns:
-        The losses since the last point of the loss curve when it was saved.
+        The loss of each step before it.
 
     Raises:
-        ModelError: They are not there, or another's.
+        ModelError: The weights are missing, or of another classifier.
     """
     path = checkpoint / CLASSIFIER
     try:
         classifier.load_state_dict(load_file(path))
-        return [float(loss) for loss in _record(checkpoint)["losses"]]
+        losses = [float(loss) for loss in _record(checkpoint)["losses"]]
     except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path} cannot be read ({error}); remove {checkpoint}") from None
+    return losses
 
 
 @contextmanager
 def completed(checkpoint: Path, run: Mapping[str, Any], losses: Sequence[float]) -> Iterator[None]:
     """Record a checkpoint that is written inside, and then remove those before it.
 
-    On a full disk no part of it is left.
-
     Args:
         checkpoint: The folder.
         run: As in `last_checkpoint`.
-        losses: Of the steps since the last point of the loss curve.
+        losses: Of all steps so far.
 
     Raises:
-        ModelError: It cannot be written.
+        ModelError: It cannot be written; no part of it is left.
     """
     try:
         yield
@@ -110,8 +108,8 @@ def completed(checkpoint: Path, run: Mapping[str, Any], losses: Sequence[float])
         write_text(checkpoint / RECORD, json.dumps(record) + "\n")
     except (BertflowError, OSError, SafetensorError, RuntimeError) as error:
         reason = reason_of(error)
-        # torch says only that some position is not what it should be.
-        if not isinstance(error, OSError | SafetensorError) and _is_full(checkpoint.parent):
+        # torch does not say that the disk is full.
+        if shutil.disk_usage(checkpoint.parent).free < SMALL:
             reason = os.strerror(errno.ENOSPC)
         shutil.rmtree(checkpoint, ignore_errors=True)
         if isinstance(error, BertflowError):
@@ -122,22 +120,20 @@ def completed(checkpoint: Path, run: Mapping[str, Any], losses: Sequence[float])
             shutil.rmtree(other)
 
 
-def _is_full(folder: Path) -> bool:
-    return shutil.disk_usage(folder).free < SMALL
-
-
 def _checkpoints(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
 
 
 def _record(checkpoint: Path) -> dict[str, Any]:
-    """What is recorded of a whole checkpoint; nothing if a file is not there in full."""
+    """The record of a whole checkpoint; empty if a file is missing, cut short or has grown."""
     try:
         record = parse_json((checkpoint / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     known = isinstance(record, dict) and isinstance(record.get("run"), dict)
-    return record if known and record.get("files") == _sizes(checkpoint) else {}
+    # Earlier versions recorded the last losses only.
+    whole = known and len(record.get("losses", ())) == step(checkpoint)
+    return record if whole and record.get("files") == _sizes(checkpoint) else {}
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from logging import ERROR, getLogger
@@ -35,18 +35,93 @@ from bertflow.data import NLI_LABELS, NliPairs
 from bertflow.encoders import describe_encoder, embed, library_versions
 from bertflow.encoders.description import origin_of
 from bertflow.encoders.embedding import count_cut_of
-from bertflow.errors import InputError, MissingDependencyError, TrainingError
+from bertflow.errors import InputError, MissingDependencyError, TrainingError, check_number
 from bertflow.finetuning.examples import NliCorpus
-from bertflow.finetuning.finetuned import FineTuned, accuracy_of, save_finetuned
-from bertflow.finetuning.recipe import Recipe, resolved_precision
+from bertflow.finetuning.finetuned import FineTuned, accuracy_of
 from bertflow.finetuning.resuming import CLASSIFIER, completed, last_checkpoint, restore, step
 from bertflow.io.files import sole_writer
 
 Progress = Callable[[str, int, int], None]
 
 PACKAGES = ("accelerate", "datasets")
-LOGGED = 100  # Points of the loss curve.
+PRECISIONS = ("auto", "float32", "bf16", "fp16")
+POINTS = 100  # Of the loss curve.
 _LOG = getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How an encoder is fine-tuned on NLI.
+
+    The defaults are those of the paper's Appendix B (1 epoch, 2e-5, batches of 16). What it leaves
+    open is SBERT's: AdamW, a warm-up over the first tenth of the steps and a linear decay to zero,
+    and the weight decay and the gradient norm of sentence-transformers' own `fit`, with which SBERT
+    was trained (biases and LayerNorms do not decay).
+
+    Attributes:
+        epochs: Passes over the training pairs; a part of one is possible.
+        learning_rate: The highest, reached after the warm-up.
+        batch_size: Pairs a step.
+        warmup: Share of the steps over which the learning rate rises from zero.
+        weight_decay: AdamW's.
+        max_grad_norm: The encoder's gradient is cut to this norm; 0 leaves it as it is.
+        random_state: Seed of the classifier's first weights, of the order of the pairs and of
+            dropout.
+        precision: "float32", "bf16" or "fp16"; the last two are mixed precision, whose weights stay
+            float32. "auto" takes bf16 on a CUDA device that has it, fp16 on another, and float32
+            elsewhere.
+        checkpoint_steps: Steps between two checkpoints. The result does not depend on it.
+
+    Raises:
+        InputError: A value is out of its range.
+
+    Example:
+        >>> Recipe(epochs=0.5).learning_rate
+        2e-05
+    """
+
+    epochs: float = 1.0
+    learning_rate: float = 2e-5
+    batch_size: int = 16
+    warmup: float = 0.1
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    random_state: int = 0
+    precision: str = "auto"
+    checkpoint_steps: int = 500
+
+    def __post_init__(self) -> None:
+        check_number("epochs", self.epochs, 0, above=True)
+        check_number("learning_rate", self.learning_rate, 0, above=True)
+        check_number("batch_size", self.batch_size, 1, integer=True)
+        check_number("warmup", self.warmup, 0, 1)
+        check_number("weight_decay", self.weight_decay, 0)
+        check_number("max_grad_norm", self.max_grad_norm, 0)
+        # The trainer seeds numpy's generator, too, which takes no larger seed.
+        check_number("random_state", self.random_state, 0, 2**32 - 1, integer=True)
+        check_number("checkpoint_steps", self.checkpoint_steps, 1, integer=True)
+        if self.precision not in PRECISIONS:
+            raise InputError(
+                f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}"
+            )
+
+
+def resolved_precision(precision: str, device: torch.device) -> str:
+    """The precision on a device: "float32", "bf16" or "fp16".
+
+    Raises:
+        InputError: fp16 where there is no CUDA device.
+    """
+    if precision == "auto":
+        if device.type != "cuda":
+            return "float32"
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    if precision == "fp16" and device.type != "cuda":
+        raise InputError(
+            f"precision fp16 needs a CUDA device, but the encoder is on {device.type}; "
+            "take float32 or bf16"
+        )
+    return precision
 
 
 def finetune(
@@ -59,36 +134,36 @@ def finetune(
 ) -> FineTuned:
     r"""Fine-tune an encoder on labelled pairs of sentences, both through the same weights.
 
-    With u and v the vectors of a premise and its hypothesis, what is trained is
+    With u and v the vectors of a premise and its hypothesis, the classifier
 
     .. math:: p = \mathrm{softmax}(W [u, v, |u - v|] + b), \quad W \in \mathbb{R}^{3 \times 3D}
 
-    by cross entropy, and of it the encoder is kept (Reimers and Gurevych, 2019, the
-    classification objective; the paper's Appendix B).
+    is trained by cross entropy together with the encoder, which is kept (Reimers and Gurevych,
+    2019, the classification objective; the paper's Appendix B).
 
-    The encoder that is passed is not changed, nor are the caller's random states. The same
-    encoder, corpus, recipe, device and thread count give the same bits, also if the run was
-    interrupted and went on from its last checkpoint.
+    The given encoder does not change, nor do the caller's random states. The same encoder, corpus,
+    recipe, device and thread count give the same bits, also if the run was interrupted and went on
+    from its last checkpoint.
 
     Args:
         encoder: Any SentenceTransformer with float32 weights; `load_encoder(name,
             pooling="mean")` is SBERT's.
-        corpus: What `nli_corpus` gave.
+        corpus: As `nli_corpus` gives it.
         recipe: How; None takes the paper's.
-        checkpoints: A folder for the last checkpoint. If it holds one of this very run, that
-            is gone on from; one of another run is discarded. `save_finetuned` removes it.
+        checkpoints: A folder for the last checkpoint. The run goes on from a checkpoint of its own,
+            and discards one of another run. `save_finetuned` removes the folder.
         progress: Called with the name of the stage ("train", then "encode" for the held-out
             sentences), the steps done and their total.
 
     Returns:
-        The fine-tuned encoder, its accuracy on the held-out pairs and where it comes from.
+        The fine-tuned encoder, its accuracy on the held-out pairs and its provenance.
 
     Raises:
         MissingDependencyError: datasets or accelerate is missing; the message is the pip line.
         InputError: Weights that are not float32, a precision the device does not have, or a
             second GPU.
-        TrainingError: Loss or weights are not finite; the message names the step, and the last
-            checkpoint is one from before.
+        TrainingError: Loss or weights are not finite; the message names the step. The last
+            checkpoint is from before it.
         ModelError: The folder of the checkpoints holds something else, cannot be written, or
             another process is training into it.
 
@@ -96,50 +171,11 @@ def finetune(
         ``save_finetuned(finetune(load_encoder(name, pooling="mean"), corpus), "sbert")``
     """
     with _alone(checkpoints):
-        return _finetune(encoder, corpus, recipe, checkpoints, progress)
-
-
-def finetune_and_save(
-    encoder: SentenceTransformer,
-    corpus: NliCorpus,
-    folder: str | Path,
-    recipe: Recipe | None = None,
-    *,
-    checkpoints: Path,
-    progress: Progress | None = None,
-) -> FineTuned:
-    """`finetune` and `save_finetuned` in one, so that no other process comes between them.
-
-    Args:
-        encoder: As in `finetune`.
-        corpus: As in `finetune`.
-        folder: Where the encoder is saved, as in `save_finetuned`.
-        recipe: As in `finetune`.
-        checkpoints: A folder for the last checkpoint, removed once the encoder is saved.
-        progress: As in `finetune`.
-
-    Returns:
-        What was saved.
-
-    Raises:
-        BertflowError: As those two.
-
-    Example:
-        ``finetune_and_save(load_encoder(name, pooling="mean"), corpus, "sbert",
-        checkpoints=Path("sbert.checkpoints"))``
-    """
-    with _alone(checkpoints):
-        result = _finetune(encoder, corpus, recipe, checkpoints, progress)
-        save_finetuned(result, folder)
-    return result
+        return _finetune(encoder, corpus, recipe or Recipe(), checkpoints, progress)
 
 
 def _alone(checkpoints: Path | None) -> AbstractContextManager[None]:
-    """Keep other processes from training into the same folder while inside.
-
-    Raises:
-        ModelError: One is training there, or the folder's parent cannot be written.
-    """
+    """Keep other processes from training into the same folder while inside."""
     if checkpoints is None:
         return nullcontext()
     return sole_writer(checkpoints, checkpoints.with_name(f".{checkpoints.name}.lock"))
@@ -148,11 +184,10 @@ def _alone(checkpoints: Path | None) -> AbstractContextManager[None]:
 def _finetune(
     encoder: SentenceTransformer,
     corpus: NliCorpus,
-    recipe: Recipe | None,
+    recipe: Recipe,
     checkpoints: Path | None,
     progress: Progress | None,
 ) -> FineTuned:
-    recipe = Recipe() if recipe is None else recipe
     check_packages()
     precision = resolved_precision(recipe.precision, encoder.device)
     _check_encoder(encoder)
@@ -179,7 +214,7 @@ def _finetune(
         arguments = _arguments(model, recipe, precision, total, str(folder))
         arguments.save_strategy = SaveStrategy.STEPS if checkpoints else SaveStrategy.NO
         trainer = _Trainer(loss, corpus.train, arguments, run, progress)
-        curve = trainer.loss_curve(resume, total)
+        trainer.run_to_end(resume, total)
         # Mixed precision has put itself around `forward`.
         trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
         classifier = loss.classifier.cpu().requires_grad_(False)
@@ -192,7 +227,7 @@ def _finetune(
         labels=NLI_LABELS,
         accuracy=accuracy_of(predicted, corpus.held_out.labels),
         counts=corpus.counts,
-        loss_curve=curve,
+        loss_curve=loss_curve(trainer.losses),
         resumed_at=resumed_at,
         discarded=discarded,
         provenance={
@@ -208,6 +243,18 @@ def _finetune(
         },
         checkpoints=checkpoints,
     )
+
+
+def loss_curve(losses: list[float]) -> list[tuple[int, float]]:
+    """Steps and the mean loss since the one before, at about 100 points.
+
+    Example:
+        >>> loss_curve([3.0, 2.0]), loss_curve([1.0] * 250)[:2]
+        ([(1, 3.0), (2, 2.0)], [(2, 1.0), (4, 1.0)])
+    """
+    every = max(len(losses) // POINTS, 1)
+    ends = range(every, len(losses) + 1, every)
+    return [(end, math.fsum(losses[end - every : end]) / every) for end in ends]
 
 
 def check_packages() -> None:
@@ -247,10 +294,10 @@ def _identity(facts: dict[str, Any], corpus: NliCorpus) -> dict[str, Any]:
 
 @contextmanager
 def _as_if_alone(seed: int) -> Iterator[None]:
-    """Seed all global generators, which the trainer uses, and leave them as they were before.
+    """Seed all global generators, which the trainer uses, and restore them afterwards.
 
     The trainer's libraries also write into the environment, which is restored. Their warnings are
-    off: they warn of what they set right, such as a padding token that the model did not know.
+    off: they are about things that the libraries set right, such as an unknown padding token.
     """
     environment, verbosity = dict(os.environ), logging.get_verbosity()
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -271,16 +318,15 @@ def _as_if_alone(seed: int) -> Iterator[None]:
 
 
 class _Trainer(SentenceTransformerTrainer):
-    """The trainer, with the classifier in its checkpoints, and silent.
+    """The trainer, with the classifier and all losses in its checkpoints, and silent.
 
-    Its own model card would show sentences of the corpus. For each checkpoint it would ask the hub
-    whether it knows the encoder. The loss it tells is the mean of the steps since it told it last,
-    also of those before a checkpoint.
+    Its own model card would show sentences of the corpus, and for each checkpoint it would ask the
+    hub whether it knows the encoder.
 
     Attributes:
-        classifier: The head over both vectors, which is the loss's and not the model's.
+        classifier: The head over both vectors, which belongs to the loss and not to the model.
         run: All that the result depends on, for JSON.
-        losses: Of the steps since it last told the loss.
+        losses: The loss of each step.
     """
 
     def __init__(
@@ -301,26 +347,23 @@ class _Trainer(SentenceTransformerTrainer):
             }
         )
         super().__init__(model=loss.model, args=arguments, train_dataset=data, loss=loss)
-        self.remove_callback(PrinterCallback)  # It prints each log.
+        self.remove_callback(PrinterCallback)  # It prints a summary at the end.
         if progress is not None:
             self.add_callback(_Watch(progress))
         self.classifier: nn.Linear = loss.classifier
         self.run = run
         self.losses: list[float] = []
 
-    def loss_curve(self, resume: Path | None, total: int) -> list[tuple[int, float]]:
-        """Train to the end, and give the loss curve of the whole run."""
+    def run_to_end(self, resume: Path | None, total: int) -> None:
+        """Train up to the last of so many steps, from a checkpoint if there is one."""
         if resume is not None:
             _LOG.info("going on after step %d of %d", step(resume), total)
         if resume is not None and step(resume) == total:
-            # Nothing is left to do, but `train` would do one step more after a part of an epoch.
+            # After a part of an epoch `train` would take one step more.
             self._load_from_checkpoint(str(resume))
-            self.state = self.state.load_from_json(str(resume / "trainer_state.json"))
         else:
             self.train(resume_from_checkpoint=None if resume is None else str(resume))
             self._check_weights()
-        history = self.state.log_history
-        return [(int(entry["step"]), entry["loss"]) for entry in history if "loss" in entry]
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Loss and gradient of a batch, before its step is taken.
@@ -348,14 +391,7 @@ class _Trainer(SentenceTransformerTrainer):
         )
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
-        """Do not collect what such a card needs."""
-
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Say where training is, with the mean loss of the steps since it was said last."""
-        if "loss" in logs:
-            logs["loss"] = math.fsum(self.losses) / len(self.losses)
-            self.losses.clear()
-        super().log(logs, *args, **kwargs)
+        """Collect nothing for the trainer's own card."""
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Save finite weights only: they replace the checkpoint before."""
@@ -387,7 +423,7 @@ class _Watch(TrainerCallback):
 def _arguments(
     model: SentenceTransformer, recipe: Recipe, precision: str, total: int, folder: str
 ) -> SentenceTransformerTrainingArguments:
-    """The recipe as arguments of the trainer, which is told to print and report nothing."""
+    """The recipe as arguments of the trainer, which prints and reports nothing."""
     arguments = SentenceTransformerTrainingArguments(
         output_dir=folder,
         num_train_epochs=recipe.epochs,
@@ -404,8 +440,7 @@ def _arguments(
         dataloader_pin_memory=model.device.type == "cuda",
         prompts=model.prompts.get(model.default_prompt_name or "") or None,
         save_steps=recipe.checkpoint_steps,
-        logging_steps=max(total // LOGGED, 1),
-        logging_nan_inf_filter=False,
+        logging_strategy="no",
         report_to="none",
         disable_tqdm=True,
     )

@@ -1,28 +1,26 @@
-"""The paper's tables and figure: declared, computed once, and set beside what was published."""
+"""The paper's tables and figure: declared, computed once, and set beside the published numbers."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bertflow.paper.plan import Options, Planner
-    from bertflow.paper.reproduction import Reproduction, reproduce
     from bertflow.paper.results import TableResult
-    from bertflow.paper.run import Workplace
+    from bertflow.paper.run import Reproduction, Workplace, reproduce
     from bertflow.paper.subjects import Material, Subject, identify
 
-# What can be reproduced, by itself: a wrong name is answered at once, and the rest is loaded when
-# it is first used.
+# Without a heavy import, so that a wrong name is refused at once.
 NAMES = (*(f"table{number}" for number in range(1, 9)), "figure2")
 _HOME_OF = {
     "Material": "subjects",
     "Options": "plan",
     "Planner": "plan",
-    "Reproduction": "reproduction",
+    "Reproduction": "run",
     "Subject": "subjects",
     "TableResult": "results",
     "Workplace": "run",
     "identify": "subjects",
-    "reproduce": "reproduction",
+    "reproduce": "run",
 }
 
 __all__ = [

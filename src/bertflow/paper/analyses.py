@@ -17,18 +17,19 @@ from bertflow.data import Pairs
 from bertflow.evaluation import Difference, Estimate, paired_difference
 from bertflow.evaluation.scores import gold_of, less
 from bertflow.io.result_store import ResultStore
-from bertflow.paper.declared import PublishedTable, published
+from bertflow.paper.declared import published
 from bertflow.paper.plan import Plan, Words
 from bertflow.paper.results import (
     CellResult,
     ClaimResult,
+    EncoderRows,
     RowResult,
     TableResult,
     judged_claims,
     scaled,
+    score_table,
     shown_estimate,
 )
-from bertflow.paper.score_tables import EncoderRows, score_table
 
 MEASURES = ("norm", "distance", "dot")
 MEASURE_LABELS = {
@@ -88,29 +89,27 @@ def _words_row(
     own, cells = job.subject.size == "base", {}
     for column, group in zip(columns, groups, strict=True):
         mean = group[measure] if k is None else group[measure][str(k)]
+        shown: dict[str, Any] = {"reason": "no word of this range is one piece"}
+        if mean is not None:
+            value = mean["value"]
+            shown = {**mean, "values": [value], "median": value}
         cells[column] = CellResult(
+            **shown,
             published=numbers.value(name, column),
             doubts=numbers.rows[name].doubts[column],
             comparable=own,
-            reason="no word of this range is one piece",
         )
-        if mean is not None and (value := mean["value"]) is not None:
-            ends = {"low": mean["low"], "high": mean["high"]}
-            cells[column] = replace(
-                cells[column], value=value, values=[value], median=value, reason=None, **ends
-            )
     return RowResult(
         name=name,
         label=f"{job.subject.label}: {MEASURE_LABELS[measure].format(k=k)}",
         encoder=job.subject.label,
-        aggregation=None,
         cells=cells,
         published_for=None if own else "BERT-base",
     )
 
 
 def _rising(label: str, cells: Sequence[CellResult], encoder: str) -> list[ClaimResult]:
-    """The claim that a mean is larger for rarer words: the last range against the first."""
+    """The claim that a mean is larger for rare words: the last range against the first."""
     first, last = cells[0], cells[-1]
     rise = less(last.value, first.value)
     widths = less(first.high, first.low), less(last.high, last.low)
@@ -130,7 +129,7 @@ def _rising(label: str, cells: Sequence[CellResult], encoder: str) -> list[Claim
 
 @dataclass(frozen=True)
 class Scatter:
-    """What Figure 2 shows of one encoder.
+    """The numbers of Figure 2 for one encoder.
 
     Attributes:
         encoder: Its name.
@@ -150,29 +149,26 @@ def scatter(plan: Plan, pairs: Pairs, store: ResultStore) -> Scatter:
         ModelError: A job has no record yet.
         MissingDependencyError: rapidfuzz is not there.
     """
-    column = plan.table.columns[0]
-    gold = gold_of(pairs)
-    cosines = {
-        plan.label(row): store.need(plan.cells[row.name, column].jobs[0].key).arrays["cosines"]
-        for row in plan.rows
-    }
-    keep = ~np.isnan(gold)
+    (column,), gold = plan.table.columns, gold_of(pairs)
+    panels = {"gold": gold}
+    for row in plan.rows:
+        key = plan.cells[row.name, column].jobs[0].key
+        panels[plan.label(row)] = store.need(key).arrays["cosines"]
     first, second, _ = pairs.graded()
     return Scatter(
         encoder=plan.subject.label,
-        panels={"gold": gold[keep], **{name: one[keep] for name, one in cosines.items()}},
+        panels={name: values[~np.isnan(gold)] for name, values in panels.items()},
         distances={unit: edit_distances(first, second, unit=unit) for unit in UNITS},
     )
 
 
 def lexical_table(scatters: Sequence[Scatter], sizes: Sequence[str | None]) -> TableResult:
-    """Table 6: how each similarity goes with edit distance, and with gold.
+    """Table 6: how each similarity correlates with edit distance and with gold.
 
     Args:
         scatters: Of each encoder.
-        sizes: Which of the paper's encoders each is, None for others.
+        sizes: Which of the paper's encoders each is; None for others.
     """
-    numbers = published("table6")
     columns = [f"edit, {unit}" for unit in UNITS] + ["gold"]
     columns += [f"{name}, ≤ {SHORT} {unit}" for unit in UNITS for name in ("edit", "gold")]
     rows: list[RowResult] = []
@@ -199,18 +195,13 @@ def lexical_table(scatters: Sequence[Scatter], sizes: Sequence[str | None]) -> T
                 f"{scattered.encoder}: {skipped:,} of them have no cosine, and are left out"
             )
         for name, known in zip(("gold", *others), ("gold", "encoder", "flow"), strict=True):
-            if name == "gold" and rows:
-                continue  # It is the same for every encoder.
-            rows.append(
-                _lexical_row(
-                    name, numbers, known, scattered.encoder, found, comparable=size == "base"
-                )
-            )
+            if name != "gold" or not rows:  # Gold is the same for every encoder.
+                own = size == "base"
+                rows.append(_lexical_row(name, known, scattered.encoder, found, comparable=own))
         claims += _lexical_claims(scattered.encoder, list(others), found)
     return TableResult(
         name="table6",
         title="Similarity against edit distance, STS-B dev: Spearman",
-        unit=100,
         columns=columns,
         rows=rows,
         claims=judged_claims(claims),
@@ -219,36 +210,29 @@ def lexical_table(scatters: Sequence[Scatter], sizes: Sequence[str | None]) -> T
 
 
 def _lexical_row(
-    name: str,
-    numbers: PublishedTable,
-    known: str,
-    encoder: str,
-    found: Mapping[str, Lexical],
-    *,
-    comparable: bool,
+    name: str, known: str, encoder: str, found: Mapping[str, Lexical], *, comparable: bool
 ) -> RowResult:
+    numbers, itself = published("table6"), known == "gold"
+    printed = {
+        column: CellResult(
+            published=numbers.value(known, column),
+            doubts=numbers.rows[known].doubts[column],
+            comparable=comparable or itself,
+        )
+        for column in ("edit", "gold")
+    }
     cells: dict[str, CellResult] = {}
     for unit, one in found.items():
         # The published number stands beside both units, since it is one of the two.
-        edit, gold = (
-            CellResult(
-                published=numbers.value(known, column),
-                doubts=numbers.rows[known].doubts[column],
-                comparable=comparable or known == "gold",
-            )
-            for column in ("edit", "gold")
-        )
-        cells[f"edit, {unit}"] = _cell(one.edit[name], edit, one.pairs)
-        cells["gold"] = _cell(one.gold[name], gold, one.pairs)
+        cells[f"edit, {unit}"] = _cell(one.edit[name], printed["edit"], one.pairs)
+        cells["gold"] = _cell(one.gold[name], printed["gold"], one.pairs)
         short = CellResult(comparable=comparable)
         cells[f"edit, ≤ {SHORT} {unit}"] = _cell(one.short_edit[name], short, one.short_pairs)
         cells[f"gold, ≤ {SHORT} {unit}"] = _cell(one.short_gold[name], short, one.short_pairs)
-    itself = known == "gold"
     return RowResult(
         name=known,
         label="gold similarity" if itself else name,
         encoder="" if itself else encoder,
-        aggregation=None,
         cells=cells,
         published_for=None if comparable or itself else "BERT-base",
     )
@@ -261,31 +245,29 @@ def _cell(estimate: Estimate, shown: CellResult, pairs: int) -> CellResult:
 def _lexical_claims(
     encoder: str, names: Sequence[str], found: Mapping[str, Lexical]
 ) -> list[ClaimResult]:
-    """What section 4.4 says; correlations with edit distance are negative, so less is more."""
+    """The claims of section 4.4; correlations with edit distance are negative, so less is more."""
     raw, flow = names
-    numbers = published("table6")
-
-    def claim(text: str, one: str, other: str, unit: str, column: str = "edit") -> ClaimResult:
-        """That one similarity is above another."""
-        known = {"gold": "gold", raw: "encoder", flow: "flow"}
-        return ClaimResult(
-            text=text,
-            encoder=encoder,
-            published=less(*(numbers.value(known[name], column) for name in (one, other))),
-            difference=scaled(found[unit].difference(one, other, column)),
-        )
-
+    numbers, known = published("table6"), {"gold": "gold", raw: "encoder", flow: "flow"}
     claims = []
     for unit in found:
         more = f"the encoder goes with edit distance more than gold does ({unit})"
         fewer = f"the flow goes with edit distance less than its encoder does ({unit})"
-        claims += [claim(more, "gold", raw, unit), claim(fewer, flow, raw, unit)]
+        claims += [(more, "gold", unit, "edit"), (fewer, flow, unit, "edit")]
     better = "the flow goes with gold more than its encoder does"
-    return [*claims, claim(better, flow, raw, next(iter(found)), "gold")]
+    claims.append((better, flow, next(iter(found)), "gold"))
+    return [
+        ClaimResult(
+            text=text,
+            encoder=encoder,
+            published=less(*(numbers.value(known[name], column) for name in (above, raw))),
+            difference=scaled(found[unit].difference(above, raw, column)),
+        )
+        for text, above, unit, column in claims
+    ]
 
 
 def sweep_table(plans: Sequence[Plan], store: ResultStore) -> TableResult:
-    """Table 7: the flow's hyperparameters, and what one change of each does."""
+    """Table 7: the flow's hyperparameters, and the effect of one change of each."""
     result = score_table(plans, store)
     ours = {
         **Flow().get_params(),
@@ -308,8 +290,8 @@ def _spread_claim(plan: Plan, store: ResultStore) -> list[ClaimResult]:
     column = plan.table.columns[0]
     seen = EncoderRows(plan, store).seen
     reference = seen["flow", column]
-    changes: dict[str, list[float]] = {"architecture": [], "schedule": []}
-    drawn: dict[str, list[Array]] = {"architecture": [], "schedule": []}
+    changes: dict[str, list[float]] = {"schedule": [], "architecture": []}
+    drawn: dict[str, list[Array]] = {"schedule": [], "architecture": []}
     for row in plan.rows:
         if row.group is None:
             continue
@@ -320,16 +302,15 @@ def _spread_claim(plan: Plan, store: ResultStore) -> list[ClaimResult]:
         if change is None:
             return []
         changes[row.group].append(abs(change))
-        drawn[row.group].append(np.abs(found.drawn - reference.drawn))
-    mean = {name: float(np.mean(several)) for name, several in changes.items()}
-    resampled = [np.mean(several, axis=0) for several in drawn.values()]
-    difference = paired_difference(mean["schedule"] - mean["architecture"], *resampled)
+        drawn[row.group].append(np.abs(found.estimate.replicates - reference.estimate.replicates))
+    schedule, architecture = (float(np.mean(several)) for several in changes.values())
+    after, before = (np.mean(several, axis=0) for several in drawn.values())
     return [
         ClaimResult(
             text="the schedule matters more than the architecture: mean change "
-            f"{100 * mean['schedule']:.2f} against {100 * mean['architecture']:.2f}",
+            f"{100 * schedule:.2f} against {100 * architecture:.2f}",
             encoder=plan.subject.label,
             published=None,
-            difference=scaled(difference),
+            difference=scaled(paired_difference(schedule - architecture, before, after)),
         )
     ]

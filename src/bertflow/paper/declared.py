@@ -1,7 +1,4 @@
-"""The declarations: the paper's tables as we make them, and the numbers that were published.
-
-Both are TOML files beside this module. Tests check what they say.
-"""
+"""The paper's tables as we make them, and the published numbers: two TOML files."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ FLOWS: Mapping[str, Callable[..., Flow]] = {
 SEVEN = ("stsb", "sick-r", "sts12", "sts13", "sts14", "sts15", "sts16")
 AVERAGE = "average"
 
-# What the released code averages where the paper says "last2avg"; the published numbers are its.
+# The released code, which gave the published numbers, averages these for "last2avg".
 PAPER_POOLING = "first-last-avg"
 PLAIN_POOLING = "mean"
 
@@ -37,20 +34,20 @@ class Row:
         label: What it is called; {encoder} stands for the encoder's name.
         source: "raw", the encoder; "nli", fine-tuned on NLI; "words", averaged word vectors;
             "published", nothing that we can run.
-        pooling: As in `load_encoder`. Where the user names one pooling, it takes the place of
-            the paper's, and rows about others are left out.
-        other: Whether this row is about a pooling that is not the table's.
-        calibrator: "flow", whichever flow is asked for; "paper-flow"; "standardization" or
+        pooling: As in `load_encoder`. A pooling that the user names replaces it.
+        other: Whether the row is about another pooling than its table. Where the user names a
+            pooling, such rows are left out.
+        calibrator: "flow", the flow that is asked for; "paper-flow"; "standardization" or
             "all-but-the-top"; None for the vectors as they are.
         arguments: Of the calibrator.
-        group: Of Table 7: "architecture" or "schedule", where the row changes one argument.
+        group: In Table 7 "architecture" or "schedule", if the row changes one argument.
         seeded: Whether there is a fit a seed.
         chosen: Whether n_components is chosen on the dev split, from 1 to 20.
         fit: "nli", "target", or None.
         aggregation: Of tasks with subsets, "wmean" or "all".
         baseline: The row that this one should beat, or None.
-        once: Whether it is there for the first encoder only, and its published row does not go
-            by the encoder's size.
+        once: Whether the first encoder alone has the row, whose published row does not go by the
+            encoder's size.
         per_seed: Whether the fine-tuning, too, is done once a seed.
     """
 
@@ -71,7 +68,7 @@ class Row:
     per_seed: bool = False
 
     def build(self, flow: FlowName, seed: int) -> Calibrator | None:
-        """The calibrator, not fitted, for the name of the flow that is asked for and a seed."""
+        """The calibrator, not fitted."""
         if self.calibrator == "standardization":
             return Standardization(**self.arguments)
         if self.calibrator == "all-but-the-top":
@@ -84,13 +81,13 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """That one row is above another.
+    """A claim that one row is above another.
 
     Attributes:
-        text: What the paper says.
-        above: The row that is said to be higher.
+        text: The claim.
+        above: The higher row.
         below: The other.
-        column: The task, or "average" of all that the table has.
+        column: The task, or "average" over all tasks of the table.
     """
 
     text: str
@@ -107,9 +104,9 @@ class Table:
         name: Such as "table2".
         title: What it shows.
         columns: The tasks.
-        split: The part of them; None for the one that scores are published for.
+        split: Of the tasks; None takes the one that scores are published for.
         rows: The rows of one encoder.
-        claims: What the paper reads off it.
+        claims: The paper's.
         notes: What must be known to read it.
     """
 
@@ -127,15 +124,14 @@ class PublishedRow:
     """A row as it was printed.
 
     Attributes:
-        name: A short stable key; it begins with base or large where there is a row for each.
+        name: A short stable key; it begins with base or large where each has a row.
         label: What the row is called there.
         source: Who published it first.
         values: By column, a number in the table's unit, or words.
-        aggregation: How the subsets of a task are put together; None in a table of tasks without
-            subsets.
-        doubts: By column, what must be known before a number is trusted, a sentence each.
-        k: Neighbours, or directions that all-but-the-top takes away; None where there are none.
-        seeds: How many seeds `values` is the mean over, where that is said.
+        aggregation: Over the subsets of a task; None in a table of tasks without subsets.
+        doubts: By column, why the number is doubtful, a sentence each.
+        k: Neighbours, or directions that all-but-the-top removes; None where there are none.
+        seeds: How many seeds `values` is the mean over, if that is known.
         deviation: Over the seeds, in the table's unit.
         median: Over the seeds, in the table's unit.
     """
@@ -160,9 +156,9 @@ class PublishedTable:
         name: Such as "table2".
         title: What it shows.
         source: Where it is printed.
-        measure: What its numbers are: "spearman", "auc", "mean" or "hyperparameter".
+        measure: "spearman", "auc", "mean" or "hyperparameter".
         unit: 100 where the numbers are the measure times 100, else 1.
-        columns: Tasks, or what else the columns are about.
+        columns: Tasks, or other names.
         rows: By name, in the printed order.
     """
 

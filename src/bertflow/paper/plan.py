@@ -1,8 +1,7 @@
-"""From a table and an encoder to jobs: what each cell needs, and why one cannot be.
+"""From a table and an encoder to jobs: what each cell needs, or why it stays empty.
 
-A job spells out all that one result depends on: its recipe. The key of its record is a hash of
-that, so that a changed recipe leaves all other records valid, and tables share what they have in
-common.
+The recipe of a job spells out all that its result depends on, and the key of its record is a hash
+of the recipe. So a changed recipe leaves all other records valid, and tables share jobs.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ WITHOUT_EFFECT = ("checkpoint_steps", "random_state")
 
 
 class Keyed:
-    """What has a recipe, and so a key."""
+    """A piece of work with a recipe, all that its result depends on. Its key is a hash of that."""
 
     def recipe(self) -> dict[str, Any]:
-        """All that it depends on."""
+        """The recipe, for JSON."""
         raise NotImplementedError
 
     @property
@@ -54,8 +53,8 @@ class Tuning(Keyed):
         subject: The encoder.
         pooling: Of the sentence vectors that are trained.
         sets: The data sets' names.
-        corpus: SHA-256 of the pairs, those held out among them.
-        arguments: Of `bertflow.finetuning.Recipe`, without what does not change the result.
+        corpus: SHA-256 of the pairs, with those held out.
+        arguments: Of `bertflow.finetuning.Recipe`, as far as they change the result.
         seed: Its seed.
     """
 
@@ -68,7 +67,7 @@ class Tuning(Keyed):
     seed: int
 
     def recipe(self) -> dict[str, Any]:
-        """All that the model depends on."""
+        """All that the result depends on."""
         return {
             "job": self.kind,
             "encoder": self.subject.digest,
@@ -96,7 +95,7 @@ class Encoding(Keyed):
     tuning: Tuning | None = None
 
     def recipe(self) -> dict[str, Any]:
-        """All that the vectors depend on."""
+        """All that the result depends on."""
         return {
             "encoder": self.subject.digest if self.tuning is None else self.tuning.recipe(),
             "pooling": self.pooling,
@@ -106,7 +105,7 @@ class Encoding(Keyed):
 
     @property
     def weights(self) -> str:
-        """What two encodings that differ in their pooling alone have in common."""
+        """The same for encodings that differ in their pooling alone."""
         return key_of({**self.recipe(), "pooling": ""})
 
 
@@ -119,7 +118,7 @@ class Fitting:
         corpus: A task, or "nli".
         corpus_digest: SHA-256 of its sentences.
         seed: Of a flow; None where there is no chance.
-        dev: SHA-256 of the dev split that n_components is chosen on; None where it is not.
+        dev: SHA-256 of the dev split that n_components is chosen on; None where it is not chosen.
     """
 
     calibrator: Calibrator = field(compare=False)
@@ -161,12 +160,16 @@ class Score(Keyed):
     split: str
     pairs: str
 
+    @property
+    def subject(self) -> Subject:
+        """The encoder."""
+        return self.encoding.subject
+
     def recipe(self) -> dict[str, Any]:
-        """All that the score depends on."""
+        """All that the result depends on."""
         return {
             "job": self.kind,
-            "encoding": self.encoding.recipe(),
-            "fitting": self.fitting and self.fitting.recipe(),
+            **self._fit(),
             "task": self.task,
             "split": self.split,
             "pairs": self.pairs,
@@ -174,9 +177,12 @@ class Score(Keyed):
 
     @property
     def fit(self) -> str:
-        """What scores that share one fit have in common."""
+        """The same for scores that share one fit."""
+        return key_of(self._fit())
+
+    def _fit(self) -> dict[str, Any]:
         fitting = self.fitting and self.fitting.recipe()
-        return key_of({"encoding": self.encoding.recipe(), "fitting": fitting})
+        return {"encoding": self.encoding.recipe(), "fitting": fitting}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +203,7 @@ class Words(Keyed):
     frequencies: str
 
     def recipe(self) -> dict[str, Any]:
-        """All that the statistics depend on."""
+        """All that the result depends on."""
         return {
             "job": self.kind,
             "encoder": self.subject.digest,
@@ -212,10 +218,10 @@ Job = Tuning | Score | Words
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a reproduction may vary.
+    """The options of a reproduction.
 
     Attributes:
-        flow: "paper", "released" or "tempered": which flow the rows called flow are.
+        flow: Which flow the rows called flow have: "paper", "released" or "tempered".
         seeds: How often each flow is fitted, and in Table 8 each encoder fine-tuned.
         finetuning: Arguments of `bertflow.finetuning.Recipe` that differ.
 
@@ -240,9 +246,10 @@ class Cell:
     Attributes:
         row: The row.
         column: The task.
-        jobs: One a seed, or one; none if it cannot be.
-        reason: Why it cannot be, or None.
-        published_only: Whether that is no want of data: the row is there for its published number.
+        jobs: One a seed, or one; none of an empty cell.
+        reason: Why the cell is empty, or None.
+        published_only: Whether it is empty although no data are missing: the row is there for its
+            published number.
     """
 
     row: Row
@@ -280,7 +287,7 @@ class Plan:
         return {tuning.key: tuning for tuning in several if tuning is not None}
 
     def label(self, row: Row, chosen: str = "chosen") -> str:
-        """What a row is called; `chosen` stands for the n_components that was chosen."""
+        """The label of a row, with the n_components that was chosen."""
         names = {PAPER_POOLING: "first and last block", PLAIN_POOLING: "last block"}
         pooling = self.subject.pooling or row.pooling
         return row.label.format(
@@ -289,7 +296,7 @@ class Plan:
 
 
 class Planner:
-    """Plans tables on one body of data.
+    """Plans tables.
 
     Args:
         material: Tasks and corpora.

@@ -1,41 +1,53 @@
-"""What a reproduced table holds: ours, published, the difference, and what of the claims holds."""
+"""A reproduced table: ours, published, the difference, and which claims hold.
+
+Tables of scores are made from the records of their jobs.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from bertflow.evaluation import Difference, Estimate, holm
-from bertflow.evaluation.scores import less
+from bertflow.evaluation import Difference, Estimate, holm, over_seeds
+from bertflow.evaluation.scores import less, mean_over
+from bertflow.io.result_store import ResultStore
+from bertflow.paper.declared import AVERAGE, SEVEN, PublishedTable, Row, published
+from bertflow.paper.plan import Cell, Plan
+from bertflow.paper.subjects import Subject
 
-Verdict = Literal["holds", "does not hold", "cannot be told"]
+INTERVALS = (
+    "95 %: bootstrap over pairs, within subsets, and over seeds where there are several; arrows: "
+    "above or below the row's baseline beyond chance (paired, Holm over the table), · where that "
+    "cannot be told"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellResult:
-    """What we have in a cell, and what was published there.
+    """Our value in a cell, and the published one.
 
     Attributes:
         value: The mean over seeds; None where there is none.
         low: Lower end of its 95 % interval.
         high: Upper end.
-        values: Of each seed.
-        deviation: Over seeds, ddof 1; None where there is one.
+        values: The value of each seed.
+        deviation: Over seeds, ddof 1; None of a single seed.
         median: Over seeds.
         published: The published number; None where there is none.
-        published_deviation: Its deviation over seeds, where that was published.
-        published_median: Its median over seeds, likewise.
+        published_deviation: Its deviation over seeds, if that was published.
+        published_median: Its median over seeds, if that was published.
         comparable: Whether it was published for this encoder.
         baseline: The difference to the row that this one should beat, with its p-value corrected
             for the table (Holm); None where there is none.
         components: The chosen n_components.
         reason: Why there is no value, or None.
-        doubts: What is doubtful about the published number.
-        pairs: How many pairs are scored; None where that is not what is counted.
-        records: Keys of the records that the value comes from, one a seed.
+        doubts: Why the published number is doubtful.
+        pairs: How many pairs are scored; None in tables that do not count pairs.
+        records: Keys of the records of the value, one a seed.
     """
 
     value: float | None = None
@@ -57,7 +69,7 @@ class CellResult:
 
     @property
     def difference(self) -> float | None:
-        """Ours less the published one, where that is of the same encoder."""
+        """Ours less the published one, if that is of the same encoder."""
         return less(self.value, self.published) if self.comparable else None
 
 
@@ -71,7 +83,7 @@ class RowResult:
         encoder: Whose it is.
         aggregation: "wmean" or "all"; None where it makes no difference.
         cells: By column.
-        published_for: Whom the published numbers are of, where that is another encoder.
+        published_for: Whom the published numbers are of, if that is another encoder.
     """
 
     name: str = ""
@@ -81,14 +93,19 @@ class RowResult:
     cells: Mapping[str, CellResult]
     published_for: str | None = None
 
+    def marked(self, baselines: Mapping[str, Difference]) -> RowResult:
+        """The row with differences to its baseline, by column."""
+        marked = {name: replace(self.cells[name], baseline=one) for name, one in baselines.items()}
+        return replace(self, cells={**self.cells, **marked})
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimResult:
-    """What the paper says, and what we see.
+    """A claim of the paper, and what we see.
 
     Attributes:
         text: The claim.
-        encoder: Whom it is looked at on.
+        encoder: The encoder that it is checked on.
         published: The published difference, or None.
         difference: Ours, with its interval and p-value corrected for all claims of the table.
         verdict: "holds" or "does not hold" where chance is an unlikely explanation.
@@ -98,7 +115,7 @@ class ClaimResult:
     encoder: str
     published: float | None
     difference: Difference
-    verdict: Verdict = "cannot be told"
+    verdict: Literal["holds", "does not hold", "cannot be told"] = "cannot be told"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +186,7 @@ class TableResult:
         """The table that `to_dict` gave.
 
         Raises:
-            KeyError: A part is not there.
+            KeyError: A part is missing.
             TypeError: A part is of another kind.
         """
         rows = [
@@ -236,10 +253,10 @@ def judged_claims(claims: Sequence[ClaimResult]) -> list[ClaimResult]:
     judged = []
     for place, one in enumerate(claims):
         found = corrected[str(place)]
-        verdict: Verdict = "cannot be told"
+        one = replace(one, difference=found, verdict="cannot be told")
         if found.real:
-            verdict = "holds" if (found.value or 0) > 0 else "does not hold"
-        judged.append(replace(one, difference=found, verdict=verdict))
+            one = replace(one, verdict="holds" if (found.value or 0) > 0 else "does not hold")
+        judged.append(one)
     return judged
 
 
@@ -267,3 +284,299 @@ def shown_estimate(estimate: Estimate, values: Sequence[float] = ()) -> dict[str
         "deviation": float(np.std(values, ddof=1)) if len(values) > 1 else None,
         "median": float(np.median(values)),
     }
+
+
+def score_table(plans: Sequence[Plan], store: ResultStore) -> TableResult:
+    """A table of scores.
+
+    Args:
+        plans: The table for each encoder.
+        store: Where the jobs' records are.
+
+    Raises:
+        ModelError: A job has no record yet.
+    """
+    table = plans[0].table
+    columns = [*table.columns, AVERAGE] if table.columns == SEVEN else list(table.columns)
+    rows: list[RowResult] = []
+    changes: dict[str, Difference] = {}
+    claims: list[ClaimResult] = []
+    notes = [INTERVALS, *table.notes]
+    for plan in plans:
+        encoder = EncoderRows(plan, store)
+        for row in plan.rows:
+            for column in table.columns if row.baseline is not None else ():
+                change = encoder.difference(row.name, row.baseline or "", column)
+                if change is not None:
+                    changes[f"{len(rows)} {column}"] = change
+            rows.append(encoder.result(row, columns))
+        claims += encoder.claims()
+        notes += encoder.notes()
+    for key, change in holm(changes).items():
+        number, _, column = key.partition(" ")
+        rows[int(number)] = rows[int(number)].marked({column: scaled(change)})
+    return TableResult(
+        name=table.name,
+        title=table.title,
+        columns=columns,
+        rows=rows,
+        claims=judged_claims(claims),
+        notes=list(dict.fromkeys(notes)),
+    )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The content of a cell's records, on a scale of 1.
+
+    Attributes:
+        estimate: The mean over seeds; each resample takes the next seed.
+        values: Of each seed.
+        scored: How many pairs count, by subset.
+        components: The chosen n_components, or None.
+    """
+
+    estimate: Estimate
+    values: Sequence[float]
+    scored: Mapping[str, int]
+    components: int | None = None
+
+
+class EncoderRows:
+    """The rows of a table for one encoder, from the records of its jobs.
+
+    Args:
+        plan: The table for the encoder.
+        store: Where the records are.
+
+    Attributes:
+        seen: By row and column, "average" among them; None where there is nothing.
+
+    Raises:
+        ModelError: A job has no record yet.
+    """
+
+    def __init__(self, plan: Plan, store: ResultStore) -> None:
+        self.plan = plan
+        self.numbers = published(plan.table.name)
+        needed = {job.key for job in plan.jobs} | plan.tunings.keys()
+        self.records = {key: store.need(key) for key in needed}
+        self.seen = {key: self._seen(cell) for key, cell in plan.cells.items()}
+        for row in plan.rows:
+            self.seen[row.name, AVERAGE] = self._averaged(row)
+
+    def result(self, row: Row, columns: Sequence[str]) -> RowResult:
+        """A row with its cells."""
+        cells: dict[str, CellResult] = {}
+        for column in columns:
+            cells[column] = self._cell(row, column, cells)
+        chosen = [one.components for one in cells.values() if one.components is not None]
+        foreign = any(one.published is not None and not one.comparable for one in cells.values())
+        name = published_name(self.plan.subject, row, self.numbers) or ""
+        whose = "BERT-large" if name.startswith("large") else "BERT-base"
+        ours = row.source in ("raw", "nli")
+        return RowResult(
+            name=row.name,
+            label=self.plan.label(row, f"= {chosen[0]} (chosen)" if chosen else "chosen"),
+            encoder=self.plan.subject.label if ours else "",
+            aggregation=row.aggregation if len(self.plan.table.columns) > 1 else None,
+            cells=cells,
+            published_for=whose if foreign else None,
+        )
+
+    def difference(self, above: str, below: str, column: str) -> Difference | None:
+        """How much higher one row is than another; None where one is missing."""
+        one, other = self.seen.get((above, column)), self.seen.get((below, column))
+        if one is None or other is None or one.scored != other.scored:
+            return None
+        found = one.estimate.above(other.estimate)
+        return None if found.value is None else found
+
+    def claims(self) -> list[ClaimResult]:
+        """The paper's claims about rows that are there."""
+        rows = {row.name: row for row in self.plan.rows}
+        claims = []
+        for claim in self.plan.table.claims:
+            if not {claim.above, claim.below} <= rows.keys():
+                continue
+            found = self.difference(claim.above, claim.below, claim.column)
+            above, below = (
+                self._printed(rows[name], claim.column).published
+                for name in (claim.above, claim.below)
+            )
+            claims.append(
+                ClaimResult(
+                    text=claim.text,
+                    encoder=self.plan.subject.label,
+                    published=less(above, below),
+                    difference=Difference(None) if found is None else scaled(found),
+                )
+            )
+        return claims
+
+    def notes(self) -> list[str]:
+        """Notes that belong beside the rows."""
+        return [*self._tunings(), *self._cuts(), *self._unscored(), *self._reasons()]
+
+    def _seen(self, cell: Cell) -> Seen | None:
+        if not cell.jobs:
+            return None
+        records = [self.records[job.key] for job in cell.jobs]
+        aggregation = cell.row.aggregation
+        estimates = []
+        for record in records:
+            shown, arrays = record.result["figures"], record.arrays
+            drawn = arrays.get(f"replicates_{aggregation}", arrays["replicates_all"])
+            one = Estimate.from_json(shown.get(aggregation, shown["all"]))
+            estimates.append(replace(one, replicates=drawn))
+        mean, *_ = over_seeds(estimates, np.stack([one.replicates for one in estimates]))
+        return Seen(
+            estimate=mean,
+            values=[one.value for one in estimates if one.value is not None],
+            scored=records[-1].result["scored"],
+            components=records[0].about["n_components"],
+        )
+
+    def _averaged(self, row: Row) -> Seen | None:
+        """A row over all columns; None if one is missing or undefined."""
+        columns = self.plan.table.columns
+        parts = {name: seen for name in columns if (seen := self.seen[row.name, name])}
+        if len(parts) < len(columns):
+            return None
+        mean = mean_over({name: part.estimate for name, part in parts.items()})
+        if mean.value is None:
+            return None
+        return Seen(
+            estimate=mean,
+            values=np.mean([part.values for part in parts.values()], axis=0).tolist(),
+            scored={
+                f"{name} {subset}": count
+                for name, part in parts.items()
+                for subset, count in part.scored.items()
+            },
+        )
+
+    def _printed(self, row: Row, column: str) -> CellResult:
+        """The published number beside a cell of ours."""
+        name = published_name(self.plan.subject, row, self.numbers)
+        if name is None:
+            return CellResult()
+        printed = self.numbers.rows[name]
+        # SBERT's two rows are BERT-base's.
+        size = "base" if row.once else name.split(" ")[0]
+        own = self.plan.subject.papers and self.plan.subject.size == size
+        shown = CellResult(comparable=own or row.source in ("words", "published"))
+        if column != AVERAGE:
+            return replace(
+                shown,
+                published=self.numbers.value(name, column),
+                published_deviation=printed.deviation,
+                published_median=printed.median,
+                doubts=printed.doubts[column],
+            )
+        columns = self.plan.table.columns
+        numbers = [self.numbers.value(name, one) for one in columns]
+        whole = [number for number in numbers if number is not None]
+        doubts = [doubt for one in columns for doubt in printed.doubts[one]]
+        return replace(
+            shown,
+            published=float(np.mean(whole)) if len(whole) == len(numbers) else None,
+            doubts=tuple(dict.fromkeys(doubts)),
+        )
+
+    def _cell(self, row: Row, column: str, others: Mapping[str, CellResult]) -> CellResult:
+        """A cell; the average knows the other cells of its row."""
+        shown, seen = self._printed(row, column), self.seen[row.name, column]
+        if seen is not None:
+            values = [100 * value for value in seen.values]
+            shown = replace(shown, **shown_estimate(seen.estimate, values))
+        if column == AVERAGE:
+            lost = [name for name, one in others.items() if one.value is None]
+            if not lost:
+                return shown
+            reason = f"no {', '.join(lost)}" if len(lost) < len(others) else others[lost[0]].reason
+            return replace(shown, reason=reason)
+        cell = self.plan.cells[row.name, column]
+        if seen is None:
+            return replace(shown, reason=cell.reason)
+        return replace(
+            shown,
+            reason=seen.estimate.undefined,
+            components=seen.components,
+            pairs=sum(seen.scored.values()),
+            records=[job.key for job in cell.jobs],
+        )
+
+    def _tunings(self) -> list[str]:
+        """The accuracy of each fine-tuned encoder."""
+        notes = []
+        for key, tuning in self.plan.tunings.items():
+            found, about = self.records[key].result, self.records[key].about
+            one, sets = found["accuracy"], " and ".join(name.upper() for name in tuning.sets)
+            notes.append(
+                f"{self.plan.subject.label}-NLI, seed {tuning.seed}: trained on "
+                f"{sum(found['counts']['train'].values()):,} pairs of {sets}; accuracy on "
+                f"{one['pairs']:,} held-out pairs {100 * one['value']:.1f} % "
+                f"({100 * one['low']:.1f} to {100 * one['high']:.1f}), most frequent label "
+                f"{100 * one['majority']:.1f} %; {about['precision']} on {about['device']}"
+            )
+        return notes
+
+    def _cuts(self) -> list[str]:
+        """How many texts of each task were too long."""
+        cuts: dict[str, int] = {}
+        for job in self.plan.jobs:
+            cut = self.records[job.key].result.get("cut") or 0
+            cuts[job.task] = max(cuts.get(job.task, 0), cut)
+        told = [f"{task} {cut:,}" for task, cut in cuts.items() if cut]
+        subject = self.plan.subject
+        start = f"{subject.label}: distinct texts longer than {subject.max_length} tokens, cut: "
+        return [start + ", ".join(told)] if told else []
+
+    def _unscored(self) -> list[str]:
+        """How many pairs of each task do not count, and why."""
+        lacking: dict[str, str] = {}
+        cosines: dict[str, dict[str, str]] = {}
+        for cell in self.plan.cells.values():
+            for job in cell.jobs:
+                counts = dict(self.records[job.key].result.get("skipped", {}))
+                if lost := counts.pop("no cosine", 0):
+                    label = self.plan.label(cell.row)
+                    cosines.setdefault(label, {})[job.task] = f"{job.task} {lost:,}"
+                if any(counts.values()):
+                    reasons = [f"{count:,} {reason}" for reason, count in counts.items() if count]
+                    lacking[job.task] = f"{job.task} {', '.join(reasons)}"
+        notes = []
+        if lacking:
+            fitted = any(row.fit == "target" for row in self.plan.rows)
+            more = "; what is fitted on the target takes the sentences of ungraded ones, too"
+            notes.append(f"pairs not scored: {', '.join(lacking.values())}{more if fitted else ''}")
+        for label, tasks in cosines.items():
+            told = ", ".join(tasks.values())
+            notes.append(f"{label}: pairs without a cosine, a vector being zero: {told}")
+        return notes
+
+    def _reasons(self) -> list[str]:
+        """Why cells are empty, each reason once."""
+        reasons: dict[str, list[str]] = {}
+        for key, cell in self.plan.cells.items():
+            seen = self.seen[key]
+            reason = cell.reason if seen is None else seen.estimate.undefined
+            if reason is None or cell.row.source == "published":
+                continue
+            # Without a file of word vectors the row is empty, whatever the task.
+            about = cell.row.label if cell.published_only else cell.column
+            if seen is not None:
+                about = f"{cell.column}, {cell.row.aggregation}"
+            # The places that were tried are many, and differ only in the task.
+            reason = re.sub(r"no data for .*?: tried [^;]*;", "no data there;", reason)
+            reasons.setdefault(reason, []).append(about)
+        return [f"{', '.join(dict.fromkeys(names))}: {why}" for why, names in reasons.items()]
+
+
+def published_name(subject: Subject, row: Row, numbers: PublishedTable) -> str | None:
+    """The published row beside one of ours: of this encoder, or else of base or large."""
+    names = [row.name]
+    if not row.once:
+        names = [f"{size} {row.name}".strip() for size in (subject.size, "base", "large") if size]
+    return next((name for name in names if name in numbers.rows), None)

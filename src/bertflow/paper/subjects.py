@@ -1,4 +1,4 @@
-"""Who is measured, and on what: encoders, tasks and corpora, told apart by their content."""
+"""Encoders, tasks and corpora, told apart by their content."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ from bertflow.network import hub_answers
 T = TypeVar("T")
 Size = Literal["base", "large"]
 
-# What an encoder's vectors depend on; a changed model card changes nothing.
+# The files that vectors depend on; a changed model card changes nothing.
 PARTS = (".safetensors", ".bin", ".gguf", ".json", ".txt", ".model", ".jinja", ".gz", ".py")
 PAPER: Mapping[str, Size] = {"bert-base-uncased": "base", "bert-large-uncased": "large"}
-BLOCK = 1 << 22
 NLI = ("snli", "mnli")
 
 
@@ -38,8 +37,8 @@ class Subject:
     Attributes:
         name: Hub name, folder or file, as given.
         label: Its name in a table.
-        digest: SHA-256 of its files, or the hub's commit: what a record depends on.
-        revision: The hub's commit; None for what lies here.
+        digest: SHA-256 of its files, or the hub's commit; records depend on it.
+        revision: The hub's commit; None of local files.
         size: Which of the paper's two encoders it is; None for any other.
         pooling: The one pooling to use instead of the paper's; None for the paper's.
         max_length: Tokens a sentence is cut to.
@@ -79,20 +78,13 @@ def identify(
     if not path.exists():
         plain, _, wanted = str(name).partition("@")
         path, name = Path(plain), plain
-    short = _label(path)
     size = PAPER.get(path.name)
-    if size is not None:
-        short = f"BERT-{size}"
-    if path.exists():
-        digest, revision = _files_digest(path), None
-    else:
-        revision = _commit(str(name), wanted or None)
-        digest = f"hub:{revision}"
+    revision = None if path.exists() else _commit(str(name), wanted or None)
     words = path.is_file() and path.suffix != ".gguf"
     return Subject(
         name=str(name),
-        label=short,
-        digest=digest,
+        label=_label(path) if size is None else f"BERT-{size}",
+        digest=f"hub:{revision}" if revision else _files_digest(path),
         revision=revision,
         size=size,
         pooling=pooling,
@@ -111,28 +103,26 @@ def _label(path: Path) -> str:
 
 
 def _files_digest(path: Path) -> str:
-    files = (
-        [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.is_file()]
-    )
     digest = hashlib.sha256()
-    for file in files:
+    for file in [path] if path.is_file() else sorted(path.rglob("*")):
         inside = file.relative_to(path)
         hidden = any(part.startswith(".") for part in inside.parts)
-        if file != path and (hidden or file.suffix.lower() not in PARTS):
+        kept = file == path or (file.suffix.lower() in PARTS and not hidden)
+        if not kept or not file.is_file():
             continue
         name = "" if file == path else inside.as_posix()  # Its own name is no part of it.
         digest.update(f"{name} {file.stat().st_size}\n".encode())
         with file.open("rb") as content:
-            while block := content.read(BLOCK):
+            while block := content.read(1 << 22):
                 digest.update(block)
     return digest.hexdigest()
 
 
 def _commit(name: str, wanted: str | None) -> str:
-    """The commit of a hub name: what the hub says, or else what the cache has."""
+    """The commit of a hub name, from the hub or else from the cache."""
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name:
         raise ModelError(f"{name} does not exist; give a folder, a file or a hub name")
-    # A name alone may be one of sentence-transformers', as `load_encoder` reads it.
+    # `load_encoder` reads a name without an owner as one of sentence-transformers', too.
     candidates = [name] if "/" in name else [name, f"sentence-transformers/{name}"]
     detail = "no connection, and it is not in the cache"
     if hub_answers():
@@ -159,20 +149,23 @@ def _cached_commit(name: str, wanted: str | None) -> str | None:
         folder = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model")
     except HFValidationError:
         return None
-    # What was fetched by its commit, as we do, has no branch in the cache.
+    # We fetch by commit, which leaves no branch in the cache.
     snapshots = [one.name for one in (folder / "snapshots").glob("*")] if wanted is None else []
     return snapshots[0] if len(snapshots) == 1 else None
 
 
 class Material:
-    """Tasks and corpora by name; each is read once, and its lack is remembered.
+    """Tasks and corpora by name; each is read once.
 
     Args:
-        data: Folder of the data; None takes the environment variable BERTFLOW_DATA.
+        data: Folder of the data, as in `bertflow.data.read_task`.
         limit: Take about so many pairs of each split, evenly spread; None takes all.
 
     Attributes:
-        found_nli: Of each set that "nli" is made of, how many sentences.
+        found_nli: Sentences of each set that "nli" is made of.
+
+    Raises:
+        MissingDataError: By every method: the data are nowhere.
     """
 
     def __init__(self, data: str | Path | None = None, limit: int | None = None) -> None:
@@ -182,29 +175,15 @@ class Material:
         self._known: dict[tuple[str | None, ...], Any] = {}
 
     def pairs(self, task: str, split: str | None = None) -> Pairs:
-        """The pairs of a task.
-
-        Raises:
-            MissingDataError: They are nowhere.
-        """
-        return self._once(
-            ("pairs", task, split), lambda: self._fewer(read_task(task, self.data, split))
-        )
+        """The pairs of a task."""
+        return self._once(("pairs", task, split), lambda: self._read_pairs(task, split))
 
     def corpus(self, name: str) -> list[str]:
-        """The sentences of a task, or of SNLI and MNLI as far as they are there for "nli".
-
-        Raises:
-            MissingDataError: They are nowhere.
-        """
-        return self._once(("corpus", name), lambda: self._read(name))
+        """The sentences of a task or, for "nli", of those of SNLI and MNLI that are there."""
+        return self._once(("corpus", name), lambda: self._read_corpus(name))
 
     def labelled(self) -> NliCorpus:
-        """SNLI and MNLI with their labels, as far as they are there.
-
-        Raises:
-            MissingDataError: Neither is.
-        """
+        """SNLI and MNLI with their labels, or the one that is there."""
         return self._once(("labelled",), self._read_labelled)
 
     def pairs_digest(self, task: str, split: str | None = None) -> str:
@@ -223,6 +202,7 @@ class Material:
         return self._once(("corpus digest", name), lambda: digest_of(self.corpus(name)))
 
     def _once(self, key: tuple[str | None, ...], read: Callable[[], T]) -> T:
+        """The result of `read`, or its MissingDataError, from the second time on from memory."""
         if key not in self._known:
             try:
                 self._known[key] = read()
@@ -233,27 +213,11 @@ class Material:
             raise found
         return found
 
-    def _read(self, name: str) -> list[str]:
-        if name != "nli":
-            return self._fewer_sentences(read_sentences(name, self.data))
-        sets, _ = read_available(
-            NLI, lambda one: self._fewer_sentences(read_sentences(one, self.data))
-        )
-        self.found_nli |= {one: len(texts) for one, texts in sets.items()}
-        return [text for texts in sets.values() for text in texts]
-
-    def _read_labelled(self) -> NliCorpus:
-        for names in (NLI, *((name,) for name in NLI)):
-            try:
-                return nli_corpus(names, self.data, limit=self.limit)
-            except MissingDataError as error:
-                reason = error
-        raise reason
-
-    def _fewer(self, pairs: Pairs) -> Pairs:
+    def _read_pairs(self, task: str, split: str | None) -> Pairs:
+        pairs = read_task(task, self.data, split)
         if self.limit is None or len(pairs) <= self.limit:
             return pairs
-        # Of graded pairs, or a small limit might meet none in a year with many that are not.
+        # Graded pairs only: in some years few are, and a small limit might meet none.
         graded = [n for n, gold in enumerate(pairs.gold) if gold is not None]
         keep = [graded[n] for n in spread(len(graded), self.limit)]
         kept: dict[str, Any] = {}
@@ -262,11 +226,27 @@ class Material:
             kept[name] = [whole[n] for n in keep] if whole else ()
         return replace(pairs, **kept)
 
-    def _fewer_sentences(self, texts: list[str]) -> list[str]:
-        """Both sides of pairs that are evenly spread."""
+    def _read_corpus(self, name: str) -> list[str]:
+        if name != "nli":
+            return self._read_sentences(name)
+        sets, _ = read_available(NLI, self._read_sentences)
+        self.found_nli |= {one: len(texts) for one, texts in sets.items()}
+        return [text for texts in sets.values() for text in texts]
+
+    def _read_sentences(self, name: str) -> list[str]:
+        texts = read_sentences(name, self.data)
         if self.limit is None or len(texts) <= 2 * self.limit:
             return texts
+        # Both sides of pairs that are evenly spread.
         return [t for n in spread(len(texts) // 2, self.limit) for t in texts[2 * n : 2 * n + 2]]
+
+    def _read_labelled(self) -> NliCorpus:
+        for names in (NLI, *((name,) for name in NLI)):
+            try:
+                return nli_corpus(names, self.data, limit=self.limit)
+            except MissingDataError as error:
+                reason = error
+        raise reason
 
 
 def spread(total: int, count: int) -> Sequence[int]:

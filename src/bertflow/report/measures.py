@@ -1,4 +1,9 @@
-"""What the pictures of a report show, as plain numbers."""
+"""The numbers behind the pictures of a report.
+
+`sides` are vectors by name: matrices of shape (N, D) with the same rows each, whose widths may
+differ. Every measure raises InputError where there is no side, the sides have unequal rows, there
+are fewer than 2 rows, or a row is not finite (it is named).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from bertflow.analysis.frequency import RANGES, Mean, Words, check_rows, mean_of
+from bertflow.analysis.frequency import RANGES, WordGroup, Words, check_rows, mean_of
 from bertflow.analysis.isotropy import cosines_of_rows, random_pairs, singular_spectrum
 from bertflow.analysis.neighbours import (
     checked,
@@ -27,16 +32,14 @@ from bertflow.process_state import one_thread
 
 Sides = Mapping[str, Array]
 
-# Bins are this wide, so that histograms of several pages can be laid side by side.
+# The same width on every page, so that histograms can be laid side by side.
 BIN = 0.025
 SPECTRUM_ROWS = 4000
-# Relative to the first, singular values below this are rounding, or of dimensions that do not vary.
+# Smaller singular values, relative to the first, are rounding or of dimensions that do not vary.
 LEAST_SINGULAR = 1e-4
 WINDOWS = 60
 # The height of a cloud's picture is at least this part of its width.
 FLATTEST = 0.6
-# A mean that is nearer to the origin has no direction.
-ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +47,8 @@ class CosineHistogram:
     """Cosines of random pairs of rows, binned.
 
     Attributes:
-        edges: Of the bins, rising, shape (B + 1,).
-        shares: By side, the share of the pairs in each bin, shape (B,), which add up to 1.
+        edges: Ends of the bins, shape (B + 1,).
+        shares: By side, the share of the pairs in each bin, shape (B,).
         means: By side, the mean cosine.
         pairs: How many pairs have a cosine on every side.
     """
@@ -56,7 +59,7 @@ class CosineHistogram:
     pairs: int
 
     def bins(self) -> Iterator[tuple[float, float, list[str]]]:
-        """Of each bin that is not empty, its ends and the share of each side, in percent."""
+        """Ends of each bin that is not empty, and the share of each side in percent."""
         for low, high, *shares in zip(
             self.edges[:-1], self.edges[1:], *self.shares.values(), strict=True
         ):
@@ -70,16 +73,15 @@ def measure_cosines(sides: Sides, *, pairs: int = 20000, random_state: int = 0) 
     .. math:: c_{ij} = \frac{x_i \cdot x_j}{\lVert x_i \rVert \lVert x_j \rVert}, \qquad i \neq j
 
     Args:
-        sides: By name, vectors of shape (N, D), the same rows each; D may differ.
-        pairs: How many are drawn. One with a row that is zero on some side counts on none.
+        sides: Vectors by name.
+        pairs: How many are drawn. A pair with a zero row on one side counts on none.
         random_state: Seed of the draw.
 
     Returns:
         Shares of bins that are 0.025 wide.
 
     Raises:
-        InputError: No side, sides of unequal rows, fewer than 2 rows, a row that is not finite
-            (named), or no pair has a cosine on every side.
+        InputError: The sides cannot be compared, or no pair has a cosine on every side.
 
     Source:
         Ethayarajh (2019); the paper's section 2.2 for why it matters.
@@ -102,8 +104,7 @@ def measure_cosines(sides: Sides, *, pairs: int = 20000, random_state: int = 0) 
     cosines = {name: one[used].clip(-1.0, 1.0) for name, one in cosines.items()}
     low = min(float(one.min()) for one in cosines.values())
     steps = round(1 / BIN)
-    start = max(-steps, min(math.floor(low * steps), 0))
-    edges: Array = np.arange(start, steps + 1) / steps
+    edges: Array = np.arange(min(math.floor(low * steps), 0), steps + 1) / steps
     return CosineHistogram(
         edges=edges,
         shares={name: np.histogram(one, bins=edges)[0] / len(one) for name, one in cosines.items()},
@@ -118,7 +119,7 @@ class Spectra:
 
     Attributes:
         values: By side, falling from 1, shape (min(rows, D),).
-        rows: How many rows were looked at.
+        rows: How many rows they are of.
     """
 
     values: Mapping[str, Array]
@@ -126,17 +127,15 @@ class Spectra:
 
     @property
     def floor(self) -> float:
-        """Where the axis of a picture begins: a power of ten below the least value.
-
-        It is never below 1e-4: smaller values are rounding, or of dimensions that do not vary.
-        """
-        positive = [values[values > 0] for values in self.values.values()]
-        least = min((float(one.min()) for one in positive if len(one)), default=1.0)
-        return max(10.0 ** math.floor(math.log10(least)) if least < 1 else 0.1, LEAST_SINGULAR)
+        """Start of a picture's axis: the power of ten below the least value, at least 1e-4."""
+        least = min(float(values.min()) for values in self.values.values())
+        if least <= LEAST_SINGULAR:
+            return LEAST_SINGULAR
+        return 10.0 ** math.floor(math.log10(least)) if least < 1 else 0.1
 
     @property
     def below(self) -> dict[str, int]:
-        """By side, how many values are smaller than `floor`, and so lie on the axis."""
+        """By side, how many values are smaller than `floor` and are drawn on the axis."""
         return {name: int((values < self.floor).sum()) for name, values in self.values.items()}
 
 
@@ -146,13 +145,12 @@ def measure_spectra(sides: Sides, *, rows: int = SPECTRUM_ROWS, random_state: in
     .. math:: \sigma_k(X) / \sigma_1(X)
 
     Args:
-        sides: By name, vectors of shape (N, D), the same rows each.
-        rows: Of more rows so many are drawn, the same on every side.
+        sides: Vectors by name.
+        rows: How many rows are taken at most, the same on every side.
         random_state: Seed of the draw.
 
     Raises:
-        InputError: No side, sides of unequal rows, fewer than 2 rows, or a row that is not finite
-            (named).
+        InputError: The sides cannot be compared.
 
     Source:
         Paper, section 3.1; Mu and Viswanath (2018).
@@ -176,12 +174,12 @@ class Cloud:
     """Each side's rows at length 1 on its own two principal axes through the origin.
 
     Attributes:
-        points: By side, coordinates of the rows that are drawn, shape (n, 2).
+        points: By side, coordinates of the drawn rows, shape (n, 2).
         explained: By side, the share of the squared length along both axes, shape (2,).
         means: By side, coordinates of the mean of all rows, shape (2,).
         lengths: By side, the length of that mean in all dimensions: 1 where all rows point the same
-            way, near 0 where they have no direction in common.
-        rows: Numbers of the rows that are drawn, rising, shape (n,): the same on every side.
+            way, near 0 where they share no direction.
+        rows: Numbers of the drawn rows, shape (n,), the same on every side.
     """
 
     points: Mapping[str, Array]
@@ -209,20 +207,19 @@ def project(sides: Sides, *, points: int = 1500, random_state: int = 0) -> Cloud
         y = \frac{x}{\lVert x \rVert}\, [v_1\; v_2], \qquad M v_k = \lambda_k v_k, \qquad
         M = \frac{1}{N} \sum_i \frac{x_i x_i^\top}{\lVert x_i \rVert^2}
 
-    Nothing is centred: a direction that all rows share, which is what keeps their cosines high, is
-    the first axis, and the cloud lies to one side of the origin. Only directions count, as in a
-    cosine. M is of all rows; a row that is zero stays at the origin. The first axis points to where
-    the mean of the rows lies, the second to where its largest entry is positive, so that the
-    picture is the same every time.
+    Nothing is centred. If all rows share a direction, their cosines are high, the first axis is
+    that direction, and the cloud lies to one side of the origin. Only directions count, as in a
+    cosine; a zero row stays at the origin. M is taken over all rows. The first axis points towards
+    the mean of the rows, and the largest entry of the second is positive, so that the picture is
+    always the same.
 
     Args:
-        sides: By name, vectors of shape (N, D), the same rows each.
+        sides: Vectors by name.
         points: How many rows are drawn.
         random_state: Seed of the draw.
 
     Raises:
-        InputError: No side, sides of unequal rows, fewer than 2 rows or dimensions, all rows of one
-            direction, or a row that is not finite (named).
+        InputError: The sides cannot be compared, or one has a single dimension or only equal rows.
 
     Source:
         Mu and Viswanath (2018), for the common direction; Pearson (1901), for principal axes.
@@ -251,7 +248,7 @@ def project(sides: Sides, *, points: int = 1500, random_state: int = 0) -> Cloud
 
 
 def _principal(name: str, vectors: Array, drawn: Array) -> tuple[Array, Array, Array, float]:
-    """Points, shares of the squared length, the mean of all rows, and its length."""
+    """Points, shares of the squared length, the mean of all rows, and the length of the mean."""
     if vectors.shape[1] < 2:
         raise InputError(f"{name} has 1 dimension, but a cloud in two takes at least 2")
     rows, _ = within_range(vectors)
@@ -263,7 +260,7 @@ def _principal(name: str, vectors: Array, drawn: Array) -> tuple[Array, Array, A
     axes = directions[:, -2:].flip(1)
     signs = axes[axes.abs().argmax(dim=0), [0, 1]].sign()
     mean = moments.mean @ axes
-    if float(mean[0].abs()) > ROUNDING:
+    if float(mean[0].abs()) > 1e-9:  # A shorter mean has no direction.
         signs[0] = mean[0].sign()
     axes, mean = axes * signs, mean * signs
     points: Array = unit_rows(rows[drawn]) @ axes.numpy()
@@ -273,12 +270,12 @@ def _principal(name: str, vectors: Array, drawn: Array) -> tuple[Array, Array, A
 
 @dataclass(frozen=True, eq=False)
 class NeighbourLists:
-    """Nearest neighbours by cosine, side by side.
+    """Nearest neighbours by cosine.
 
     Attributes:
-        queries: Numbers of the rows whose neighbours are listed, shape (Q,).
-        rows: By side, numbers of their nearest others, best first, shape (Q, k).
-        cosines: By side, their cosines, falling, shape (Q, k).
+        queries: Row numbers of the queries, shape (Q,).
+        rows: By side, row numbers of their neighbours, best first, shape (Q, k).
+        cosines: By side, the cosines of these, shape (Q, k).
         among: How many rows were searched.
     """
 
@@ -289,15 +286,12 @@ class NeighbourLists:
 
     @property
     def k(self) -> int:
-        """How many there are of each query."""
+        """How many neighbours each query has."""
         return int(next(iter(self.rows.values())).shape[1])
 
     @property
     def kept(self) -> float | None:
-        """The mean share of neighbours that the first and the last side have in common.
-
-        None where there is one side.
-        """
+        """The mean share of neighbours that are the same on both sides; None of one side."""
         if len(self.rows) < 2:
             return None
         first, *_, last = self.rows.values()
@@ -309,13 +303,12 @@ def find_neighbours(sides: Sides, queries: Array, *, k: int = 5) -> NeighbourLis
     """The k other rows with the highest cosine to each query, on every side.
 
     Args:
-        sides: By name, vectors of shape (N, D), the same rows each.
-        queries: Numbers of rows, shape (Q,).
+        sides: Vectors by name.
+        queries: Row numbers, shape (Q,).
         k: How many, 1 ≤ k < N.
 
     Raises:
-        InputError: No side, sides of unequal rows, k or a number is out of its range, or a row
-            that is not finite (named).
+        InputError: The sides cannot be compared, or k or a row number is out of its range.
 
     Example:
         >>> import numpy as np
@@ -336,46 +329,28 @@ def find_neighbours(sides: Sides, queries: Array, *, k: int = 5) -> NeighbourLis
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class NormGroup:
-    """The norms of the words of a range of ranks.
-
-    Attributes:
-        low: First rank.
-        high: The rank after the last.
-        words: How many words of it are one piece of the tokenizer.
-        norm: Their mean norm with its 95 % interval; None where there is no word.
-        published: The paper's mean for BERT-base; None where it has none.
-    """
-
-    low: int
-    high: int
-    words: int
-    norm: Mean | None
-    published: float | None = None
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WordNorms:
     """Norms of word embeddings by how frequent the word is.
 
     Attributes:
-        groups: The ranges of ranks in order.
+        groups: The ranges of ranks in order, with their mean norms.
+        published: The paper's mean norm of each range for BERT-base; None where it has none.
         encoder: Whose embeddings.
-        words: Those that are drawn one by one, the most frequent first; none where only the means
-            are known.
-        ranks: Of each, from 0, shape (n,).
+        words: Words that are drawn one by one, the most frequent first.
+        ranks: Of each of these words, from 0, shape (n,).
         norms: Of each, shape (n,).
     """
 
-    groups: Sequence[NormGroup]
+    groups: Sequence[WordGroup]
+    published: Sequence[float | None]
     encoder: str = ""
     words: Sequence[str] = ()
     ranks: Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     norms: Array = field(default_factory=lambda: np.empty(0))
 
     def point_titles(self) -> list[str]:
-        """Of each word that is drawn, the word and its norm."""
+        """Each word that is drawn, and its norm."""
         named = zip(self.words, self.norms.tolist(), strict=True)
         return [f"{word}: {norm:.3f}" for word, norm in named]
 
@@ -399,10 +374,10 @@ def measure_word_norms(
         ranges: Ranks from and to, the second not included.
         encoder: Whose embeddings they are, for labels.
         published: The paper's means, one a range, or none.
-        points: Of more words so many are kept to be drawn, evenly over the logarithm of the rank.
+        points: How many words are drawn at most, evenly over the logarithm of the rank.
 
     Raises:
-        InputError: A word has a row that is not there, or published has another length.
+        InputError: A word has a row that is not there, or `published` has another length.
 
     Source:
         Paper, section 2.2 and Table 1.
@@ -419,37 +394,20 @@ def measure_word_norms(
         raise InputError(f"published must have {len(ranges)} means, got {len(published)}")
     norms = np.linalg.norm(embeddings[words.rows].astype(np.float64), axis=1)
     groups = []
-    for place, (low, high) in enumerate(ranges):
+    for low, high in ranges:
         within = norms[(words.ranks >= low) & (words.ranks < high)]
-        printed = published[place] if published else None
-        groups.append(
-            NormGroup(
-                low=low,
-                high=high,
-                words=len(within),
-                norm=mean_of(within),
-                published=printed,
-            )
-        )
-    kept = _evenly(words.ranks, points)
+        groups.append(WordGroup(low, high, len(within), mean_of(within), {}, {}))
+    drawn = np.arange(len(norms))
+    if len(norms) > points:
+        drawn = np.unique(np.geomspace(1, len(norms), points).round().astype(np.int64)) - 1
     return WordNorms(
         groups=groups,
+        published=published or [None] * len(ranges),
         encoder=encoder,
-        words=[words.words[n] for n in kept.tolist()],
-        ranks=words.ranks[kept],
-        norms=norms[kept],
+        words=[words.words[n] for n in drawn.tolist()],
+        ranks=words.ranks[drawn],
+        norms=norms[drawn],
     )
-
-
-def _evenly(ranks: Array, count: int) -> Array:
-    """At most so many places of rising ranks, evenly over the logarithm of rank + 1."""
-    if len(ranks) <= count:
-        return np.arange(len(ranks))
-    aims = np.geomspace(1, ranks[-1] + 1, 4 * count) - 1
-    places = np.unique(np.searchsorted(ranks, aims).clip(max=len(ranks) - 1))
-    if len(places) > count:
-        places = places[np.linspace(0, len(places) - 1, count).round().astype(np.int64)]
-    return np.unique(places)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -458,11 +416,11 @@ class EditScatter:
 
     Attributes:
         panels: By name, similarities of the pairs that have all of them, shape (n,).
-        distances: Their edit distances, shape (n,).
-        short: Pairs at most so far apart stand out.
+        distances: Edit distances of these pairs, shape (n,).
+        short: Pairs up to this distance are short, and stand out.
         unit: What the distances count.
         whole: By name, Spearman's ρ with the distance over all pairs; None where undefined.
-        near: The same over the short ones.
+        near: The same over the short pairs.
     """
 
     panels: Mapping[str, Array]
@@ -480,7 +438,7 @@ class EditScatter:
 
     @property
     def kinds(self) -> list[str]:
-        """What the short pairs and the others are called in a legend, with their numbers."""
+        """Names of the short pairs and of the others in a legend, with their numbers."""
         near = int(self.is_near.sum())
         return [
             f"at most {self.short} {self.unit} apart ({near:,} pairs)",
@@ -494,14 +452,14 @@ def relate_to_edits(
     """Set similarities beside edit distances, over the pairs that have every similarity.
 
     Args:
-        panels: By name, similarities of N pairs, shape (N,) each, NaN where there is none: such
-            pairs are in no panel. The first is gold, the others are cosines.
+        panels: By name, similarities of N pairs, shape (N,) each. A pair with NaN in one panel is
+            in none. The first panel is gold, the others are cosines.
         distances: Edit distances, shape (N,).
-        short: Pairs at most so far apart are looked at by themselves, too.
+        short: Pairs up to this distance are also looked at by themselves.
         unit: What the distances count.
 
     Raises:
-        InputError: No panel, shapes that differ, or no pair that has every similarity.
+        InputError: There is no panel, shapes differ, or no pair has every similarity.
 
     Source:
         Section 4.4, Figure 2.
@@ -547,9 +505,9 @@ class TrainingCurve:
 
     Attributes:
         steps: The last step of each window, counting from 1, shape (W,).
-        mean: Mean loss of its steps, bits per dimension, shape (W,).
-        low: The least of them.
-        high: The largest.
+        mean: Mean loss of each window in bits per dimension, shape (W,).
+        low: Least loss of each window.
+        high: Largest loss of each window.
         total: How many steps there were.
         final: Loss of the fitted rows under the fitted flow; None where it is not known.
     """
@@ -565,7 +523,7 @@ class TrainingCurve:
 def summarize_training(
     losses: Array, *, final: float | None = None, windows: int = WINDOWS
 ) -> TrainingCurve:
-    """Put the losses of a fit's steps together in windows of equally many steps.
+    """Summarize the losses of a fit in windows of equally many steps.
 
     Args:
         losses: `Flow.loss_curve_`, bits per dimension, shape (steps,).
@@ -594,19 +552,17 @@ def summarize_training(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ScoreTable:
-    """Scores of some models on some tasks, as they are shown, and which of them are drawn.
+    """Spearman × 100 of some models on some tasks.
 
     Attributes:
-        table: The scores, times 100, what was published, and what is claimed.
+        table: The scores, the published numbers and the claims.
         drawn: The one or two rows that are in the picture.
-        measure: What the numbers are.
     """
 
     table: TableResult
     drawn: Sequence[RowResult]
-    measure: str = "Spearman × 100"
 
     @property
     def has_drawn_score(self) -> bool:
@@ -615,10 +571,7 @@ class ScoreTable:
 
     @property
     def published_label(self) -> str:
-        """What the published numbers are called, with the encoder where it is another.
-
-        Nothing where no row that is drawn has such a number.
-        """
+        """Name of the drawn rows' published numbers; empty where they have none."""
         if all(cell.published is None for row in self.drawn for cell in row.cells.values()):
             return ""
         whose = dict.fromkeys(row.published_for for row in self.drawn if row.published_for)
@@ -626,11 +579,7 @@ class ScoreTable:
 
 
 def check_sides(sides: Sides) -> dict[str, Array]:
-    """The sides as matrices of the same rows.
-
-    Raises:
-        InputError: There is none, one is no matrix of finite rows, or they have unequal rows.
-    """
+    """The sides as matrices of finite rows, equally many each."""
     if not sides:
         raise InputError("there are no vectors to measure; give one side at least")
     found = {name: checked(vectors) for name, vectors in sides.items()}

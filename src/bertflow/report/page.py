@@ -1,4 +1,4 @@
-"""A report as one HTML page that stands alone: nothing is fetched, in no browser, for any data."""
+"""A report as one HTML page that stands alone: nothing is fetched, whatever the data hold."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import hashlib
 import json
 import re
 import string
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 import numpy as np
 
@@ -19,7 +21,6 @@ import bertflow
 from bertflow.analysis.diagnosis import evidence_of
 from bertflow.display.tables import MINUS, fixed, span
 from bertflow.errors import InputError, MissingDependencyError
-from bertflow.evaluation import Difference
 from bertflow.io.files import check_writable, write_text
 from bertflow.report import draw
 from bertflow.report.build import Report
@@ -27,38 +28,30 @@ from bertflow.report.measures import ScoreTable
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from markupsafe import Markup
+    from matplotlib.figure import Figure
 
 # Characters of a sentence that the page shows.
 LONGEST_TEXT = 160
 SUFFIXES = (".html", ".htm")
-# The query to begin with is the first sentence of so many characters, if there is one.
+# The page begins with the first query of such a length, if there is one.
 READABLE = range(25, 91)
-# Of each section in order, its heading, and what it is called where there is little room.
-HEADINGS = {
-    "measures": ("What the vectors are like", "Measures"),
-    "cosines": ("Cosines of random pairs", "Cosines"),
-    "spectra": ("Singular values", "Spectrum"),
-    "cloud": ("The cloud in two dimensions", "Cloud"),
-    "neighbours": ("Nearest neighbours", "Neighbours"),
-    "scores": ("Scores", "Scores"),
-    "words": ("Norm and word frequency", "Words"),
-    "edits": ("Similarity and edit distance", "Edit distance"),
-    "training": ("Training", "Training"),
-    "absent": ("Not here", "Not here"),
-    "provenance": ("Provenance", "Provenance"),
+# The variable of the page's style sheet that stands for a colour of the figures.
+VARIABLES = {
+    draw.LOOKS[0].color: "first",
+    draw.LOOKS[1].color: "second",
+    draw.REST["color"]: "rest",
+    draw.SHORT["color"]: "short",
+    draw.PUBLISHED_COLOR: "print",
+    draw.INK: "ink",
+    draw.FAINT: "quiet",
+    draw.GROUND: "ground",
+    draw.STRIPE: "raised",
 }
-# What measures mean, in the fewest words; docs/mathematics.md has their equations.
-MEANINGS = {
-    "mean cosine of random pairs": "how alike any two look; 1 is the same",
-    "deviation of cosines, centred": "0 tells nothing apart",
-    "partition function isotropy": "1 if no direction is favoured",
-    "IsoScore": "how evenly rows spread over all dimensions",
-    "effective rank": "how many dimensions are really used",
-    "hubness (skewness, k = 10)": "are the same few nearest to everything?",
-    "rows that are nobody's neighbour": "never found by any search",
-    "uniformity": "how evenly rows fill the sphere; lower is better",
-    "dimensions that do not vary": "the same number in every row",
-}
+COLOR = re.compile("#[0-9a-f]{6}")
+LONG = re.compile(r"-?\d+\.\d{3,}")
+REFERENCE = re.compile(r"^((?:url\()?#)")
+SIZE = re.compile(r"([\d.]+)px")
 
 
 def check_page(path: str | Path) -> None:
@@ -66,8 +59,8 @@ def check_page(path: str | Path) -> None:
 
     Raises:
         InputError: It does not end in .html or .htm.
-        ModelError: It is a folder, or is in none that may be written to.
-        MissingDependencyError: matplotlib or Jinja2 is not there; the message is the pip line.
+        ModelError: It is a folder, or its folder cannot be written.
+        MissingDependencyError: matplotlib or Jinja2 is missing; the message is the pip line.
 
     Example:
         >>> check_page("report.pdf")
@@ -81,7 +74,7 @@ def check_page(path: str | Path) -> None:
 
 
 def write_report(report: Report, path: str | Path) -> int:
-    """Write a report to a page that is then the new one whole, or still the old one.
+    """Write a report to a page, which is then the new one whole, or still the old one.
 
     Args:
         report: As `build_report` gives it.
@@ -91,9 +84,7 @@ def write_report(report: Report, path: str | Path) -> int:
         How many bytes it has.
 
     Raises:
-        InputError: Another suffix.
-        ModelError: It cannot be written.
-        MissingDependencyError: matplotlib or Jinja2 is not there; the message is the pip line.
+        BertflowError: As `check_page`, or the page cannot be written.
     """
     check_page(path)
     text = render(report)
@@ -111,10 +102,26 @@ def render(report: Report) -> str:
         HTML with its style sheet, script, pictures and data.
 
     Raises:
-        MissingDependencyError: matplotlib or Jinja2 is not there; the message is the pip line.
+        MissingDependencyError: matplotlib or Jinja2 is missing; the message is the pip line.
     """
     _check_packages()
-    return _template().render(_context(report))
+    style, script, payload = template_file("page.css"), template_file("page.js"), _payload(report)
+    letters = {} if report.scores is None else _letters(report.scores)
+    return _template().render(
+        report=report,
+        version=bertflow.__version__,
+        policy=(
+            f"default-src 'none'; style-src '{_hashed(style)}'; script-src '{_hashed(script)}'; "
+            "img-src data:; base-uri 'none'; form-action 'none'"
+        ),
+        style=style,
+        script=script,
+        payload=payload,
+        data=in_script(payload),
+        evidence=evidence_of(report.diagnoses) if report.diagnoses else None,
+        letters=letters,
+        marks=lambda cell: "".join(sorted(letters.get(doubt, "") for doubt in cell.doubts)),
+    )
 
 
 def _check_packages() -> None:
@@ -127,8 +134,6 @@ def _check_packages() -> None:
 def _template() -> Template:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    from bertflow.report.svg import inline_svg
-
     environment = Environment(
         loader=PackageLoader("bertflow.report"),
         autoescape=True,
@@ -137,46 +142,13 @@ def _template() -> Template:
         lstrip_blocks=True,
     )
     environment.filters["minus"] = lambda text: str(text).replace("-", MINUS)
-    environment.globals |= {"fixed": fixed, "span": span, "zip": zip, "draw": draw}
-    environment.globals["svg"] = inline_svg
+    tools = {"fixed": fixed, "span": span, "zip": zip, "draw": draw, "svg": inline_svg}
+    environment.globals |= tools
     return environment.get_template("page.html")
 
 
-def _context(report: Report) -> dict[str, Any]:
-    """What the template shows besides its prose."""
-    style, script, payload = template_file("page.css"), template_file("page.js"), _payload(report)
-    present = {name: getattr(report, name, None) is not None for name in HEADINGS} | {
-        "measures": bool(report.diagnoses),
-        "absent": bool(report.absent),
-        "provenance": True,
-    }
-    letters = {} if report.scores is None else _letters(report.scores)
-    return {
-        "report": report,
-        "version": bertflow.__version__,
-        "policy": (
-            f"default-src 'none'; style-src '{_hashed(style)}'; script-src '{_hashed(script)}'; "
-            "img-src data:; base-uri 'none'; form-action 'none'"
-        ),
-        "style": style,
-        "script": script,
-        "payload": payload,
-        "data": in_script(payload),
-        "headings": HEADINGS,
-        "sections": [name for name, there in present.items() if there],
-        "evidence": evidence_of(report.diagnoses) if report.diagnoses else None,
-        "meanings": MEANINGS,
-        "warnings": dict.fromkeys(
-            warning for one in report.diagnoses.values() for warning in one.warnings
-        ),
-        "letters": letters,
-        "arrow": arrow,
-        "marks": lambda cell: "".join(sorted(letters.get(doubt, "") for doubt in cell.doubts)),
-    }
-
-
 def _letters(found: ScoreTable) -> dict[str, str]:
-    """Of each doubt about a published number, the letter that marks it."""
+    """The letter that marks each doubt about a published number."""
     doubts = dict.fromkeys(
         doubt
         for row in found.table.rows
@@ -187,27 +159,13 @@ def _letters(found: ScoreTable) -> dict[str, str]:
     return dict(zip(doubts, string.ascii_lowercase, strict=False))
 
 
-def arrow(change: Difference | None) -> str:
-    """Above or below beyond chance, as the paper's arrows; · where that cannot be told.
-
-    Example:
-        >>> arrow(Difference(2.0, 1.0, 3.0, p=0.001, adjusted=0.001)), arrow(Difference(0.1))
-        ('↑', '·')
-    """
-    if change is None:
-        return ""
-    if not change.real:
-        return "·"
-    return "↑" if (change.value or 0) > 0 else "↓"
-
-
 def template_file(name: str) -> str:
     """The text of a file that the page is made from."""
     return files("bertflow.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _hashed(text: str) -> str:
-    """What a content security policy knows an inline style sheet or script by."""
+    """The source of an inline style sheet or script in a content security policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode()}"
 
 
@@ -225,33 +183,25 @@ def in_script(value: Any) -> str:
     return re.sub(r"[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
-# Sentences and their neighbours.
-
-
 def _payload(report: Report) -> dict[str, Any] | None:
-    """What the script needs: texts, and the neighbours of each query."""
-    near = report.neighbours
-    if near is None or report.cloud is None:
+    """The data of the script: the neighbours of each query, by row, and the texts of rows."""
+    near, texts = report.neighbours, report.texts
+    if near is None:
         return None
-    used = np.unique(np.concatenate([near.queries, *(rows.ravel() for rows in near.rows.values())]))
-    place = {row: n for n, row in enumerate(used.tolist())}
-    texts = None
-    if report.texts is not None:
-        texts = [shortened(report.texts[row]) for row in used.tolist()]
+    queries = near.queries.tolist()
+    shown, first = None, 0
+    if texts is not None:
+        used = np.unique(np.concatenate([near.queries, *map(np.ravel, near.rows.values())]))
+        shown = {row: shortened(texts[row]) for row in used.tolist()}
+        readable = [n for n, row in enumerate(queries) if len(texts[row]) in READABLE]
+        first = readable[0] if readable else 0
     return {
         "names": list(near.rows),
-        "texts": texts,
-        "rows": None if texts is not None else used.tolist(),
-        "queries": [place[row] for row in near.queries.tolist()],
-        "near": [
-            [[place[row] for row in several] for several in rows.tolist()]
-            for rows in near.rows.values()
-        ],
-        "cosines": [
-            [[round(cosine, 3) for cosine in several] for several in cosines.tolist()]
-            for cosines in near.cosines.values()
-        ],
-        "first": _first_query(report),
+        "texts": shown,
+        "queries": queries,
+        "near": [rows.tolist() for rows in near.rows.values()],
+        "cosines": [cosines.round(3).tolist() for cosines in near.cosines.values()],
+        "first": first,
     }
 
 
@@ -266,11 +216,57 @@ def shortened(text: str) -> str:
     return flat if len(flat) <= LONGEST_TEXT else f"{flat[: LONGEST_TEXT - 1]}…"
 
 
-def _first_query(report: Report) -> int:
-    """The query that the page begins with."""
-    near = report.neighbours
-    assert near is not None
-    if report.texts is None:
-        return 0
-    readable = (len(report.texts[row]) in READABLE for row in near.queries.tolist())
-    return next((place for place, good in enumerate(readable) if good), 0)
+def inline_svg(figure: Figure, name: str, label: str, titles: Sequence[str] = ()) -> Markup:
+    """Turn a figure into an SVG element that needs no style attribute, file or font.
+
+    Its text can be selected, and its colours follow the page's light and dark.
+
+    Args:
+        figure: Of `bertflow.report.draw`. A part with the gid ".dots" gets the class "dots".
+        name: Put before each id, so that several figures can stand on one page.
+        label: The text of the picture for a screen reader.
+        titles: Tooltips of the points of class "titled".
+    """
+    from markupsafe import Markup
+
+    root = ElementTree.fromstring(draw.file_content(figure, ".svg"))
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+    for unused in ("metadata", "defs"):
+        if (found := root.find(unused)) is not None and found.find("clipPath") is None:
+            root.remove(found)
+    for element in root.iter():
+        _plain(element, name)
+    points = root.findall(".//g[@class='titled']//use") if titles else []
+    for point, title in zip(points, titles, strict=True):
+        ElementTree.SubElement(point, "title").text = title
+    _, _, width, height = root.get("viewBox", "0 0 0 0").split()
+    root.attrib = {
+        "class": "chart",
+        "viewBox": f"0 0 {width} {height}",
+        "role": "img",
+        "aria-label": label,
+        "stroke-linejoin": "round",
+    }
+    return Markup(ElementTree.tostring(root, encoding="unicode"))
+
+
+def _plain(element: ElementTree.Element, name: str) -> None:
+    """Attributes instead of a style, which the page's security policy forbids; ids of its own."""
+    old = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
+    new = {}
+    for declaration in filter(None, old.pop("style", "").split("; ")):
+        key, _, value = declaration.partition(": ")
+        if key in ("font", "font-size") and (size := SIZE.search(value)):
+            new["font-size"] = size[1]
+        elif not key.startswith("font"):
+            new[key] = COLOR.sub(lambda color: f"var(--{VARIABLES[color[0]]})", value)
+    gid = old.pop("id", "")
+    if gid.startswith("."):
+        new["class"] = gid[1:]
+    elif gid and element.tag != "g":
+        new["id"] = f"{name}-{gid}"
+    for key, value in old.items():
+        referring = REFERENCE.sub(rf"\1{name}-", value)
+        new[key] = LONG.sub(lambda number: f"{float(number[0]):.2f}", referring)
+    element.attrib = new

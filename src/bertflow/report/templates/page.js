@@ -13,7 +13,7 @@
   let picked = 0;
 
   function textOf(row) {
-    return data.texts ? data.texts[row] : "row " + data.rows[row].toLocaleString("en");
+    return data.texts ? data.texts[row] : "row " + row.toLocaleString("en");
   }
 
   function element(tag, kind, text) {
