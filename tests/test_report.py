@@ -279,7 +279,6 @@ def test_the_verdict_is_plain_before_it_names_a_measure(rng, rise, p, said):
     assert evidence.startswith(
         f"Before, any two unrelated sentences look {percent} % alike (mean cosine"
     )
-    assert "All vectors point much the same way" in evidence
     assert "and after 0 % (" in evidence
     assert evidence.index("alike") < evidence.index("IsoScore")
     ranked, evidence = conclude(
@@ -295,8 +294,8 @@ def test_the_verdict_is_plain_before_it_names_a_measure(rng, rise, p, said):
 def test_vectors_that_are_spread_out_are_said_to_need_nothing(rng):
     x = rng.normal(size=(200, 8))
     verdict, evidence = conclude(["before"], {"before": diagnose(x)}, None)
-    assert verdict.startswith("These vectors can be left as they are: any two")
-    assert evidence == "The vectors point in all directions already, and there is little to mend."
+    assert verdict.startswith("Leave the vectors as they are: any two")
+    assert evidence.endswith("they are spread out already.")
 
 
 # A model.

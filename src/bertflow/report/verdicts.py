@@ -6,24 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bertflow.analysis import Diagnosis
+from bertflow.analysis.diagnosis import VERDICTS
 from bertflow.display.tables import fixed, span
 from bertflow.evaluation import Difference
 
 BEFORE, AFTER = "before", "after"
-LIKELY = {
-    "yes": "Calibration is likely to help",
-    "no": "These vectors can be left as they are",
-    "unclear": "Whether calibration helps cannot be told without trying",
-    "uninformative": "These vectors tell nothing apart",
-}
-# The meaning of a mean cosine for a search.
-MEANS = {
-    "yes": "all vectors point much the same way, so that a high cosine says little about meaning",
-    "no": "the vectors point in all directions already, and there is little to mend",
-    "unclear": "the vectors lean one way, but not by much",
-    "uninformative": "all pairs are equally alike, so that a cosine says nothing; a map fitted on "
-    "too few of these very rows does that",
-}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -106,26 +93,23 @@ def conclude(
         The verdict and its evidence, which may be empty.
     """
     usual = set(names) <= {BEFORE, AFTER}
-    several = list(diagnoses.values())
+    evenness = _evenness(diagnoses)
     crowding = _crowding(diagnoses, rows, by="" if usual else "by ")
-    if not several:
-        if headline is not None:
-            return headline.sentence(names), ""
+    if headline is not None:
+        return headline.sentence(names), f"{_sentence(crowding)} {evenness}".strip()
+    if not diagnoses:
         if scored:
             return "No score tells before and after apart.", ""
         return "Nothing here tells whether calibration helps.", _sentence(lacking)
-    first, last = several[0], several[-1]
-    likely, means = LIKELY[first.verdict], MEANS[first.verdict]
-    if last.verdict == "uninformative" != first.verdict:
-        likely, means = "Calibration has left nothing to tell apart", MEANS[last.verdict]
-    evenness = _evenness(diagnoses)
-    if headline is not None:
-        told = [crowding, means] if usual else [crowding]
-        return headline.sentence(names), " ".join([*map(_sentence, told), evenness])
     if not usual:
         verdict = "Without scores, which of the two is better cannot be told."
         return verdict, f"{_sentence(crowding)} {evenness}"
-    return f"{likely}: {crowding}.", f"{_sentence(means)} {evenness}".strip()
+    several = list(diagnoses.values())
+    first, last = several[0], several[-1]
+    verdict, reason = VERDICTS[first.verdict], first.reason
+    if last.verdict == "uninformative" != first.verdict:
+        verdict, reason = "Calibration has left nothing to tell apart", last.reason
+    return f"{verdict}: {crowding}.", f"{_sentence(reason)} {evenness}".strip()
 
 
 def _crowding(diagnoses: Mapping[str, Diagnosis], rows: str, *, by: str) -> str:
