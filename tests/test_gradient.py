@@ -90,8 +90,7 @@ def test_training_is_what_it_is_with_autograd(build, monkeypatch):
     np.testing.assert_allclose(found.transform(x), expected.transform(x), atol=2e-3)
 
 
-@pytest.mark.parametrize("fetched", [1, 7, 64])
-@pytest.mark.parametrize("coupling", ["additive", "affine"])
+@pytest.mark.parametrize(("fetched", "coupling"), [(7, "additive"), (64, "affine")])
 def test_results_fetched_late_are_the_same(fetched, coupling, monkeypatch):
     # What happens on a GPU, where the loop does not wait for every step.
     x = np.random.default_rng(0).normal(size=(640, 6))

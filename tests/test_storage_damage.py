@@ -140,6 +140,7 @@ def test_a_file_that_cannot_grow_is_an_error_and_the_old_one_stays(tmp_path):
     assert_full_disk_is_said([sys.executable, "-c", SCRIPT, *places, "limit"], "File too large")
 
 
+@pytest.mark.nightly
 def test_a_full_disk_is_an_error_and_the_old_one_stays(tmp_path):
     (tmp_path / "home").mkdir()
     within = ["unshare", "--user", "--map-root-user", "--mount"]

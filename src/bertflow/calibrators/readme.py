@@ -55,10 +55,6 @@ WHAT = {
         "Word Representations*, ICLR 2018.",
     ),
 }
-LOADED = f"""from bertflow import load_calibrator
-
-calibrator = load_calibrator("{HERE}")
-calibrated = calibrator.transform(vectors)"""
 ATTACHED = """
 
 # Behind its encoder, a model of sentence-transformers:
@@ -121,7 +117,7 @@ def calibrator_card(calibrator: Calibrator, name: str = HERE) -> str:
     provenance = getattr(calibrator, "provenance_", {})
     behind = isinstance(provenance.get("encoder"), Mapping)
     template = (files("bertflow.calibrators") / "card.md").read_text(encoding="utf-8")
-    return template.format(
+    card = template.format(
         metadata=front_matter(
             library_name="bertflow",
             tags=["bertflow", calibrator_name(calibrator), "sentence-embeddings"],
@@ -130,11 +126,12 @@ def calibrator_card(calibrator: Calibrator, name: str = HERE) -> str:
         preset=preset_of(calibrator)[0],
         what=what,
         whose=f" of {encoder_named(provenance)}" if behind else "",
-        use=fenced(named(LOADED + ATTACHED if behind else LOADED, name)),
+        attached=ATTACHED if behind else "",
         made=table(made_of(calibrator)),
         limits="\n".join(f"- {limit}" for limit in LIMITS),
         source=source,
     )
+    return named(card, name)
 
 
 def front_matter(**metadata: Any) -> str:

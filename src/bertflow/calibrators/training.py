@@ -79,25 +79,21 @@ def train(
     checkpoint: Checkpoint | None = None,
     ahead: bool = False,
 ) -> Tensor:
-    """Initialise a flow on a shuffled sample and train it in place.
+    """Initialise a Glow on a shuffled sample, train it in place, and leave it on the CPU, frozen.
 
     Args:
-        glow: Built, not initialised; it ends on the CPU, frozen.
-        fetch: Gives the rows of an index as float32, shape (n,) to (n, D), on the device or the
-            CPU.
+        glow: Built, not initialised.
+        fetch: Gives the rows of an index as float32, (n,) to (n, D), on the device or the CPU.
         rows: How many rows there are.
         schedule: How long and how fast.
         device: Where to train.
         generator: Source of the order of rows.
         progress: Called after each step with the steps done, their total and the loss.
-        checkpoint: Where the last good state is kept; training goes on from the one that is there.
+        checkpoint: Keeps the last good state; training goes on from the one that is there.
         ahead: Fetch rows while others are trained on, which is worth it if they are in a file.
 
     Returns:
         The loss of each step in bits per dimension, shape (steps,), float64.
-
-    Raises:
-        TrainingError: A loss or gradient is not finite; the message names the step.
     """
     total = steps_of(schedule, rows)
     order = torch.randperm(rows, generator=generator)
@@ -186,16 +182,10 @@ def _batches(
     """
     window = max(1, WINDOW_ROWS // batch_size) * batch_size
     while True:
-        windows: list[Tensor] = []
-        for index in torch.split(order, window):
-            count = math.ceil(len(index) / batch_size)
-            if windows or skipped < count:
-                windows.append(index)
-            else:
-                skipped -= count
-        for block in _fetched(fetch, windows, ahead):
-            yield from torch.split(block.to(device), batch_size)[skipped:]
-            skipped = 0
+        left = order[skipped * batch_size :]
+        for block in _fetched(fetch, torch.split(left, window) if len(left) else (), ahead):
+            yield from torch.split(block.to(device), batch_size)
+        skipped = max(0, skipped - math.ceil(rows / batch_size))
         order = torch.randperm(rows, generator=generator)
 
 

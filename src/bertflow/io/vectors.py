@@ -10,8 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from bertflow.arrays import Array, finite
-from bertflow.errors import InputError, quoted
-from bertflow.io.files import check_apart, check_writable, part_folder, placed, writing
+from bertflow.errors import InputError
+from bertflow.io.files import (
+    check_apart,
+    check_writable,
+    part_folder,
+    placed,
+    reason_of,
+    writing,
+)
 from bertflow.io.reading import HEAD, contents
 
 log = logging.getLogger(__name__)
@@ -37,10 +44,18 @@ def read_vectors(path: str | Path) -> Array:
     if not path.is_file():
         raise InputError(f"{path} does not exist" if not path.exists() else f"{path} is no file")
     try:
+        with path.open("rb") as file:
+            head = file.read(HEAD)
         vectors: np.memmap = np.lib.format.open_memmap(path, mode="r")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {reason_of(error)}") from None
     # numpy parses a header as Python text, so a damaged one can raise any exception.
     except Exception as error:
-        raise InputError(f"{path} {_why_no_vectors(path, error)}") from None
+        other = None if head.startswith(np.lib.format.MAGIC_PREFIX) else contents(head)
+        said = (
+            other or f"is not a .npy file of numbers, as numpy.save writes it: {reason_of(error)}"
+        )
+        raise InputError(f"{path} {said}") from None
     if vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
         raise InputError(
             f"{path} holds an array of shape {vectors.shape} and type {vectors.dtype}; "
@@ -53,26 +68,6 @@ def read_vectors(path: str | Path) -> Array:
         )
     log.info("%s: %d vectors of %d dimensions, %s", path, *vectors.shape, vectors.dtype)
     return vectors
-
-
-def _why_no_vectors(path: Path, error: Exception) -> str:
-    try:
-        with path.open("rb") as file:
-            head = file.read(HEAD)
-    except OSError as unreadable:
-        return f"cannot be read: {unreadable.strerror}"
-    if head.startswith(b"PK"):
-        return "is an archive, as of several arrays; give a .npy file of one, by numpy.save"
-    if head.startswith(b"PAR1"):
-        return (
-            "is a .parquet file, expected a .npy; fit and transform read it, ids and all, by "
-            f"--vectors {quoted(path)} --engine local"
-        )
-    if "Python obj" in str(error):
-        return "is not a .npy file of numbers but of Python objects, as of rows that differ"
-    if not head.startswith(np.lib.format.MAGIC_PREFIX) and (said := contents(head)):
-        return said
-    return "is not a .npy file of numbers; numpy.save writes one"
 
 
 def transform_file(
