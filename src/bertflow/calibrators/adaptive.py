@@ -57,7 +57,7 @@ class AdaptiveWhitening(LinearCalibrator):
 
     Attributes:
         components_: The axes, shape (D, D), orthonormal, each with its largest entry positive.
-        gain_: What each axis is multiplied by, shape (D,), above 0 and at most 1.
+        gain_: The factor of each axis, shape (D,), above 0 and at most 1.
         noise_: The level n, as a share of a row's squared length.
         mean_cosine_: Of two rows.
         effective_axes_: The above.
@@ -110,7 +110,7 @@ class AdaptiveWhitening(LinearCalibrator):
 
     @property
     def scale_(self) -> Array:  # type: ignore[override]
-        """What each axis is divided by, shape (D,)."""
+        """The divisor of each axis, shape (D,)."""
         return 1 / self.gain_
 
     def _fit_moments(self, moments: Moments, sample: Array | Tensor | None) -> None:

@@ -326,7 +326,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def learned_tensor(array: Array) -> Tensor:
-    """An array of what was learned as a tensor; a copy of one that cannot be written to.
+    """A learned array as a tensor; a read-only array is copied.
 
     Such an array is what `joblib.load(..., mmap_mode="r")` gives. torch has no read-only tensors.
     """

@@ -67,7 +67,7 @@ class Checkpoint:
     Args:
         path: The file, always replaced whole; None keeps the state in memory only.
         run: All that the bits depend on, with "seed", without the contents of the rows.
-        rows: What is trained on, shape (N, D); hashed only if the file exists or is to be written.
+        rows: The training rows, shape (N, D); hashed only if the file exists or is to be written.
         any_seed: Go on with the seed of the file, which is then that of the run.
     """
 

@@ -95,12 +95,13 @@ class Flow(Calibrator, Schedule, Framing):
     schedule of the released code, `Flow.tempered` a preset for raw language models.
 
     Args:
-        levels: Levels of the multi-scale flow.
+        levels: Levels of the multi-scale flow (the paper: 2, the released code: 3).
         depth: Steps (ActNorm, permutation, coupling) a level.
         width: Hidden width of the coupling nets.
-        coupling: "additive" or "affine".
-        permutation: "random", "reverse" or "linear" (a learned invertible matrix).
-        residual: Residual connection in the coupling nets.
+        coupling: "additive" (the paper) or "affine" (Glow).
+        permutation: "random" (the paper), "reverse" (the released code) or "linear" (Glow's learned
+            invertible matrix).
+        residual: Whether the coupling nets have the residual connection of Table 7.
         scale_rate: How fast log-scales train, see `bertflow.flows.ActNorm`.
         weight_init: How the coupling nets start: "orthogonal", with which results depend less on
             the seed, or "normal" as in the released code.
@@ -121,7 +122,7 @@ class Flow(Calibrator, Schedule, Framing):
             λ_q is the variance of axis round((1 − q) D), or of the last that varies. 0 is off.
             Needs axes="principal".
         leading: How many leading axes are damped besides. Needs axes="principal".
-        leading_gain: What they are multiplied by, above 0 and at most 1.
+        leading_gain: The factor of these axes, above 0 and at most 1.
         centring: The share of the mean that is removed; the rest stays in the output.
         device: Where to fit: "auto" takes a GPU if there is one; results come back to the CPU.
         random_state: Seed or numpy RandomState; the same seed, rows and thread count give the
@@ -132,7 +133,7 @@ class Flow(Calibrator, Schedule, Framing):
         frame_: What surrounds the Glow, a `bertflow.calibrators.frame.Frame`: centre, axes,
             deviations, gains and offset.
         mean_: Centre of the rows, shape (D,).
-        scale_: What each dimension (or principal axis) is divided by first, shape (D,): its
+        scale_: The divisor of each dimension (or principal axis), shape (D,): its
             deviation, or the typical one where it does not vary.
         live_: Which of them vary, booleans of shape (D,).
         loss_: Bits per dimension of the fitted rows (a sample of 65,536 where there are more):

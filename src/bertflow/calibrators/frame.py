@@ -36,7 +36,7 @@ LEAST_GAIN = 1e-3
 
 @dataclass(kw_only=True, repr=False, eq=False)
 class Framing:
-    """How to surround a Glow: arguments of `bertflow.Flow`, which says what they are."""
+    """How to surround a Glow: arguments of `bertflow.Flow`, which documents them."""
 
     normalize: bool = False
     axes: AxesName = "given"
@@ -76,7 +76,7 @@ def has_gain(framing: Framing) -> bool:
 
 
 def frame_tensors(framing: Framing, width: int) -> dict[str, Tensor]:
-    """Names, shapes and types of what a frame of D dimensions learns."""
+    """Names, shapes and types of the tensors that a frame of D dimensions learns."""
     learned = {"mean": empty(width), "scale": empty(width)}
     learned["live"] = empty(width, dtype=torch.bool)
     if framing.axes == "principal":
@@ -95,7 +95,7 @@ class Frame:
     Attributes:
         normalize: Whether rows are scaled to unit length first.
         mean: Centre of the rows, shape (D,).
-        scale: What each axis is divided by, shape (D,).
+        scale: The divisor of each axis, shape (D,).
         live: Which axes vary, booleans of shape (D,).
         components: The axes as rows, shape (D, D), orthonormal; None where they are the
             dimensions as given.

@@ -303,7 +303,7 @@ class Whitening(LinearCalibrator):
         shrinkage_: The share that was taken; it is not saved.
         mean_: Shape (D,).
         components_: The axes, shape (K, D), orthonormal, each with its largest entry positive.
-        scale_: What each axis is divided by, shape (K,). Axes without variance are divided by the
+        scale_: The divisor of each axis, shape (K,). Axes without variance are divided by the
             typical value, so that later rows that differ there are not blown up.
 
     Raises:

@@ -66,7 +66,7 @@ class Moments:
 
     @pinned()
     def merge(self, other: Moments) -> None:
-        """Take in what another Moments of the same kind has seen."""
+        """Take in the rows that another Moments of the same kind has seen."""
         total = self.count + other.count
         if total == 0:
             return

@@ -39,7 +39,7 @@ WARM_UP = 3
 
 @dataclass(kw_only=True, repr=False, eq=False)
 class Schedule:
-    """How long and how fast to train: arguments of `bertflow.Flow`, which says what they are."""
+    """How long and how fast to train: arguments of `bertflow.Flow`, which documents them."""
 
     epochs: float = 1.0
     batch_size: int = 32

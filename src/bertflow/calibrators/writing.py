@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-# The rest of config.json is far shorter than a tenth of what is read.
+# The rest of config.json is far shorter than a tenth of the largest file that is read.
 LONGEST_PROVENANCE = 9 * LARGEST // 10
 CONFIG, WEIGHTS, SUBFOLDER = "config.json", "model.safetensors", "bertflow"
 

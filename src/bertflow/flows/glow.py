@@ -41,15 +41,7 @@ class Glow(Bijection):
 
     Args:
         features: Width D, at least 2.
-        levels: Number of levels (the paper: 2, the released code: 3).
-        depth: Steps a level.
-        width: Hidden width of the coupling nets.
-        coupling: "additive" (the paper) or "affine" (Glow).
-        permutation: "random" (the paper), "reverse" (the released code) or "linear" (Glow's
-            invertible matrix, PLU).
-        residual: Whether the coupling nets have the residual connection of Table 7.
-        scale_rate: How fast log-scales train, see ActNorm.
-        weight_init: How the coupling nets start, see CouplingNet.
+        levels: As the following arguments, one of `bertflow.Flow`, which documents them.
         generator: Source of permutations and weights.
 
     Raises:
@@ -129,7 +121,7 @@ class Glow(Bijection):
         log_det = x.new_zeros(len(x))
         for level, width in zip(self.compositions(), self.level_widths(), strict=True):
             moved, level_log_det = level(x[:, :width])
-            x = torch.cat([moved, x[:, width:]], dim=1)
+            x = _beside_the_rest(moved, x)
             log_det = log_det + level_log_det
         return self.in_latent_order(x), log_det
 
@@ -141,20 +133,20 @@ class Glow(Bijection):
         for level, width in reversed(
             list(zip(self.compositions(), self.level_widths(), strict=True))
         ):
-            x = torch.cat([level.inverse(x[:, :width]), x[:, width:]], dim=1)
+            x = _beside_the_rest(level.inverse(x[:, :width]), x)
         return x
 
     @torch.no_grad()
     def initialize(self, x: Tensor) -> Tensor:
         """Set every ActNorm from a sample x (N, D), layer by layer, in float64.
 
-        Each sees what the layers before it make of the sample.
+        Each sees the sample as the layers before it have mapped it.
         """
         dtype = next(self.parameters()).dtype
         self.double()
         x = x.double()
         for level, width in zip(self.compositions(), self.level_widths(), strict=True):
-            x = torch.cat([level.initialize(x[:, :width]), x[:, width:]], dim=1)
+            x = _beside_the_rest(level.initialize(x[:, :width]), x)
         self.to(dtype)
         return self.in_latent_order(x).to(dtype)
 
@@ -205,6 +197,12 @@ class Glow(Bijection):
             count, self.features, generator=generator, dtype=like.dtype, device=like.device
         )
         return self.inverse(z)
+
+
+def _beside_the_rest(moved: Tensor, x: Tensor) -> Tensor:
+    """Rows with their first columns moved."""
+    rest = x[:, moved.shape[1] :]
+    return torch.cat([moved, rest], dim=1) if rest.shape[1] else moved
 
 
 def _mixing(kind: PermutationName, features: int, generator: torch.Generator | None) -> Bijection:

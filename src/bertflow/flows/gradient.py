@@ -64,7 +64,7 @@ class LikelihoodGradient:
     r"""The bits per dimension of a batch and their gradient, in few operations a layer.
 
     For Glows of ActNorm, fixed permutation and additive coupling. In a batch of 32 rows every
-    operation has microseconds of work, and what costs is how many there are. Here
+    operation has microseconds of work, so their number is what costs. Here
 
     - rows are columns, (D, N): halves are contiguous, and a permutation copies whole lines;
     - parameters of one kind lie side by side in one vector, so that all log-scales are
@@ -107,8 +107,8 @@ class LikelihoodGradient:
         self.features = glow.features
         self.rate = norms[0].scale_rate
         self.residual = nets[0].residual
-        # Scales of states, hidden values and outputs; then, in the same order, what is added to
-        # them. The states of all layers and their gradients have these as rows.
+        # Scales of states, hidden values and outputs; then, in the same order, their shifts. The
+        # states of all layers and their gradients have these as rows.
         self.parameters = FlatParameters(
             [
                 *(norm.log_scale for norm in [*norms, *inner]),
@@ -169,14 +169,14 @@ class LikelihoodGradient:
             torch.index_select(v.spare, 0, v.order, out=v.state)
             torch.mm(v.weights[0], v.kept, out=v.hidden1).mul_(v.scale1).add_(v.shift1).relu_()
             torch.mm(v.weights[1], v.hidden1, out=v.hidden2).mul_(v.scale2).add_(v.shift2).relu_()
-            # What comes out is kept before its scale: the scale's gradient is a row sum of it.
+            # The output is kept before its scale: the gradient of the scale is a row sum of it.
             self._read_out(v, work)
             torch.mm(v.weights[2], v.read_out, out=v.out).add_(v.shift3)
             v.moved.add_(torch.mul(v.out, v.scale3, out=v.grad_out))
             x = v.kept if v.ends_level else v.state
 
     def _read_out(self, v: _Views, work: _Work) -> None:
-        """Compute what the last layer of a coupling net reads, where that is a sum."""
+        """Compute the input of a coupling net's last layer, where that is a sum."""
         if self.residual:
             torch.add(v.hidden1, v.hidden2, out=work.hidden)
 
@@ -223,7 +223,7 @@ class LikelihoodGradient:
         outer, normed, rows = self.outer, self.normed, self.rows
         torch.mul(work.values, work.grads, out=work.product)
         products, sums = torch.mv(work.product, work.ones), torch.mv(work.grads, work.ones)
-        # States are those after the coupling: what it has added is none of ActNorm's doing.
+        # The states are those after the coupling, so its part in them is subtracted.
         products[:outer].index_add_(0, self.moved_rows, products[normed:], alpha=-1)
         volume = work.count * work.unit
         products[:outer] = products[:outer].index_select(0, self.back) - volume

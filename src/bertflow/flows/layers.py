@@ -82,7 +82,7 @@ class Composition(Bijection):
 
     @torch.no_grad()
     def initialize(self, x: Tensor) -> Tensor:
-        """Initialise every step on what the steps before it make of the sample."""
+        """Initialise every step on the sample as the steps before it have mapped it."""
         for step in self.steps:
             assert isinstance(step, Bijection)
             x = step.initialize(x)

@@ -50,7 +50,7 @@ class ResidualForm:
 
     With :math:`A u + c` the product of all ActNorms and permutations up to a coupling, the
     coupling is :math:`u \leftarrow u + A^{-1} E\, g(S (A u + c))`, where S picks the kept half and
-    E places the moved one. What is left at the end is one affine map:
+    E places the moved one. One affine map is left at the end:
 
     .. math:: z = A u_K + c
 

@@ -1,4 +1,4 @@
-"""Files of others: what they are by their first bytes, and small JSON, read strictly."""
+"""Files of others: their kind by the first bytes, and small JSON, read strictly."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TAR_MARK, TAR_PLACE = b"ustar", 257
 
 
 def contents(head: bytes) -> str | None:
-    """What to say of a file by its first `HEAD` bytes; None if it may be what its name says.
+    """The message about a file by its first `HEAD` bytes; None if its name may be right.
 
     Example:
         >>> contents(b"%PDF-1.7 ...")
@@ -83,7 +83,7 @@ def parse_json(text: str, *, constants: bool = False) -> Any:
 
 
 def read_json(path: Path, *, largest: int = LARGEST) -> Any:
-    """What a small JSON file holds; a ModelError names one that is no such file, or larger."""
+    """Parse a small JSON file; a ModelError names a file that is not JSON, or is larger."""
     try:
         if path.exists() and not path.is_file():
             raise ModelError(f"{path} is no file")

@@ -1,4 +1,4 @@
-"""Results on disk, found again by the key of what they depend on."""
+"""Results on disk, found again by the key of all that they depend on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def key_of(recipe: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of a piece of work, and what it depends on.
+    """The result of a piece of work, and all that it depends on.
 
     Attributes:
         kind: What was done, such as "score".

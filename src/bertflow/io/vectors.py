@@ -86,7 +86,7 @@ def transform_file(
         progress: Called with the rows done and their total.
 
     Returns:
-        The shape of what was written.
+        The shape of the written vectors.
 
     Raises:
         InputError: The source is not readable, of another width, or has a row that is not finite or
