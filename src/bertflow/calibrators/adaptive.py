@@ -140,15 +140,13 @@ class AdaptiveWhitening(LinearCalibrator):
         self.components_ = axes.contiguous().numpy()
         self.gain_ = (1 / (1 + deviation.square() / self.noise_)).numpy()
 
-    def facts(self) -> dict[str, str]:
-        """As of every calibrator, with the quantities that its strength follows from."""
-        found = super().facts()
-        if found:
-            found["mean cosine"] = f"{self.mean_cosine_:.3f}"
-            found["effective axes"] = f"{self.effective_axes_:.1f}"
-            found["near duplicates"] = f"{self.near_duplicates_:.1%}"
-            found["strongest gain"] = f"{self.gain_.min():.2g}"
-        return found
+    def _more_facts(self) -> dict[str, str]:
+        return {
+            "mean cosine": f"{self.mean_cosine_:.3f}",
+            "effective axes": f"{self.effective_axes_:.1f}",
+            "near duplicates": f"{self.near_duplicates_:.1%}",
+            "strongest gain": f"{self.gain_.min():.2g}",
+        }
 
     def _axes(self, power: int) -> Array:
         axes: Array = self.components_ * self.gain_[:, None] ** power

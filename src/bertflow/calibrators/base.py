@@ -248,7 +248,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return str(done.pr_url if create_pr else done.commit_url)
 
     def facts(self) -> dict[str, str]:
-        """What was learned and on what, by name, as notebooks and model cards show it.
+        """The learned map and its rows in words, by name, as notebooks and model cards show them.
 
         Example:
             >>> import numpy as np
@@ -262,7 +262,11 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         found = {"dimensions": f"{width:,}" if width == kept else f"{width:,} in, {kept:,} out"}
         if fitted := self._fitted_on():
             found["fitted on"] = fitted
-        return found
+        return {**found, **self._more_facts()}
+
+    def _more_facts(self) -> dict[str, str]:
+        """Facts of this kind of calibrator."""
+        return {}
 
     def _fitted_on(self) -> str:
         """How many sentences or rows it was fitted on, as far as that is known."""

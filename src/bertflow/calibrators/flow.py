@@ -251,15 +251,14 @@ class Flow(Calibrator, Schedule, Framing):
         z = random.standard_normal((n_samples, self.n_features_in_)).astype(np.float32)
         return self.inverse_transform(self.frame_.temper(torch.from_numpy(z)).numpy())
 
-    def facts(self) -> dict[str, str]:
-        """As of every calibrator, with steps, bits per dimension and what bypasses the flow."""
-        found = super().facts()
-        if found:
-            if still := self.n_features_in_ - self.frame_.count:
-                found["not varying"] = f"{still:,} dimensions, which bypass the flow"
-            found["steps"] = f"{len(self.loss_curve_):,}"
-            found["bits per dimension"] = f"{self.loss_:.4f}"
-        return found
+    def _more_facts(self) -> dict[str, str]:
+        still = self.n_features_in_ - self.frame_.count
+        bypassing = {"not varying": f"{still:,} dimensions, which bypass the flow"}
+        return {
+            **(bypassing if still else {}),
+            "steps": f"{len(self.loss_curve_):,}",
+            "bits per dimension": f"{self.loss_:.4f}",
+        }
 
     def _fit(
         self,

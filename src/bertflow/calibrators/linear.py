@@ -263,10 +263,8 @@ class AllButTheTop(LinearCalibrator):
         _check_rank("n_components", self._count(), deviation, floor, moments.count)
         self.components_ = directions[: self._count()].contiguous().numpy()
 
-    def facts(self) -> dict[str, str]:
-        """As of every calibrator, with how many directions are removed."""
-        found = super().facts()
-        return {**found, "directions removed": f"{self._count():,}"} if found else {}
+    def _more_facts(self) -> dict[str, str]:
+        return {"directions removed": f"{self._count():,}"}
 
     def _linear_into(self, centred: Tensor, out: Tensor) -> None:
         components = self._as("components", centred)

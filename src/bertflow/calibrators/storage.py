@@ -179,10 +179,8 @@ def _constructed(config: Any) -> Calibrator:
         )
     # Later versions added arguments, whose defaults leave a calibrator as it was.
     calibrator = CALIBRATORS[kind](**config["arguments"])
-    calibrator.n_features_in_, calibrator.provenance_ = (
-        config["n_features_in"],
-        config["provenance"],
-    )
+    calibrator.n_features_in_ = config["n_features_in"]
+    calibrator.provenance_ = config["provenance"]
     if "n_samples" in config:
         calibrator.n_samples_ = config["n_samples"]
     return calibrator
@@ -201,14 +199,16 @@ def _compare(file: Any, calibrator: Calibrator, folder: Path) -> None:
     if foreign := found.keys() - expected.keys():
         raise ModelError(f"{path} holds foreign names: {_listed(foreign)}")
     for name, tensor in expected.items():
-        if found[name] != (shape := tuple(tensor.shape)):
-            raise ModelError(f"{path}: {name} has shape {found[name]}, expected {shape}")
-        if TYPES.get(kind := file.get_slice(name).get_dtype()) != tensor.dtype:
-            raise ModelError(f"{path}: {name} has type {kind}, expected {tensor.dtype}")
+        shape, kind = tuple(tensor.shape), file.get_slice(name).get_dtype()
+        if (found[name], TYPES.get(kind)) != (shape, tensor.dtype):
+            raise ModelError(
+                f"{path}: {name} has type {kind} and shape {found[name]}, expected {tensor.dtype} "
+                f"and {shape}"
+            )
 
 
 def _check_values(learned: Mapping[str, Tensor], calibrator: Calibrator, path: Path) -> None:
-    """Refuse weights whose map would give NaN or infinity."""
+    """Refuse weights whose map or its inverse would give NaN or infinity."""
     rates = {"log_scale": getattr(calibrator, "scale_rate", 1.0), "log_diagonal": 1.0}
     for name, tensor in learned.items():
         kind = name.rpartition(".")[2]

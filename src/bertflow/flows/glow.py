@@ -110,16 +110,16 @@ class Glow(Bijection):
             widths.append(widths[-1] - widths[-1] // 2)
         return widths
 
-    def compositions(self) -> Iterator[Composition]:
-        """The levels, each a composition of its steps."""
-        for level in self.levels:
+    def stages(self) -> Iterator[tuple[Composition, int]]:
+        """Each level, a composition of its steps, with its width."""
+        for level, width in zip(self.levels, self.level_widths(), strict=True):
             assert isinstance(level, Composition)
-            yield level
+            yield level, width
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map data (N, D) to latent (N, D) and its log-determinant (N,)."""
         log_det = x.new_zeros(len(x))
-        for level, width in zip(self.compositions(), self.level_widths(), strict=True):
+        for level, width in self.stages():
             moved, level_log_det = level(x[:, :width])
             x = _beside_the_rest(moved, x)
             log_det = log_det + level_log_det
@@ -130,9 +130,7 @@ class Glow(Bijection):
         spans = self._latent_spans()
         parts = torch.split(z, [span.stop - span.start for span in spans], dim=1)
         x = torch.cat(parts[::-1], dim=1)
-        for level, width in reversed(
-            list(zip(self.compositions(), self.level_widths(), strict=True))
-        ):
+        for level, width in reversed(list(self.stages())):
             x = _beside_the_rest(level.inverse(x[:, :width]), x)
         return x
 
@@ -145,7 +143,7 @@ class Glow(Bijection):
         dtype = next(self.parameters()).dtype
         self.double()
         x = x.double()
-        for level, width in zip(self.compositions(), self.level_widths(), strict=True):
+        for level, width in self.stages():
             x = _beside_the_rest(level.initialize(x[:, :width]), x)
         self.to(dtype)
         return self.in_latent_order(x).to(dtype)
@@ -166,7 +164,7 @@ class Glow(Bijection):
         invertible matrices for permutations there is no such axis.
         """
         axes = torch.arange(self.features)
-        for level, width in zip(self.compositions(), self.level_widths(), strict=True):
+        for level, width in self.stages():
             for step in level:
                 if isinstance(step, Permutation):
                     axes[:width] = axes[:width][step.order]

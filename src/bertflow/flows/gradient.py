@@ -99,7 +99,7 @@ class LikelihoodGradient:
     def __init__(self, glow: Glow) -> None:
         if not self.suits(glow):
             raise ValueError("only ActNorm, Permutation and AdditiveCoupling are written out")
-        levels = [list(level) for level in glow.compositions()]
+        levels = [list(level) for level, _ in glow.stages()]
         steps = [step for level in levels for step in zip(*[iter(level)] * 3, strict=True)]
         norms: list[ActNorm] = [norm for norm, _, _ in steps]
         nets: list[CouplingNet] = [coupling.net for _, _, coupling in steps]
@@ -141,7 +141,7 @@ class LikelihoodGradient:
         kinds = (ActNorm, Permutation, AdditiveCoupling)
         return all(
             isinstance(step, kinds[n % 3])
-            for level in glow.compositions()
+            for level, _ in glow.stages()
             for n, step in enumerate(level)
         )
 

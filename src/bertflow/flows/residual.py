@@ -73,7 +73,7 @@ class ResidualForm:
     def suits(glow: Glow) -> bool:
         """Whether all couplings are additive: others have no such form."""
         kinds = (ActNorm, Permutation, InvertibleLinear, AdditiveCoupling)
-        return all(isinstance(step, kinds) for level in glow.compositions() for step in level)
+        return all(isinstance(step, kinds) for level, _ in glow.stages() for step in level)
 
     @classmethod
     @torch.no_grad()
@@ -85,7 +85,7 @@ class ResidualForm:
         matrix = torch.eye(glow.features, dtype=torch.float64)
         constant = torch.zeros(glow.features, dtype=torch.float64)
         couplings = []
-        for level, width in zip(glow.compositions(), glow.level_widths(), strict=True):
+        for level, width in glow.stages():
             # The rows of the matrix that this level works on: views, which are written to.
             rows, shift = matrix[:width], constant[:width]
             for step in level:
