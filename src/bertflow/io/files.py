@@ -465,9 +465,9 @@ def _loss(output: Path, path: Path, read: str) -> str:
             return ""
         if _is_same(output, path):
             return f"is what {read} reads; give another, or it would be lost"
-        if is_within(output, path):
+        if _is_within(output, path):
             return f"is in the folder that {read} reads ({path}); give a place outside of it"
-        if is_within(path, output):
+        if _is_within(path, output):
             return f"holds what {read} reads ({path}); give another, or it would be lost"
     return ""
 
@@ -479,7 +479,7 @@ def _is_same(first: Path, second: Path) -> bool:
     return os.path.realpath(first) == os.path.realpath(second)
 
 
-def is_within(path: Path, folder: Path) -> bool:
+def _is_within(path: Path, folder: Path) -> bool:
     """Whether a path, existing or not, lies in a folder."""
     real = Path(os.path.realpath(path))
     return folder.is_dir() and any(
