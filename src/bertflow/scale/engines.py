@@ -64,11 +64,7 @@ class Engine(Protocol):
     """Has jobs done."""
 
     def describe(self, worker: Worker) -> dict[str, Any]:
-        """The worker's description of itself, from where it will work.
-
-        Raises:
-            BertflowError: Its model cannot be loaded.
-        """
+        """The worker's description of itself, from where it will work."""
 
     def run(self, worker: Worker, jobs: Sequence[Job]) -> Iterator[Result]:
         """Have jobs done, and give each result as soon as it is there, in any order."""

@@ -36,15 +36,7 @@ SHARDS_SAMPLED = 20
 
 
 class RunOptions(TypedDict, total=False):
-    """What `run` and all that is built on it take.
-
-    Attributes:
-        engine: Where the work is done; None for this process.
-        skip_unreadable: Leave out files that cannot be used, and say which; otherwise the first of
-            them is an error. They are tried again by the next run.
-        shard_rows: A file of more rows is split where one of its row groups ends.
-        progress: Called with the rows done, those done before included, and their total.
-    """
+    """What is passed on to `run`."""
 
     engine: Engine | None
     skip_unreadable: bool
@@ -229,10 +221,7 @@ def fit_folder(
         source: As in `folder_moments`.
         folder: As in `folder_moments`.
         vector: As in `folder_moments`.
-        options: engine, skip_unreadable, shard_rows and progress, as in `run`.
-
-    Returns:
-        What was done.
+        options: As in `folder_moments`.
 
     Raises:
         InputError: As in `folder_moments`, or the calibrator needs rows.

@@ -45,20 +45,7 @@ def note_of(shard: Shard, key: str) -> str:
 
 
 def write_shard(path: Path, schema: Any, batches: Iterable[Any], note: str) -> int:
-    """Write a parquet file through to the disk, each batch while the next is made.
-
-    Args:
-        path: The file.
-        schema: Of all batches.
-        batches: Each becomes a row group.
-        note: For the footer.
-
-    Returns:
-        The number of rows.
-
-    Raises:
-        ModelError: It cannot be written.
-    """
+    """Write batches to a parquet file, each while the next is made, and give the number of rows."""
     # Numbers of vectors neither repeat nor compress, and nobody asks for the least of them.
     plain = [field.name for field in schema if not is_vectors(field.type)]
     rows = 0
@@ -119,11 +106,7 @@ class Manifest:
                 ) from None
 
     def refuse_others(self, planned: Plan) -> None:
-        """Refuse to write where others have written, or where rows would be twice.
-
-        Raises:
-            ModelError: The folder holds a .parquet file that is not made of this input.
-        """
+        """Refuse a folder with a .parquet file that is not made of this input."""
         inputs = {file.path for file in planned.bad} | {shard.path for shard in planned.shards}
         ours = {shard.name for shard in planned.shards}
         ours |= {name for name, path in self.files.items() if path in inputs}
@@ -145,9 +128,6 @@ class Manifest:
         """Write how the files are made and which there will be, beside those that are there.
 
         Rows without text may be left out from now on where they were refused before.
-
-        Raises:
-            ModelError: The files were made in another way, or the manifest cannot be written.
         """
         recipe = json.loads(json.dumps(recipe))
         before = recipe if self.recipe is None else self.recipe
@@ -181,11 +161,7 @@ class Manifest:
             return {shard.name: count for shard, count in counts if count is not None}
 
     def put(self, made: Path, name: str) -> None:
-        """Move a finished file to its place.
-
-        Raises:
-            ModelError: It cannot be moved.
-        """
+        """Move a finished file to its place."""
         target = self.folder / name
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -195,9 +171,6 @@ class Manifest:
         """List the files of these shards, and remove all others.
 
         Those were made of input that is now split in another way or cannot be used any more.
-
-        Raises:
-            ModelError: The manifest cannot be written.
         """
         former = self.files
         self.files = {shard.name: shard.path for shard in shards}

@@ -128,11 +128,7 @@ class Place:
         self._root = folder.rstrip("/")
 
     def files(self) -> list[FileVersion]:
-        """All files, sorted by path, without those whose name begins with . or _.
-
-        Raises:
-            InputError: The folder cannot be listed.
-        """
+        """All files, sorted by path, without those whose name begins with . or _."""
         if self.is_file:
             return [self.found(self._only_file)]
         with _reading(self.where):
@@ -143,11 +139,7 @@ class Place:
         return sorted(shown, key=lambda file: file.path)
 
     def found(self, path: str) -> FileVersion:
-        """A file as it is now.
-
-        Raises:
-            InputError: It does not exist any more.
-        """
+        """A file as it is now; an InputError if it does not exist any more."""
         with _reading(self.named(path)):
             info = self._files.get_file_info(f"{self._root}/{path}")
         if info.type != fs.FileType.File:
@@ -160,11 +152,7 @@ class Place:
 
     @contextmanager
     def parquet(self, path: str) -> Iterator[ParquetFile]:
-        """Open a .parquet file.
-
-        Raises:
-            InputError: It cannot be read, now or within the block.
-        """
+        """Open a .parquet file; an InputError if it cannot be read, now or within the block."""
         name = self.named(path)
         with _reading(name):
             file = self._files.open_input_file(f"{self._root}/{path}")
@@ -422,11 +410,7 @@ def is_vectors(kind: Any) -> bool:
 
 
 def check_vectors(schema: Any, name: str, place: str) -> None:
-    """Check that a schema has a column of vectors. A column without any value has no type.
-
-    Raises:
-        InputError: It has none of that name, or the column holds something else.
-    """
+    """Refuse a schema without this column of vectors. A column without any value has no type."""
     vectors = [field.name for field in schema if is_vectors(field.type)]
     if name not in schema.names and vectors:
         raise InputError(
@@ -441,11 +425,7 @@ def check_vectors(schema: Any, name: str, place: str) -> None:
 
 
 def as_table(batch: Mapping[str, Any]) -> Any:
-    """Arrays by name as a table; matrices become columns of vectors.
-
-    Raises:
-        InputError: An array has more than two dimensions, or holds values of different types.
-    """
+    """Arrays by name as a table; matrices become columns of vectors."""
     return pyarrow.table({name: _as_column(name, values) for name, values in batch.items()})
 
 

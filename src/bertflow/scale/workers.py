@@ -90,11 +90,7 @@ class Worker(ABC):
 
     @abstractmethod
     def columns(self, schema: Any, place: str) -> list[str]:
-        """The columns of a schema that are read.
-
-        Raises:
-            InputError: It lacks one, or one is of another type; the message names the place.
-        """
+        """The columns of a schema that are read; an InputError if it lacks one."""
 
     @abstractmethod
     def schema(self, read: Any) -> Any:
@@ -102,25 +98,14 @@ class Worker(ABC):
 
     @abstractmethod
     def process(self, batches: Iterable[Any], part: Part) -> Iterator[Any]:
-        """Map record batches, in order.
-
-        Args:
-            batches: With the columns that `columns` gives.
-            part: Where their rows come from.
-
-        Raises:
-            InputError: A row cannot be used; the message names it.
-        """
+        """Map record batches of the columns to read, in order; an InputError names a bad row."""
 
     def __call__(self, batch: Any) -> Any:
-        """Map one batch.
+        """Map one batch to one of its kind, as map_batches calls it.
 
         Args:
-            batch: A `pyarrow.Table`, or a mapping of names to arrays (`batch_format="numpy"`, which
-                is what map_batches gives). Vectors are an array (N, D) there.
-
-        Returns:
-            The same kind.
+            batch: A `pyarrow.Table`, or a mapping of names to arrays (`batch_format="numpy"`) in
+                which vectors are an array (N, D).
 
         Raises:
             InputError: A column is missing or of another type, or a row cannot be used.
@@ -161,12 +146,8 @@ class Encode(Worker):
         vector: The output's column of vectors, lists of one length.
         numbers: "float32" or "float16": what the vectors are written in.
         blank: "refuse" rows without text, or "skip" them.
-        pooling: As in `load_encoder`.
-        max_length: As in `load_encoder`.
-        device: As in `load_encoder`; None for the best one there is.
-        batch_size: As in `encode_distinct`.
-        precision: As in `encode_distinct`.
-        trust_remote_code: As in `load_encoder`.
+        pooling, max_length, device, trust_remote_code: As in `load_encoder`.
+        batch_size, precision: As in `encode_distinct`.
 
     Raises:
         InputError: An argument is none of its choices.
