@@ -53,12 +53,23 @@ def named_calibrator(name: str, **arguments: Any) -> Calibrator:
     known = sorted(calibrator.get_params(deep=False))
     for key in arguments:
         if key not in known:
-            others = [o for o, kind in CALIBRATORS.items() if key in kind().get_params(deep=False)]
-            hint = f"; {key} is one of {others[0]}" if others else did_you_mean(key, known)
-            has = ", ".join(known) or "no arguments"
-            raise InputError(f"{name} has no {shown(key)}; it has {has}{hint}")
+            raise _no_argument(name, key, known)
     calibrator.set_params(**arguments)
     return calibrator
+
+
+def _no_argument(name: str, key: str, known: list[str]) -> InputError:
+    """The error for an argument that this calibrator does not have, but another may."""
+    has = f"{name} has no {shown(key)}; it has {', '.join(known) or 'no arguments'}"
+    if near := did_you_mean(key, known):
+        return InputError(f"{has}{near}")
+    for other, kind in CALIBRATORS.items():
+        arguments = kind().get_params(deep=False)
+        if key in arguments:
+            return InputError(f"{has}; {key} is one of {other}")
+        if near := did_you_mean(key, arguments).removesuffix("?"):
+            return InputError(f"{has}{near} of {other}?")
+    return InputError(has)
 
 
 def as_calibrator(given: Any) -> Calibrator:
