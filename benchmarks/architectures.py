@@ -29,7 +29,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokeniz
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from bertflow import BertflowError, Whitening, calibrate, load_encoder
-from bertflow.display.tables import Grid
+from bertflow.display.grid import Grid
 from bertflow.encoders import embed
 
 WORDS = (

@@ -25,7 +25,7 @@ from bertflow.cli.options import (
 )
 from bertflow.cli.output import Page, busy, check_results, give, progress_bar
 from bertflow.display import Grid
-from bertflow.display.tables import fixed, with_interval
+from bertflow.display.grid import fixed, with_interval
 
 if TYPE_CHECKING:
     from bertflow.analysis import Isotropy, Lexical, WordStatistics

@@ -45,7 +45,7 @@ from bertflow.cli.output import (
     show,
 )
 from bertflow.display import Bars, of_stage
-from bertflow.display.tables import fixed, hundredfold, hundredfold_span
+from bertflow.display.grid import fixed, hundredfold, hundredfold_span
 from bertflow.errors import InputError, ModelError, TrainingError, one_line, quoted
 from bertflow.io.files import clear_part, part_folder
 

@@ -24,7 +24,7 @@ from bertflow.cli.options import (
 )
 from bertflow.cli.output import Page, interruptible, resumes_from, show
 from bertflow.display import Bars, Grid
-from bertflow.display.tables import fixed, p_value, span
+from bertflow.display.grid import fixed, p_value, span
 from bertflow.errors import BertflowError, InputError, MissingDataError, one_line, unknown
 from bertflow.io.files import check_apart, write_text
 

@@ -11,7 +11,7 @@ from bertflow.calibrators.storage import recorded_name
 from bertflow.cli.output import Page
 from bertflow.data import CATALOG
 from bertflow.display import Grid
-from bertflow.display.tables import hundredfold, hundredfold_span, p_value
+from bertflow.display.grid import hundredfold, hundredfold_span, p_value
 from bertflow.evaluation import METHODS, Comparison, Difference, Estimate, Score, Scores
 from bertflow.evaluation.score_grids import (
     STS_COUNT,

@@ -80,17 +80,8 @@ class Bars:
             total=total,
             delay=self.delay,
             disable=False,
-            **_size(),
+            dynamic_ncols=True,
         )
-
-
-def _size() -> dict[str, Any]:
-    """How large tqdm draws: it asks the terminal, unless that does not know its size."""
-    if sys.stderr.isatty():
-        columns, lines = os.get_terminal_size(sys.stderr.fileno())
-        if not (columns and lines):
-            return {"ncols": columns or 80, "nrows": lines or 24}
-    return {"dynamic_ncols": True}
 
 
 def is_watched() -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from bertflow.calibrators.storage import recorded_name
 from bertflow.display import Grid
-from bertflow.display.tables import hundredfold, hundredfold_span, p_value, with_interval
+from bertflow.display.grid import hundredfold, hundredfold_span, p_value, with_interval
 from bertflow.evaluation.scores import AVERAGES, Estimate, counted
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import numpy as np
 
-from bertflow.display.tables import fixed
+from bertflow.display.grid import fixed
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.io.files import check_writable, write_bytes
 from bertflow.report.measures import (

@@ -19,7 +19,7 @@ import numpy as np
 
 import bertflow
 from bertflow.analysis.diagnosis import evidence_of
-from bertflow.display.tables import MINUS, fixed, span
+from bertflow.display.grid import MINUS, fixed, span
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.io.files import check_writable, write_text
 from bertflow.report import draw

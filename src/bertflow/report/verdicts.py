@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bertflow.analysis import Diagnosis
 from bertflow.analysis.diagnosis import VERDICTS
-from bertflow.display.tables import fixed, span
+from bertflow.display.grid import fixed, span
 from bertflow.evaluation import Difference
 
 BEFORE, AFTER = "before", "after"
