@@ -565,7 +565,6 @@ def test_an_unknown_calibrator_is_refused_and_the_known_are_listed(
     [
         (["--calibrator", "tempered"], "tempered-flow"),
         (["--calibrator", "Whiten"], "whitening"),
-        (["--set", "epoch=2"], "epochs of flow"),
         (["--calibrator", "flow", "--set", "epoch=2"], "epochs"),
         (["--pooling", "last2-avg"], "last2avg"),
         (["--precision", "float-32"], "float32"),
@@ -644,7 +643,7 @@ def test_a_vector_that_is_not_finite_is_not_transformed(refused, work, tiny_fitt
     ("rows", "message"),
     [
         (np.arange(9.0).reshape(9, 1), "n_features = 1"),
-        (np.ones((1, 4)), "at least 2"),
+        (np.ones((1, 4)), "n_samples = 1"),
         (np.empty((0, 4)), "sample"),
         (np.ones((9, 4)), "equal"),
         (np.ones(4), "shape (4,)"),

@@ -243,12 +243,13 @@ def test_a_stage_that_comes_again_has_a_bar_of_its_own(capsys):
 
 
 TERMINAL = """
-import os, pty, sys
+import fcntl, os, pty, struct, sys, termios
 source = sys.argv[1]
 child, file = pty.fork()
 if child == 0:
     os.environ["TERM"] = "xterm"
     os.execv(sys.executable, [sys.executable, "-c", source])
+fcntl.ioctl(file, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
 said = b""
 while True:
     try:

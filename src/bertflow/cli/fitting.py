@@ -191,13 +191,8 @@ def _fit_shards(
 def _unfinished(output: Path, name: str, cache: SentenceCache | None = None) -> Iterator[Path]:
     """The file or folder from which a fit goes on, in a folder beside its output.
 
-    One process holds that folder. It is removed once the output is written, and stays where a fit
-    is stopped or fails.
-
-    Raises:
-        ModelError: Another process is writing the output, or the folder cannot be made.
-        TrainingError: The fit's, with where the last good weights are.
-        Interrupted: By Ctrl-C, with what the same command goes on from.
+    One process holds that folder. It is removed once the output is written. Where a fit is stopped
+    or fails it stays, and the error says what is left.
     """
     with part_folder(output) as folder:
         place, done = folder / name, False
@@ -390,12 +385,7 @@ def demo(
 
 
 def show_demo(result: Demonstration, why: str = "") -> None:
-    """Print what changed, searches before and after, and how to load the model.
-
-    Args:
-        result: As `run_demo` gives it.
-        why: Of the encoder, why this hidden state.
-    """
+    """Print what changed, searches before and after, why this state, and how to load the model."""
     from bertflow.analysis.diagnosis import CROWDED
     from bertflow.calibrators.readme import last_part
 

@@ -98,14 +98,7 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command line.
-
-    Args:
-        arguments: Without the program's name.
-
-    Returns:
-        The exit code.
-    """
+    """Run the command line with these arguments, and give the exit code."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
@@ -117,7 +110,10 @@ def run(arguments: list[str]) -> int:
         return _stopped(f"; {error}")
     except KeyboardInterrupt:
         return _stopped()
-    except (BrokenPipeError, SystemExit):  # Rich exits where the reader of a pipe has gone.
+    except (BrokenPipeError, SystemExit) as error:
+        # Rich exits where the reader of a pipe has gone.
+        if not isinstance(error.__context__ or error, BrokenPipeError):
+            raise
         _drop_output()
         return 0
     except Exception as error:
@@ -185,11 +181,7 @@ def _plain_warnings() -> Iterator[None]:
 
 @contextmanager
 def _logging(verbose: bool) -> Iterator[None]:
-    """Show on standard error what bertflow logs, until the command has ended.
-
-    Args:
-        verbose: All that it does, each line with the time and the module; otherwise warnings alone.
-    """
+    """Show on standard error what bertflow logs: warnings, or all with the time and the module."""
     log, handler = logging.getLogger("bertflow"), logging.StreamHandler()
     form = "%(asctime)s %(name)s: %(message)s" if verbose else "%(message)s"
     handler.setFormatter(logging.Formatter(form, "%H:%M:%S"))

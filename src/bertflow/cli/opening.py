@@ -81,22 +81,11 @@ def check_own(against: str | None, model: str) -> None:
 def open_sides(
     names: Sequence[str], options: EncoderOptions, speed: SpeedOptions
 ) -> Iterator[tuple[int, SentenceTransformer]]:
-    """Open one or two models that are set side by side, one after another.
+    """Open one or two models that are set side by side, one after another, calibrated ones first.
 
-    Beside a calibrated model, its own encoder and raw ones have its pooling and maximum length
-    unless others are asked for: what differs is then the calibration.
-
-    Args:
-        names: One may be OWN_ENCODER, the other's encoder, which is not loaded again.
-        options: Pooling and length of those that are not calibrated, or of all.
-        speed: Device and cache.
-
-    Yields:
-        The place among the names, and the model; calibrated ones come first.
-
-    Raises:
-        InputError: A pooling or length for calibrated models alone, whose own are fixed.
-        ModelError: A model cannot be had.
+    Beside a calibrated model, its own encoder (OWN_ENCODER, which is not loaded again) and raw ones
+    have its pooling and maximum length unless others are asked for: what differs is then the
+    calibration. Each comes with its place among the names.
     """
     from bertflow.models import is_calibrated
 

@@ -44,12 +44,8 @@ def option(
 ) -> Any:
     """Declare an option: a field of a class of options, or a parameter of a command.
 
-    Args:
-        default: Its value where it is not given, or REQUIRED.
-        metavar: What its value is called in the help.
-        names: Its names, if others than the field's.
-        group: The group of the help that it stands in.
-        more: As `typer.Option` takes it, such as `min` and `callback`.
+    The help calls its value `metavar`, and shows it in a group. It has other names than the
+    field's where they are given; more, such as `min`, is as `typer.Option` takes it.
     """
     said = typer.Option(*names, metavar=metavar, rich_help_panel=group, **more)
     return field(default=default, kw_only=True, metadata={"typer": said})
@@ -316,13 +312,9 @@ class ClusterOptions:
     vector: str = option("vector", "NAME", group=CLUSTER)
 
     def take(self, vectors: str | None) -> bool:
-        """Whether a command works shard by shard.
+        """Whether a command works shard by shard: if asked, or if its vectors are .parquet files.
 
-        Args:
-            vectors: Its source of vectors; shards are a folder of .parquet files or one of them.
-
-        Raises:
-            InputError: It does not, and an option was given that means nothing then.
+        Otherwise options that mean nothing then are refused.
         """
         if self.engine is not None:
             return True
@@ -375,22 +367,13 @@ def changed(options: Any) -> dict[str, bool]:
 
 
 def refuse(given: Mapping[str, object], why: str) -> None:
-    """Refuse options that mean nothing here.
-
-    Args:
-        given: Values by option; those that are None or false were not given.
-        why: How the message ends after their names, such as "goes with --pairs".
-    """
+    """Refuse options that were given and mean nothing here; the message is their names and why."""
     if names := [name for name, value in given.items() if value]:
         raise InputError(f"{', '.join(names)} {why}")
 
 
 def build_calibrator(name: str, settings: list[str], random_state: int, device: str) -> Calibrator:
-    """Construct a calibrator from --calibrator, --set, --random-state and --device.
-
-    Raises:
-        InputError: An unknown calibrator or argument, or a value it cannot take.
-    """
+    """Construct a calibrator from --calibrator, --set, --random-state and --device."""
     from bertflow.calibrators.storage import named_calibrator
     from bertflow.calibrators.writing import check_savable
 

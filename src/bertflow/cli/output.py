@@ -73,11 +73,7 @@ class Interrupted(Exception):
 
 @contextmanager
 def interruptible(kept: Callable[[], str]) -> Iterator[None]:
-    """Let an interruption say what the same command goes on from.
-
-    Raises:
-        Interrupted: By Ctrl-C or SIGTERM, with the text that the function gives then.
-    """
+    """Turn an interruption into `Interrupted`, with the text that the function gives then."""
     try:
         yield
     except KeyboardInterrupt:
@@ -85,12 +81,9 @@ def interruptible(kept: Callable[[], str]) -> Iterator[None]:
 
 
 def resumes_from(path: Path, cache: SentenceCache | None = None, *, mark: str = "") -> str:
-    """What the same command goes on from.
+    """What the same command goes on from: a path, else vectors in the cache, else nothing.
 
-    Args:
-        path: What a stopped command leaves; it need not be there.
-        cache: Where vectors are kept besides; None if they are not.
-        mark: The file or pattern without which the path is a folder that holds nothing of use.
+    A folder counts only if it holds the mark, a file or pattern.
     """
     if path.exists() and (not mark or any(path.glob(mark))):
         return f"the same command goes on from {path}"
@@ -107,14 +100,7 @@ def check_files(
 ) -> None:
     """Refuse files to write that are, hold or lie in what is read, or cannot be written.
 
-    Args:
-        outputs: Files by option.
-        reads: Files, folders, names and sources of text that are read, by option.
-        rows: Whether a file is written row by row, as `check_writable` takes it.
-
-    Raises:
-        InputError: One is what is read.
-        ModelError: One cannot be written.
+    Files that are written row by row must be regular ones. Both mappings are by option.
     """
     given = {name: path for name, path in outputs.items() if path is not None}
     for path in given.values():
@@ -132,16 +118,9 @@ def check_results(outputs: Mapping[str, Path | None], reads: Mapping[str, Given]
 
 
 def check_folder(output: Path, reads: Mapping[str, Given], *, ours: bool = True) -> None:
-    """Refuse --output that cannot be replaced, or is, holds or lies in what is read.
+    """Refuse a folder as --output that is, holds or lies in what is read.
 
-    Args:
-        output: A folder.
-        reads: As in `check_files`.
-        ours: Whether the folder is replaced, and so must hold nothing but our own files.
-
-    Raises:
-        InputError: It is what is read.
-        ModelError: It holds what bertflow did not write, or cannot be written.
+    One of ours is replaced as a whole, so it must hold nothing but our own files.
     """
     if output == STDOUT:
         raise ModelError("cannot write -: it stands for standard output; give a folder")
@@ -176,13 +155,7 @@ def _files_of(source: str | Path) -> Iterator[str | Path]:
 
 @dataclass(frozen=True)
 class Page:
-    """Lines, tables and notes, in the order they are read.
-
-    Attributes:
-        facts: What was scored, by name.
-        grids: The tables.
-        notes: What must be said beside them.
-    """
+    """Facts by their names, tables and notes, in the order they are read."""
 
     facts: Mapping[str, str]
     grids: Sequence[Grid]
@@ -209,19 +182,10 @@ def give(
     results: ResultOptions,
     others: Mapping[Path, Callable[[Path], object]] = MappingProxyType({}),
 ) -> None:
-    """Show pages, and write them and the content where it is asked for.
+    """Show pages, and write them as Markdown and the content as JSON where it is asked for.
 
-    What is asked for on standard output is shown alone. Where a file cannot be written, all else is
-    done all the same.
-
-    Args:
-        pages: What is shown, and written as Markdown.
-        content: What is written as JSON.
-        results: Where to.
-        others: Other files, and what writes each.
-
-    Raises:
-        ModelError: A file cannot be written.
+    What is asked for on standard output is shown alone. Other files come with what writes each.
+    Where a file cannot be written, all else is done all the same, and a ModelError says so.
     """
     forms: list[tuple[Path, str]] = []
     if results.json is not None:

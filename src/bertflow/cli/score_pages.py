@@ -89,13 +89,7 @@ def counts(reasons: Mapping[str, int]) -> str:
 def difference_page(
     names: Sequence[str], sides: Sequence[Scores], differences: Mapping[str, Difference]
 ) -> Page:
-    """How one model's scores differ from another's, by task and aggregation.
-
-    Args:
-        names: Of the model and the other.
-        sides: Scores of both.
-        differences: The first less the second.
-    """
+    """How a model's scores differ from another's, by task and aggregation."""
     model, other = names
     facts = {
         place: side_of(name, next(iter(side.scores.values())))

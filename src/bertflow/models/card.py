@@ -83,8 +83,11 @@ def _new_card(model: CalibratedSentenceTransformer) -> str:
     kind = type(calibrator).__name__
     what, source = WHAT[kind]
     # What the calibrator was fitted on says more than the encoder that is there now.
-    own = {"encoder": fitted_settings(model), "origin": model._origin}
-    provenance = {**own, **getattr(calibrator, "provenance_", {})}
+    provenance = dict(getattr(calibrator, "provenance_", {}))
+    if not isinstance(provenance.get("encoder"), Mapping):
+        provenance["encoder"] = fitted_settings(model)
+    if not isinstance(provenance.get("origin"), Mapping):
+        provenance["origin"] = model._origin if isinstance(model._origin, Mapping) else {}
     origin = origin_metadata(provenance["origin"])
     encoder, name = encoder_named(provenance), provenance["encoder"].get("name")
     base = last_part(str(origin.get("base_model") or name or "An encoder"))
