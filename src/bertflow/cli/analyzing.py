@@ -23,7 +23,7 @@ from bertflow.cli.options import (
     option,
     refuse,
 )
-from bertflow.cli.output import Page, busy, check_results, give, progress_bar
+from bertflow.cli.output import Page, busy, check_results, counts, give, progress_bar
 from bertflow.display import Grid
 from bertflow.display.grid import fixed, with_interval
 
@@ -221,7 +221,7 @@ def words_page(encoder: str, language: str, found: WordStatistics) -> Page:
 
 def lexical_page(pairs: Pairs, unit: str, found: Lexical, scores: Mapping[str, Score]) -> Page:
     """How similarities go with edit distance; scores are by model."""
-    from bertflow.cli.score_pages import counts, side_of
+    from bertflow.cli.score_pages import side_of
 
     columns = (found.edit, found.gold, found.short_edit, found.short_gold)
     rows = [[name, *(with_interval(one[name]) for one in columns)] for name in found.edit]

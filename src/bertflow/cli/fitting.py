@@ -8,11 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from bertflow.cli.applying import count_of, show_left_out
 from bertflow.cli.opening import load_raw, opened_cluster, to_limit, vectors_named
@@ -36,21 +32,21 @@ from bertflow.cli.options import (
     refuse,
 )
 from bertflow.cli.output import (
+    Page,
     check_folder,
-    console,
+    counts,
     from_cache,
     interruptible,
     progress_bar,
     resumes_from,
     show,
 )
-from bertflow.display import Bars, of_stage
+from bertflow.display import Bars, Grid, of_stage
 from bertflow.display.grid import fixed, hundredfold, hundredfold_span
 from bertflow.errors import InputError, ModelError, TrainingError, one_line, quoted
 from bertflow.io.files import clear_part, part_folder
 
 if TYPE_CHECKING:
-    from bertflow.analysis.gains import PairGains
     from bertflow.calibrators import Calibrator
     from bertflow.demo import Demonstration, Example
     from bertflow.encoders import SentenceCache
@@ -386,46 +382,9 @@ def demo(
 
 def show_demo(result: Demonstration, why: str = "") -> None:
     """Print what changed, searches before and after, why this state, and how to load the model."""
-    from bertflow.analysis.diagnosis import CROWDED
-    from bertflow.calibrators.readme import last_part
-
-    out = console()
-    say = partial(out.print, soft_wrap=False)
-    gains = result.gains
-    states = f"pooling {result.pooling}"
-    if result.pooling == "mean" and len(result.layers) == 1:
-        states = f"hidden state {result.layers[0]}"
-    say(
-        f"\n{one_line(last_part(result.encoder))}, {states}: before and after calibration\n",
-        style="bold",
-    )
-    cut = f" {result.cut:,} of them are longer than the encoder takes." if result.cut else ""
-    wrong = ""
-    if gains.mean_cosine[0] >= CROWDED:
-        wrong = (
-            "A raw language model gives all sentences nearly the same vector, so that a cosine "
-            "says little about meaning. "
-        )
-    say(
-        f"{wrong}{result.calibrator} learned from {result.sentences:,} sentences, "
-        f"without labels, a map that takes out what all have in common.{cut} The model itself "
-        "stays as it is."
-    )
-    if why:
-        say(f"\n{why}")
-    out.print()
-    say(_figures(gains))
-    say(
-        "Below the first two: 95 % intervals, by bootstrap over pairs. Spearman × 100 changed by "
-        f"{_change(gains.spearman.difference)}, first hits by "
-        f"{_change(gains.first_hit.difference)}."
-    )
-    for label, score in (("before", result.before), ("after", result.after)):
-        if left := [f"{count:,} {reason}" for reason, count in score.skipped.items() if count]:
-            out.print(f"{label}, not scored: {', '.join(left)}")
-    _show_examples(out, gains, result.examples)
+    show("\n\n".join([demo_page(result, why).text(), *map(_search, result.examples)]))
     page = quoted(f"{result.output.resolve().name}.html")
-    out.print(
+    show(
         f"\nsaved to {one_line(result.output)}; anywhere, with sentence-transformers alone:\n"
         "  from sentence_transformers import SentenceTransformer\n"
         f"  model = SentenceTransformer({str(result.output)!r})\n"
@@ -435,60 +394,63 @@ def show_demo(result: Demonstration, why: str = "") -> None:
     )
 
 
-def _figures(gains: PairGains) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for name in ("before", "after"):
-        table.add_column(name, justify="right", no_wrap=True)
-
-    def add(question: str, found: Any, digits: int, unit: str = "") -> None:
-        shown = [
-            f"{hundredfold(one.value, digits)}{unit}\n{hundredfold_span(one, 0)}"
-            for one in (found.before, found.after)
-        ]
-        table.add_row(question, *shown)
-
-    add(
-        f"Do cosines follow the grades of {gains.pairs:,} pairs?\n"
-        "  (Spearman × 100: 0 is chance, 100 the same order)",
-        gains.spearman,
-        1,
-    )
-    add(
-        f"Is the other half of a paraphrase found first?\n"
-        f"  ({len(gains.searched):,} searches among {gains.among:,} sentences)",
-        gains.first_hit,
-        0,
-        " %",
-    )
-    table.add_row(
-        "How alike do two random sentences look?\n  (mean cosine: 1 the same, 0 unrelated)",
-        *[fixed(mean, minus="-") for mean in gains.mean_cosine],
-    )
-    return table
-
-
-def _show_examples(out: Console, gains: PairGains, examples: list[Example]) -> None:
+def demo_page(result: Demonstration, why: str) -> Page:
+    """What calibration changed on the sentences that come along."""
+    from bertflow.analysis.diagnosis import CROWDED
     from bertflow.analysis.gains import PARAPHRASE
+    from bertflow.calibrators.readme import last_part
 
+    gains = result.gains
+    states = f"pooling {result.pooling}"
+    if result.pooling == "mean" and len(result.layers) == 1:
+        states = f"hidden state {result.layers[0]}"
+    facts = {
+        "encoder": f"{last_part(result.encoder)}, {states}; it stays as it is",
+        "calibrator": f"{result.calibrator}, a map that takes out what all vectors have in common",
+        "learned": f"from {result.sentences:,} sentences, {result.cut:,} of them cut, no labels",
+    }
+    sides = [(one.before, one.after) for one in (gains.spearman, gains.first_hit)]
+    cells = [
+        [f"{hundredfold(s.value, 1)} ({hundredfold_span(s, 0)})" for s in pair] for pair in sides
+    ]
+    rows = [
+        [f"Spearman × 100 on {gains.pairs:,} graded pairs", *cells[0]],
+        [f"% of {len(gains.searched):,} paraphrases found first", *cells[1]],
+        ["mean cosine of two sentences", *(fixed(one, minus="-") for one in gains.mean_cosine)],
+    ]
     before, after = gains.places
     won, lost = ((before > 1) & (after == 1)).sum(), ((after > 1) & (before == 1)).sum()
-    out.print(
-        f"\nOf {len(gains.searched):,} paraphrases (graded {PARAPHRASE:.0f} or more) {won:,} are "
-        f"found first only after, {lost:,} only before."
-        + (f" The first {len(examples)} of the {won:,}, * the other half:" if examples else ""),
-        soft_wrap=False,
-    )
-    for one in examples:
-        out.print(f"\nnearest to: {one.query}", style="bold", soft_wrap=False)
-        table = Table.grid(padding=(0, 1))
-        for label, found in (("before", one.before), ("after", one.after)):
-            for place, (sentence, cosine) in enumerate(found):
-                mark = "*" if sentence == one.other else ""
-                table.add_row("" if place else label, mark, f"{cosine:.3f}", sentence)
-            if label == "before" and one.place > len(found):
-                table.add_row("", "*", "", f"(the other half comes at place {one.place:,})")
-        out.print(Padding(table, (0, 0, 0, 2)), soft_wrap=False)
+    notes = [why] if why else []
+    if gains.mean_cosine[0] >= CROWDED:
+        notes.append(
+            "a raw language model gives all sentences nearly the same vector, so that a cosine "
+            "says little about meaning; here 1 is the same and 0 unrelated"
+        )
+    notes += [
+        "Spearman: do cosines follow the grades? 0 is chance, 100 the same order; changed by "
+        f"{_change(gains.spearman.difference)}",
+        f"is the other half of a paraphrase (graded {PARAPHRASE:.0f} or more) found first among "
+        f"{gains.among:,} sentences? {won:,} are only after, {lost:,} only before; changed by "
+        f"{_change(gains.first_hit.difference)}",
+        "in brackets 95 % intervals, by bootstrap over pairs",
+    ]
+    for label, score in (("before", result.before), ("after", result.after)):
+        if left := counts(score.skipped):
+            notes.append(f"{label}, not scored: {left}")
+    return Page(facts, [Grid("what changed", ["", "before", "after"], rows)], notes)
+
+
+def _search(one: Example) -> str:
+    """The nearest sentences to one before and after; * marks the other half of its pair."""
+    lines = [f"nearest to: {one.query}"]
+    for label, found in (("before", one.before), ("after", one.after)):
+        for sentence, cosine in found:
+            lines.append(
+                f"  {label:6} {'*' if sentence == one.other else ' '} {cosine:.3f} {sentence}"
+            )
+        if label == "before" and one.place > len(found):
+            lines.append(f"  {label:6} * (the other half comes at place {one.place:,})")
+    return "\n".join(lines)
 
 
 def _change(one: Difference) -> str:

@@ -93,7 +93,7 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     hints = get_type_hints(command)
     for name, parameter in inspect.signature(command).parameters.items():
         group: Any = hints[name]
-        if is_dataclass(group):
+        if isinstance(group, type) and is_dataclass(group):
             groups[name] = group
             types = get_type_hints(group)
             for one in fields(group):

@@ -31,14 +31,9 @@ NOTHING = "the same command begins anew: nothing was saved yet"
 # On the terminal.
 
 
-def console() -> Console:
-    """Standard output; long lines are the terminal's to wrap, so that paths can be copied."""
-    return Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
-
-
-def show(what: Any) -> None:
-    """Print text or a table on standard output."""
-    console().print(what)
+def show(text: str) -> None:
+    """Print text on standard output; long lines wrap there, so that paths can be copied."""
+    Console(soft_wrap=True, highlight=False, markup=False, emoji=False).print(text)
 
 
 @contextmanager
@@ -57,6 +52,11 @@ def progress_bar(stage: str) -> Iterator[Callable[[int, int], None]]:
     """Give the function that draws the bar of one stage, called with steps and their total."""
     with Bars() as bars:
         yield lambda done, total: bars(stage, done, total)
+
+
+def counts(reasons: Mapping[str, int]) -> str:
+    """How many pairs or rows were left out, by reason."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
 
 
 def from_cache(cache: SentenceCache | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from bertflow.analysis import Diagnosis
 from bertflow.analysis.diagnosis import VERDICTS
 from bertflow.calibrators.storage import recorded_name
-from bertflow.cli.output import Page
+from bertflow.cli.output import Page, counts
 from bertflow.data import CATALOG
 from bertflow.display import Grid
 from bertflow.display.grid import hundredfold, hundredfold_span, p_value
@@ -79,11 +79,6 @@ def _score_notes(scores: Scores) -> Iterator[str]:
             "wmean is the mean over subsets weighted by their pairs, mean the plain one, all is "
             "over all pairs together; they are not comparable with each other"
         )
-
-
-def counts(reasons: Mapping[str, int]) -> str:
-    """How many pairs were left out, by reason."""
-    return ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
 
 
 def difference_page(
