@@ -414,7 +414,7 @@ def _left_behind() -> list[Reader]:
             assert (part.array()[:2] == vectors).all()
 
     classifier = save({name: t.detach() for name, t in _Classifier().state_dict().items()})
-    record = {"run": {"recipe": 1}, "losses": [0.5], "files": {CLASSIFIER: len(classifier)}}
+    record = {"run": {"recipe": 1}, "losses": [0.5] * 3, "files": {CLASSIFIER: len(classifier)}}
 
     def read_checkpoints(folder: Path) -> None:
         checkpoint, _ = last_checkpoint(folder, {"recipe": 1})

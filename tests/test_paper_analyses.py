@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from bertflow.cli.reproducing import doubts_of
 from bertflow.io.result_store import Result
 from bertflow.paper import Subject, TableResult
 from bertflow.paper.analyses import Scatter, lexical_table, words_table
@@ -99,7 +98,7 @@ def test_table_6_has_gold_once_and_a_difference_for_bert_base_alone():
         for column, printed in (("edit, words", "edit"), ("gold", "gold")):
             assert list(row.cells[column].doubts) == list(numbers.rows[known].doubts[printed])
     assert gold.cells["edit, characters"].doubts
-    assert doubts_of(result)
+    assert result.doubts()
     assert gold.cells["edit, words"].difference == pytest.approx(
         gold.cells["edit, words"].value + 24.61
     )

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from bertflow.cli.reproducing import claims_grid, doubts_of, notes_of, table_grid, table_markdown
+from bertflow.cli.reproducing import claims_grid, notes_of, table_grid, table_markdown
 from bertflow.data import STS_TASKS
 from bertflow.evaluation import Difference
 from bertflow.io.result_store import Result
@@ -861,7 +861,7 @@ def test_a_sweep_with_an_undefined_row_claims_nothing(make):
 def test_what_is_shown_is_what_the_cells_hold(make, name, subjects):
     made = make(name, usual, *subjects)
     result = made.result
-    marks = doubts_of(result)
+    marks = result.doubts()
     labels = [row.label for row in result.rows]
     for row, (label, lines) in zip(result.rows, shown(result), strict=True):
         # What several encoders call the same has the encoder before it.
@@ -926,4 +926,4 @@ def test_there_are_letters_enough_for_the_doubts_of_every_table(make):
         result = make(name, usual, BASE, LARGE, seeds=1, words=GLOVE).result
         assert result.notes[0] == INTERVALS
         doubts = {d for row in result.rows for c in row.cells.values() for d in c.doubts}
-        assert doubts == set(doubts_of(result))
+        assert doubts == set(result.doubts())

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -189,9 +188,9 @@ def table_grid(one: TableResult) -> Grid:
     """Ours, its 95 % interval, spread over seeds, published, and the difference."""
     scale = " × 100" if one.unit == 100 else ""
     aggregated = len({row.aggregation for row in one.rows} - {None}) > 0
-    marks = doubts_of(one)
+    marks = one.doubts()
     rows: list[list[str]] = []
-    labels = _labels(one)
+    labels = one.labels()
     for row, own in zip(one.rows, labels, strict=True):
         for place, (name, cells) in enumerate(_lines(row, one, marks)):
             label = own if place == 0 else ""
@@ -222,36 +221,13 @@ def _lines(
     return [(name, shown) for name, shown in lines if any(shown)] or [("ours", ["" for _ in cells])]
 
 
-def _labels(one: TableResult) -> list[str]:
-    """The rows' labels, with the encoder before those that several encoders have."""
-    labels = [row.label for row in one.rows]
-    return [
-        f"{row.encoder}: {row.label}" if row.encoder and labels.count(row.label) > 1 else row.label
-        for row in one.rows
-    ]
-
-
 def _published(cell: CellResult, marks: Mapping[str, str]) -> str:
     shown = fixed(cell.published, 2, minus="-")
     if cell.published_deviation is not None:
         shown += f" ± {cell.published_deviation:.2f}"
     if cell.published_median is not None:
         shown += f", median {cell.published_median:.2f}"
-    return f"{shown} {_letters(cell, marks)}".strip()
-
-
-def doubts_of(one: TableResult) -> dict[str, str]:
-    """Of each doubt about a published number of the table, the letter that marks it."""
-    doubts = dict.fromkeys(
-        doubt for row in one.rows for cell in row.cells.values() for doubt in cell.doubts
-    )
-    return dict(zip(doubts, string.ascii_lowercase, strict=False))
-
-
-def _letters(cell: CellResult, marks: Mapping[str, str]) -> str:
-    if cell.published is None:
-        return ""
-    return "".join(sorted(marks[doubt] for doubt in cell.doubts))
+    return f"{shown} {cell.marks(marks)}".strip()
 
 
 def claims_grid(one: TableResult) -> Grid:
@@ -315,7 +291,7 @@ def notes_of(one: TableResult) -> list[str]:
     return [
         *_settings(one),
         *one.notes,
-        *(f"{letter}: {doubt}" for doubt, letter in doubts_of(one).items()),
+        *(f"{letter}: {doubt}" for doubt, letter in one.doubts().items()),
     ]
 
 

@@ -130,10 +130,12 @@ def _record(checkpoint: Path) -> dict[str, Any]:
         record = parse_json((checkpoint / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    known = isinstance(record, dict) and isinstance(record.get("run"), dict)
+    kinds = {"run": dict, "losses": list, "files": dict}
+    if not isinstance(record, dict) or any(type(record.get(k)) is not v for k, v in kinds.items()):
+        return {}
     # Earlier versions recorded the last losses only.
-    whole = known and len(record.get("losses", ())) == step(checkpoint)
-    return record if whole and record.get("files") == _sizes(checkpoint) else {}
+    whole = len(record["losses"]) == step(checkpoint) and record["files"] == _sizes(checkpoint)
+    return record if whole else {}
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -6,6 +6,7 @@ Tables of scores are made from the records of their jobs.
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -71,6 +72,11 @@ class CellResult:
     def difference(self) -> float | None:
         """Ours less the published one, if that is of the same encoder."""
         return less(self.value, self.published) if self.comparable else None
+
+    def marks(self, letters: Mapping[str, str]) -> str:
+        """The letters of the doubts about the published number."""
+        doubts = () if self.published is None else self.doubts
+        return "".join(sorted(letters[doubt] for doubt in doubts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +147,21 @@ class TableResult:
     claims: Sequence[ClaimResult] = ()
     notes: Sequence[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def labels(self) -> list[str]:
+        """Labels of the rows, with the encoder before labels that several encoders have."""
+        labels = [row.label for row in self.rows]
+        return [
+            f"{row.encoder}: {label}" if row.encoder and labels.count(label) > 1 else label
+            for row, label in zip(self.rows, labels, strict=True)
+        ]
+
+    def doubts(self) -> dict[str, str]:
+        """By doubt about a published number of the table, the letter that marks it."""
+        doubts = dict.fromkeys(
+            doubt for row in self.rows for cell in row.cells.values() for doubt in cell.doubts
+        )
+        return dict(zip(doubts, string.ascii_lowercase, strict=False))
 
     def to_dict(self) -> dict[str, Any]:
         """The table as JSON has it; numbers as they are shown, differences included."""

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import re
-import string
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -24,7 +23,6 @@ from bertflow.errors import InputError, MissingDependencyError
 from bertflow.io.files import check_writable, write_text
 from bertflow.report import draw
 from bertflow.report.build import Report
-from bertflow.report.measures import ScoreTable
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -106,7 +104,6 @@ def render(report: Report) -> str:
     """
     _check_packages()
     style, script, payload = template_file("page.css"), template_file("page.js"), _payload(report)
-    letters = {} if report.scores is None else _letters(report.scores)
     return _template().render(
         report=report,
         version=bertflow.__version__,
@@ -119,8 +116,6 @@ def render(report: Report) -> str:
         payload=payload,
         data=in_script(payload),
         evidence=evidence_of(report.diagnoses) if report.diagnoses else None,
-        letters=letters,
-        marks=lambda cell: "".join(sorted(letters.get(doubt, "") for doubt in cell.doubts)),
     )
 
 
@@ -145,18 +140,6 @@ def _template() -> Template:
     tools = {"fixed": fixed, "span": span, "zip": zip, "draw": draw, "svg": inline_svg}
     environment.globals |= tools
     return environment.get_template("page.html")
-
-
-def _letters(found: ScoreTable) -> dict[str, str]:
-    """The letter that marks each doubt about a published number."""
-    doubts = dict.fromkeys(
-        doubt
-        for row in found.table.rows
-        for cell in row.cells.values()
-        if cell.published is not None
-        for doubt in cell.doubts
-    )
-    return dict(zip(doubts, string.ascii_lowercase, strict=False))
 
 
 def template_file(name: str) -> str:

@@ -87,13 +87,8 @@ class Run:
             ModelError: There is no such table.
         """
         for table, before, after in self._compared():
-            labels = [row.label for row in table.rows]
-            rows = [
-                replace(row, label=f"{row.encoder}: {row.label}")
-                if row.encoder and labels.count(row.label) > 1
-                else row
-                for row in table.rows
-            ]
+            labels = zip(table.rows, table.labels(), strict=True)
+            rows = [replace(row, label=label) for row, label in labels]
             title = f"{table.title} ({table.name.replace('table', 'Table ')})"
             texts = [
                 claim.text
