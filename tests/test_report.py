@@ -25,7 +25,7 @@ from bertflow.encoders import (
     load_encoder,
     save_model,
 )
-from bertflow.errors import BertflowError, InputError, ModelError
+from bertflow.errors import BertflowError, InputError
 from bertflow.evaluation import Difference
 from bertflow.report import build_report, check_page, draw, page, render, write_report
 from bertflow.report.draw import LOOKS
@@ -234,22 +234,6 @@ def test_against_without_a_value_is_a_models_own_encoder_as_by_default(
     done("report", model / "saved", "--against", "--output", "r.html")
     assert Path("r.html").read_text("utf-8") == render(plain)
     assert "name the other model" in refused("report", "x.npy", "--against", "--output", "s.html")
-
-
-def test_a_page_that_cannot_be_written_in_the_end_is_kept(cli, monkeypatch):
-    from bertflow.report import page
-
-    def remove_first(path, text, write=page.write_text):
-        if "gone" in str(path):
-            raise ModelError(f"cannot write {path}: No such file or directory")
-        write(path, text)
-
-    monkeypatch.setattr(page, "write_text", remove_first)
-    code, out, err = cli("report", "x.npy", "--output", "gone/r.html")
-    assert code == 1
-    assert "Calibration is likely to help" in out
-    found = re.fullmatch(r"error: cannot write gone/r.html: .* is in (.*)\n", err)
-    assert Path(found[1]).read_text("utf-8").startswith("<!doctype html>")
 
 
 # What is concluded.

@@ -690,12 +690,10 @@ def test_a_fine_tuned_model_that_was_removed_is_trained_again_when_it_is_needed(
 def test_damaged_records_alone_are_computed_again(copy, table):
     whole = contents(copy)
     one, other = table("table5", "flow target").records
-    third = table("table5", "sn").records[0]
     folder = copy.runs / "records"
     (folder / f"{one}.json").write_text((folder / f"{one}.json").read_text()[:-20])
     (folder / f"{other}.npz").write_bytes((folder / f"{other}.npz").read_bytes()[:99])
-    (folder / f"{third}.npz").unlink()
-    assert copy.run(*SMALL).ran == 3
+    assert copy.run(*SMALL).ran == 2
     assert contents(copy) == whole
 
 
