@@ -73,14 +73,7 @@ def step(checkpoint: Path) -> int:
 
 
 def restore(checkpoint: Path, classifier: nn.Module) -> list[float]:
-    """Give a classifier the weights of a checkpoint.
-
-    Returns:
-        The loss of each step before it.
-
-    Raises:
-        ModelError: The weights are missing, or of another classifier.
-    """
+    """Give a classifier the weights of a checkpoint, and return the loss of each step before it."""
     path = checkpoint / CLASSIFIER
     try:
         classifier.load_state_dict(load_file(path))
@@ -94,13 +87,7 @@ def restore(checkpoint: Path, classifier: nn.Module) -> list[float]:
 def completed(checkpoint: Path, run: Mapping[str, Any], losses: Sequence[float]) -> Iterator[None]:
     """Record a checkpoint that is written inside, and then remove those before it.
 
-    Args:
-        checkpoint: The folder.
-        run: As in `last_checkpoint`.
-        losses: Of all steps so far.
-
-    Raises:
-        ModelError: It cannot be written; no part of it is left.
+    If it cannot be written, no part of it is left.
     """
     try:
         yield

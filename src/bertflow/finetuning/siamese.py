@@ -321,12 +321,7 @@ class _Trainer(SentenceTransformerTrainer):
     """The trainer, with the classifier and all losses in its checkpoints, and silent.
 
     Its own model card would show sentences of the corpus, and for each checkpoint it would ask the
-    hub whether it knows the encoder.
-
-    Attributes:
-        classifier: The head over both vectors, which belongs to the loss and not to the model.
-        run: All that the result depends on, for JSON.
-        losses: The loss of each step.
+    hub whether it knows the encoder. The classifier belongs to the loss and not to the model.
     """
 
     def __init__(

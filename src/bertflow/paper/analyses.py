@@ -143,12 +143,7 @@ class Scatter:
 
 
 def scatter(plan: Plan, pairs: Pairs, store: ResultStore) -> Scatter:
-    """Similarities and edit distances of the pairs of Table 6, of the first seed.
-
-    Raises:
-        ModelError: A job has no record yet.
-        MissingDependencyError: rapidfuzz is not there.
-    """
+    """Similarities and edit distances of the pairs of Table 6, of the first seed."""
     (column,), gold = plan.table.columns, gold_of(pairs)
     panels = {"gold": gold}
     for row in plan.rows:
@@ -165,9 +160,7 @@ def scatter(plan: Plan, pairs: Pairs, store: ResultStore) -> Scatter:
 def lexical_table(scatters: Sequence[Scatter], sizes: Sequence[str | None]) -> TableResult:
     """Table 6: how each similarity correlates with edit distance and with gold.
 
-    Args:
-        scatters: Of each encoder.
-        sizes: Which of the paper's encoders each is; None for others.
+    `sizes` says of each encoder which of the paper's it is; None for others.
     """
     columns = [f"edit, {unit}" for unit in UNITS] + ["gold"]
     columns += [f"{name}, ≤ {SHORT} {unit}" for unit in UNITS for name in ("edit", "gold")]

@@ -308,15 +308,7 @@ def shown_estimate(estimate: Estimate, values: Sequence[float] = ()) -> dict[str
 
 
 def score_table(plans: Sequence[Plan], store: ResultStore) -> TableResult:
-    """A table of scores.
-
-    Args:
-        plans: The table for each encoder.
-        store: Where the jobs' records are.
-
-    Raises:
-        ModelError: A job has no record yet.
-    """
+    """A table of scores, from its plan for each encoder and the records of all jobs."""
     table = plans[0].table
     columns = [*table.columns, AVERAGE] if table.columns == SEVEN else list(table.columns)
     rows: list[RowResult] = []
@@ -366,15 +358,8 @@ class Seen:
 class EncoderRows:
     """The rows of a table for one encoder, from the records of its jobs.
 
-    Args:
-        plan: The table for the encoder.
-        store: Where the records are.
-
     Attributes:
         seen: By row and column, "average" among them; None where there is nothing.
-
-    Raises:
-        ModelError: A job has no record yet.
     """
 
     def __init__(self, plan: Plan, store: ResultStore) -> None:

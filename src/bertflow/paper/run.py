@@ -343,15 +343,7 @@ def run_jobs(
 
 @dataclass
 class _Run:
-    """The jobs that are being run.
-
-    Attributes:
-        planner: Whose material they were planned on.
-        place: Where they leave what.
-        report: Told of every step.
-        total: How many jobs there are.
-        done: How many are finished.
-    """
+    """The jobs that are being run: so many of a total are done."""
 
     planner: Planner
     place: Workplace
@@ -468,10 +460,7 @@ class _Run:
 
     @contextmanager
     def _corpora(self, scores: Sequence[Score], cache: VectorCache) -> Iterator[dict[str, Array]]:
-        """By corpus, its rows in the cache: their numbers or, of a large one, a copy in a file.
-
-        The copy holds repeats as often as they occur. All fits read it, and then it is removed.
-        """
+        """By corpus, the numbers of its rows or, of a large one, a file of them for all fits."""
         names = {one.fitting.corpus: one.fitting.corpus_digest for one in scores if one.fitting}
         rows: dict[str, Array] = {}
         remove_stale(cache.folder, r"corpus-[0-9a-f]{16}\.f32")

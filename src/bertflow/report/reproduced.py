@@ -33,15 +33,7 @@ def is_run(folder: Path) -> bool:
 
 
 class Run:
-    """A folder of tables, and the records beside it.
-
-    Args:
-        folder: A folder of tables, or one that holds `records` and a single folder of tables.
-
-    Raises:
-        InputError: It holds no table, or those of several encoders to choose from.
-        ModelError: A table cannot be read.
-    """
+    """A folder of tables, or one that holds `records` and a single folder of tables."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = _folder_of_tables(Path(folder))
@@ -62,11 +54,7 @@ class Run:
                     yield table, own[names[0]], own[names[1]]
 
     def words(self) -> WordNorms:
-        """Mean norms by frequency, from the record of Table 1.
-
-        Raises:
-            ModelError: There is none.
-        """
+        """Mean norms by frequency, from the record of Table 1."""
         about, numbers = self.settings["encoders"][self.encoder], published("table1")
         digest = f"hub:{about['revision']}" if about["revision"] else about["files"]
         for one in self.records:
@@ -81,11 +69,7 @@ class Run:
         raise ModelError("bertflow reproduce table1 with this encoder would fill it")
 
     def scores(self) -> tuple[ScoreTable, Headline | None]:
-        """The run's table of scores, and the claim that the flow beats its encoder.
-
-        Raises:
-            ModelError: There is no such table.
-        """
+        """The run's table of scores, and the claim that the flow beats its encoder."""
         for table, before, after in self._compared():
             labels = zip(table.rows, table.labels(), strict=True)
             rows = [replace(row, label=label) for row, label in labels]

@@ -32,11 +32,7 @@ EDIT_UNIT = "words"
 
 
 def no_texts(sentences: Sequence[str]) -> Array:
-    """The vectors of sentences where the rows have no text.
-
-    Raises:
-        MissingDataError: Always.
-    """
+    """Refuse to give vectors of sentences, since the rows have no text."""
     raise MissingDataError("the rows have no text; --corpus FILE names the sentences")
 
 
@@ -116,17 +112,13 @@ def _first_rows(texts: Sequence[str]) -> dict[str, int]:
 def sides_of_files(
     files: Mapping[str, str | Path], texts: Sequence[str] | None, corpus: str, limit: int | None
 ) -> tuple[list[Side], Chosen]:
-    """The sides of .npy files of the same rows.
+    """The sides of .npy files of the same rows, with the rows that are measured.
 
     Args:
         files: By the name of the side.
         texts: The text of every row, or None.
-        corpus: Where the texts come from, for an error.
+        corpus: Name of the texts, for an error.
         limit: How many rows of each file are taken; None takes all.
-
-    Raises:
-        InputError: A file is too small, two have different rows, there are more or fewer texts, or
-            a row that is measured is not finite (named).
     """
     matrices = {name: read_vectors(path)[:limit] for name, path in files.items()}
     for name, vectors in matrices.items():
@@ -198,18 +190,13 @@ def cosines_of(pairs: Pairs, sides: Sequence[Side]) -> Array:
 def score_sides(
     sides: Sequence[Side], data: str | Path | None, tasks: Sequence[str]
 ) -> tuple[ScoreTable, Headline | None]:
-    """Score the sides on those STS tasks whose sentences all have a vector.
-
-    Args:
-        sides: One or two.
-        data: As in `bertflow.evaluate`.
-        tasks: Their names.
+    """Score one or two sides on those STS tasks whose sentences all have a vector.
 
     Returns:
         The table, and the difference of the last side to the first.
 
     Raises:
-        MissingDataError: No task is there with all its vectors; the first one's reason.
+        MissingDataError: No task is there with all its vectors; the reason of the first.
     """
     scored: list[dict[str, Figures]] = [{} for _ in sides]
     absent: dict[str, MissingDataError] = {}
