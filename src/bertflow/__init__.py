@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# What is logged is for the program that uses bertflow to show; alone it prints nothing.
+# The program that uses bertflow shows the log; without a program's wish nothing is printed.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _HOMES = {

@@ -252,7 +252,7 @@ def _file_of(rows: Array | Tensor) -> mmap.mmap | None:
 
 
 def unit_length(x: Tensor) -> Tensor:
-    """Rows scaled to length 1, (N, D) to (N, D); a row of zeros stays what it is."""
+    """Rows scaled to length 1, (N, D) to (N, D); a row of zeros stays."""
     # By the largest entry first: squares of float32 overflow at 1e19 and vanish at 1e-23.
     largest = x.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     return torch.nn.functional.normalize(x / largest, dim=1)

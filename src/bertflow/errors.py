@@ -70,7 +70,7 @@ def quoted(name: Any) -> str:
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """What a message about an unknown name ends with, where a known one is close to it.
+    """The end of a message about an unknown name, if a known name is close to it.
 
     Example:
         >>> did_you_mean("tempered", ["flow", "tempered-flow"]), did_you_mean("x", ["flow"])

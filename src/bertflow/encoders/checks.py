@@ -51,7 +51,7 @@ def readable(wording: Callable[[str], str]) -> Iterator[None]:
 
 @shared_by_threads
 def quietly() -> Iterator[None]:
-    """Without transformers' progress bars and warnings; those that matter are errors here."""
+    """Silence transformers' progress bars and warnings; bertflow raises errors where it matters."""
     library: Any = logging
     with ExitStack() as before:
         if library.get_verbosity() == WARNING:
@@ -155,7 +155,7 @@ def _check_blocks(file: Path) -> None:
     if asked is None or len(lists) != 1:
         return
     (blocks,) = lists.values()
-    # A block with other tensors, such as one that predicts several tokens, may be left out.
+    # A block with other tensors may be left out: it predicts several tokens, for example.
     kinds = [tensors for number, tensors in blocks.items() if number < asked]
     surplus = [n for n, tensors in blocks.items() if n >= asked and tensors in kinds]
     if surplus:
@@ -180,7 +180,7 @@ def check_files(folder: Path) -> None:
 def read_modules(
     file: Path, *, trust_remote_code: bool = False, own: str | None = None
 ) -> list[dict[str, str]]:
-    """Read the list of a sentence-transformers model's modules, and refuse what it must not ask.
+    """Read the list of a sentence-transformers model's modules, and check what it asks for.
 
     It must not ask for a folder outside the model's, wherever links lead, nor, without trust, for a
     class that is neither of sentence-transformers nor `own`.

@@ -1,4 +1,4 @@
-"""What an encoder is and where it comes from, and all that its vectors depend on."""
+"""Descriptions of an encoder: its settings, its origin, and all that its vectors depend on."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def describe_vectors(
     modules = json.dumps([_module(module) for module in encoder], sort_keys=True, default=str)
     facts = describe_encoder(encoder) if description is None else description
     return {
-        # The probe's vectors show what else changes them: hooks, activations, constants of modules.
+        # The probe's vectors show other changes: hooks, activations, constants of modules.
         "probe": fingerprint(probed(encoder)),
         "encoder": {name: value for name, value in facts.items() if name != "name"},
         "precision": precision,

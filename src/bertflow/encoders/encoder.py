@@ -87,7 +87,7 @@ def own_part(model: SentenceTransformer) -> str | None:
 
 
 def _is_own(model: SentenceTransformer, name: str) -> bool:
-    """Whether a method is not the library's; one that only wraps it is."""
+    """Whether a method is not the library's; a wrapper of the library's method does not count."""
     usual = unwrap(getattr(SentenceTransformer, name, None) or len)
     return name in vars(model) or unwrap(getattr(type(model), name, None) or len) is not usual
 

@@ -28,7 +28,7 @@ Part = tuple[Array, Array]
 PART_SECONDS = 5.0
 # Sentences tokenized at a time; within them batches are put together by length.
 POOL = 8192
-# Of these, so many of about one length at a time, because tokenizers pad to the longest.
+# Sentences given to the tokenizer at a time, of about one length because it pads to the longest.
 TOKENIZED = 512
 # A batch of more tokens is no faster on a processor, and does not fit into its caches.
 CPU_TOKENS = 2048
@@ -277,7 +277,7 @@ def _tokenized(
     together: dict[str, Any] = dict(parts[0][1])
     for name, first in parts[0][1].items():
         if isinstance(first, Tensor):
-            # By numpy: torch would wake its threads for each of these small copies.
+            # numpy copies, because torch would wake its threads for each of these small copies.
             values = np.zeros((len(order), width), dtype=first.numpy().dtype)
             for places, part in parts:
                 own = part[name].shape[1]
@@ -311,7 +311,7 @@ def _batches(features: dict[str, Any], tokens: int, padding: int = 0) -> Iterato
     start = 0
     while start < len(lengths):
         length = lengths[start]
-        # Padding on the left moves what has absolute positions.
+        # Padding on the left would change absolute positions.
         end, spare = min(len(lengths), start + max(1, tokens // length)), 0 if left else padding
         stop = start
         while stop < end and (spare := spare - length + lengths[stop]) >= 0:
@@ -330,7 +330,7 @@ def _within_memory(model: SentenceTransformer, batch: dict[str, Any], kind: str)
         half = len(batch["attention_mask"]) // 2
         if not half:
             raise
-    # Out of the handler, which holds what had been computed until then.
+    # Not in the handler, because the error holds the tensors computed so far.
     first = _of_tensors(batch, lambda values: values[:half])
     second = _of_tensors(batch, lambda values: values[half:])
     return torch.cat([_within_memory(model, part, kind) for part in (first, second)])
@@ -342,7 +342,7 @@ def _forward(model: SentenceTransformer, batch: dict[str, Any], kind: str) -> Te
     moved = _of_tensors(batch, lambda values: values.to(device))
     transformer, *others = model
     with torch.inference_mode():
-        # Casts what goes into products; sums with the residual stream, and norms, are float32.
+        # Inputs of products are cast; the residual stream and norms stay float32.
         with torch.autocast(device.type, torch.bfloat16, enabled=kind == "mixed"):
             moved = transformer(moved)
         if kind != "float32":

@@ -1,4 +1,4 @@
-"""Encoders in .gguf files: what reading them needs, and how they are opened quickly."""
+"""Encoders in .gguf files, opened quickly."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _take(place: Path) -> tuple[str, dict[str, Tensor]] | None:
 
 
 def _put(place: Path, result: Mapping[str, Any], cache: SentenceCache) -> None:
-    """Keep what was read, if there is room and JSON can hold its settings."""
+    """Keep the settings and tensors, if there is room and JSON can hold the settings."""
     tensors = result["tensors"]
     try:
         parsed = {name: value for name, value in result.items() if name != "tensors"}

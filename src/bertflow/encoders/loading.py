@@ -339,7 +339,7 @@ def _pad_right(transformer: Transformer, name: str | Path) -> None:
 
 
 def _limit(module: nn.Module, max_length: int | None, default: int | None) -> None:
-    """Set how many tokens of a text are read, at most what tokenizer and model take."""
+    """Set how many tokens of a text are read, at most as many as tokenizer and model take."""
     own: Any = getattr(module, "max_seq_length", None)
     if not isinstance(module, Transformer):
         if max_length is None:

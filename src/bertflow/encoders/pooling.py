@@ -1,4 +1,4 @@
-"""Sentence vectors from hidden states: poolings by name, and cutting models to what they need."""
+"""Sentence vectors from hidden states: poolings by name, and models cut to the needed blocks."""
 
 from __future__ import annotations
 

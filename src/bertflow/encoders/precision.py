@@ -1,4 +1,4 @@
-"""What a transformer computes in, with kernels that suit a processor, and calibration behind it."""
+"""The precision of a transformer, kernels for a processor, and calibration in float32."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from filelock import FileLock
@@ -301,7 +301,10 @@ class SentenceCache:
     def contents(self) -> list[Kept]:
         """All folders and files, the least recently used first."""
         places = [*(self.folder / "vectors").glob(KEY), *self.gguf.glob(f"{KEY}.safetensors")]
-        return sorted(map(_kept, places), key=lambda kept: kept.used)
+        return sorted(map(Kept.at, places), key=lambda kept: kept.used)
+
+    def _held(self) -> int:
+        return sum(kept.bytes for kept in self.contents()) + self.results.bytes()
 
     @property
     def gguf(self) -> Path:
@@ -318,7 +321,7 @@ class SentenceCache:
     def clear(self) -> list[Kept]:
         """Remove all that bertflow has written there; give the folders that are in use and left."""
         for kept in self.contents():
-            _remove(kept)
+            kept.remove()
         remove_stale(self.gguf, GGUF)
         self.results.clear()
         left = self.contents()
@@ -331,15 +334,11 @@ class SentenceCache:
     def make_room(self, folder: Path, count: int) -> bool:
         """Whether so many bytes may be added to a folder or file; others are removed for that."""
         remove_stale(self.gguf, GGUF)
-        contents = self.contents()
-        own = sum(kept.bytes for kept in contents if kept.folder == folder)
-        if own + count > self.size:
+        if Kept.at(folder).bytes + count > self.size:
             return False
-        total = sum(kept.bytes for kept in contents) + self.results.bytes() + count
-        for kept in contents:
-            if total <= self.size:
-                break
-            if kept.bytes and kept.folder != folder and _remove(kept):
+        total = self._held() + count
+        for kept in self.contents():
+            if total > self.size and kept.bytes and kept.folder != folder and kept.remove():
                 total -= kept.bytes
         return total <= self.size
 
@@ -365,10 +364,9 @@ class SentenceCache:
 
     def _repr_html_(self) -> str:
         contents = self.contents()
-        held = sum(kept.bytes for kept in contents) + self.results.bytes()
         facts = {
             "folder": str(self.folder),
-            "size": f"{held / 10**6:,.1f} MB of at most {self.size / 10**9:,.3g} GB",
+            "size": f"{self._held() / 10**6:,.1f} MB of at most {self.size / 10**9:,.3g} GB",
             "encoders": f"{sum(not kept.gguf for kept in contents):,}",
             "sentences": f"{sum(kept.sentences for kept in contents):,}",
             "since it was made": f"{self.found:,} found, {self.encoded:,} not",
@@ -400,6 +398,34 @@ class Kept:
     sentences: int
     used: float
     gguf: bool = False
+
+    @classmethod
+    def at(cls, place: Path) -> Self:
+        """The folder or file at a path, as it is now."""
+        gguf = place.suffix == ".safetensors"
+        there: dict[str, os.stat_result] = {}
+        for name in [""] if gguf else FILES:
+            with suppress(OSError):  # Another process may have removed it.
+                there[name] = (place / name).stat()
+        size = sum(stat.st_size for stat in there.values())
+        count = there[SENTENCES].st_size // DIGEST if SENTENCES in there else 0
+        used = there.get("" if gguf else VECTORS)
+        return cls(place, size, count, used.st_mtime if used else 0.0, gguf)
+
+    def remove(self) -> bool:
+        """Remove it, but no folder that is being written or holds files of others."""
+        try:
+            if self.gguf:
+                self.folder.unlink(missing_ok=True)
+                return True
+            with FileLock(self.folder / LOCK, timeout=0):
+                for path in self.folder.iterdir():
+                    if path.name in FILES or path.name.startswith(f".{ABOUT}-"):
+                        path.unlink()
+            self.folder.rmdir()
+        except OSError:
+            return False
+        return True
 
 
 class EncoderVectors:
@@ -466,35 +492,6 @@ def parse_size(text: str) -> int:
         if math.isfinite(size):
             return int(size)
     raise InputError(f"{SIZE_VARIABLE} takes a size such as 500MB or 10GB, got {shown(text)}")
-
-
-def _kept(place: Path) -> Kept:
-    gguf = place.suffix == ".safetensors"
-    there: dict[str, os.stat_result] = {}
-    for name in [""] if gguf else FILES:
-        with suppress(OSError):  # Another process may have removed it.
-            there[name] = (place / name).stat()
-    size = sum(stat.st_size for stat in there.values())
-    count = there[SENTENCES].st_size // DIGEST if SENTENCES in there else 0
-    used = there.get("" if gguf else VECTORS)
-    return Kept(place, size, count, used.st_mtime if used else 0.0, gguf)
-
-
-def _remove(kept: Kept) -> bool:
-    """Remove a file or folder, but none that is being written or holds files of others."""
-    place = kept.folder
-    try:
-        if kept.gguf:
-            place.unlink(missing_ok=True)
-            return True
-        with FileLock(place / LOCK, timeout=0):
-            for path in place.iterdir():
-                if path.name in FILES or path.name.startswith(f".{ABOUT}-"):
-                    path.unlink()
-        place.rmdir()
-    except OSError:
-        return False
-    return True
 
 
 def _size(path: Path) -> int:

@@ -53,7 +53,7 @@ WRITTEN_ROWS = 4096
 FIRST = 512
 HEADER = 128
 ROWS, PARTS = "rows.npy", "parts"
-# Of a corpus with more sentences so many distinct ones are taken: docs/scale.md shows what more do.
+# Sentences of a sample; docs/scale.md shows how little more of them gain.
 SAMPLE = 200_000
 DIGEST = 16
 
