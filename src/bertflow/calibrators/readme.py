@@ -26,14 +26,16 @@ PAPER = (
     "Bohan Li, Hao Zhou, Junxian He, Mingxuan Wang, Yiming Yang, Lei Li: *On the Sentence "
     "Embeddings from Pre-trained Language Models*, EMNLP 2020."
 )
-# By class: what it does, and its source.
+SU = (
+    "Jianlin Su, Jiarun Cao, Weijie Liu, Yangyiwen Ou: *Whitening Sentence Representations for "
+    "Better Semantics and Faster Retrieval*, 2021."
+)
+# By class: a description, and its source.
 WHAT = {
     "AdaptiveWhitening": (
         "adaptive whitening: each principal axis of the cloud of vectors is made smaller, the more "
         "so the more the vectors have in common along it",
-        "The documentation of bertflow, under mathematics; after Jianlin Su, Jiarun Cao, Weijie "
-        "Liu, Yangyiwen Ou: *Whitening Sentence Representations for Better Semantics and Faster "
-        "Retrieval*, 2021.",
+        f"The documentation of bertflow, under mathematics; after {SU}",
     ),
     "Flow": (
         "an invertible normalizing flow (BERT-flow) that maps the cloud of vectors to a standard "
@@ -42,8 +44,7 @@ WHAT = {
     ),
     "Whitening": (
         "whitening: the principal axes of the cloud of vectors, scaled towards equal variance",
-        "Jianlin Su, Jiarun Cao, Weijie Liu, Yangyiwen Ou: *Whitening Sentence Representations for "
-        "Better Semantics and Faster Retrieval*, 2021.",
+        SU,
     ),
     "Standardization": (
         "standardization: each dimension of the vectors to mean 0 and variance 1",

@@ -63,9 +63,8 @@ def writing(target: str | Path) -> Iterator[None]:
 
 
 def followed(target: Path) -> Path:
-    """The target of a link; for "." and ".." the folder under its real name."""
-    named = target.name not in ("", "..") and not target.is_symlink()
-    return target if named else Path(os.path.realpath(target))
+    """The target of a link; other paths unchanged."""
+    return Path(os.path.realpath(target)) if target.is_symlink() else target
 
 
 # Locks and temporary names
