@@ -19,7 +19,7 @@ from safetensors.torch import save
 
 from bertflow import AllButTheTop, Flow, Standardization, Whitening, load_encoder
 from bertflow.calibrators import load_calibrator, save_calibrator
-from bertflow.calibrators.checkpoint import NAMES, Checkpoint, State
+from bertflow.calibrators.training import NAMES, Checkpoint, State
 from bertflow.cli.options import build_calibrator, three
 from bertflow.data import (
     CATALOG,

@@ -37,7 +37,7 @@ TESTS = {
     "calibrators/linear": "linear_calibrators half_precision calibrators_contract",
     "calibrators/moments": "moments linear_calibrators",
     "calibrators/frame": "frame folding flow_calibrator",
-    "calibrators/checkpoint": "flow_checkpoint",
+    "calibrators/training": "flow_checkpoint flow_calibrator gradient",
     "calibrators/storage": "storage storage_damage",
     "calibrators/writing": "storage storage_damage",
     "calibrators/": "flow_calibrator flow_checkpoint vectors calibrators_contract storage",

@@ -214,11 +214,11 @@ def _in_child(
     os.dup2(error, 2)
     os.environ["BERTFLOW_CACHE"] = str(folder / "cache")
 
-    from bertflow.calibrators import checkpoint
+    from bertflow.calibrators import training
     from bertflow.encoders import embedding, encoding
     from bertflow.finetuning import siamese
 
-    checkpoint.SAVED_SECONDS = 0.0
+    training.SAVED_SECONDS = 0.0
     embedding.CHUNK_SENTENCES = 16  # A small encoder takes four times as many.
     encoding.PART_SECONDS = 0.0  # Each batch is a part.
     siamese._arguments = _often(siamese._arguments)

@@ -1060,7 +1060,7 @@ def part(name: str) -> Path:
 @pytest.fixture
 def stop(monkeypatch):
     """Let the next fit be interrupted after a step; checkpoints are written at every chance."""
-    monkeypatch.setattr("bertflow.calibrators.checkpoint.SAVED_SECONDS", 0.0)
+    monkeypatch.setattr("bertflow.calibrators.training.SAVED_SECONDS", 0.0)
     seen = []
 
     def after(step: int | None, error: type[BaseException] = KeyboardInterrupt) -> list[int]:
@@ -1115,7 +1115,7 @@ def test_an_interrupted_fit_says_how_to_go_on_and_does(cli, done, fit, stop, mon
     assert [path.name for path in part("m").parent.iterdir()] == [part("m").name]
     stop(66)
     with monkeypatch.context() as patch:
-        patch.setattr("bertflow.calibrators.checkpoint.SAVED_SECONDS", 1000.0)
+        patch.setattr("bertflow.calibrators.training.SAVED_SECONDS", 1000.0)
         said = cli(*fit, "m")
     goes_on = f"the same command goes on from {part('m').absolute()}"
     assert said == (130, "", f"error: interrupted; {goes_on}\n")
@@ -1192,10 +1192,10 @@ def test_a_fit_that_diverges_leaves_the_last_good_weights(cli, fit, stop, monkey
 
 DYING = """
 import os, signal, sys
-from bertflow.calibrators import checkpoint
+from bertflow.calibrators import training
 from bertflow.cli import fitting
 from contextlib import contextmanager
-checkpoint.SAVED_SECONDS = 0.0
+training.SAVED_SECONDS = 0.0
 @contextmanager
 def bars():
     yield lambda stage, done, total: done == 90 and stage == "fit" and os.kill(os.getpid(), 9)

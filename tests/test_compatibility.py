@@ -21,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 
 import bertflow
 from bertflow import Flow, attach, load, load_calibrator, load_encoder, save_calibrator
-from bertflow.calibrators import checkpoint as fitting
+from bertflow.calibrators import training as fitting
 from bertflow.encoders import (
     VectorCache,
     describe_encoder,

@@ -126,7 +126,7 @@ def test_the_same_seed_gives_the_same_bits():
 
 
 def test_a_fit_that_was_stopped_goes_on_to_the_same_bits(tmp_path, monkeypatch):
-    monkeypatch.setattr("bertflow.calibrators.checkpoint.SAVED_SECONDS", 0.0)
+    monkeypatch.setattr("bertflow.calibrators.training.SAVED_SECONDS", 0.0)
     whole = Flow(random_state=0, epochs=3, device="cuda").fit(rows())
 
     def stop(done: int, of: int, loss: float) -> None:

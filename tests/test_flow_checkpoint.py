@@ -22,7 +22,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 from sklearn.exceptions import NotFittedError
 
-from bertflow.calibrators import Flow, checkpoint, load_calibrator, save_calibrator, training
+from bertflow.calibrators import Flow, load_calibrator, save_calibrator, training
 from bertflow.errors import ModelError, TrainingError
 
 # Batches of 10 are 70 a pass: 210 steps, whose passes end at 70 and 140.
@@ -42,7 +42,7 @@ class Killed(BaseException):
 
 @pytest.fixture(autouse=True)
 def saved_whenever_kept(monkeypatch):
-    monkeypatch.setattr(checkpoint, "SAVED_SECONDS", 0.0)
+    monkeypatch.setattr(training, "SAVED_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_a_finished_fit_leaves_its_last_state_and_no_other_file(x, place):
 
 
 def test_a_fit_shorter_than_the_interval_writes_nothing(x, place, monkeypatch):
-    monkeypatch.setattr(checkpoint, "SAVED_SECONDS", 1000.0)
+    monkeypatch.setattr(training, "SAVED_SECONDS", 1000.0)
     plain = Flow(**DESIGN).fit(x, checkpoint=place)
     assert not place.exists()
     assert_same(plain, Flow(**DESIGN).fit(x), x)
@@ -288,13 +288,13 @@ def test_no_changed_byte_is_taken_for_what_was_written(x, place):
     with safe_open(place, "numpy") as file:
         seed = int(file.metadata()["seed"])
     run = flow._run(x, torch.device("cpu"), seed)
-    assert checkpoint.Checkpoint(place, run, x).state.step == 64
+    assert training.Checkpoint(place, run, x).state.step == 64
     header = 8 + int.from_bytes(whole[:8], "little")
     assert 500 < header < 3000
     for at in [*range(0, header, 7), *range(header, len(whole), 4999)]:
         place.write_bytes(changed(whole, at))
         try:
-            assert checkpoint.Checkpoint(place, run, x).state is None, whole[:at]
+            assert training.Checkpoint(place, run, x).state is None, whole[:at]
         except ModelError as error:
             assert "is no checkpoint" in str(error)
 
@@ -354,8 +354,8 @@ KILLED = """
 import os, signal, sys, time
 import numpy as np
 from pathlib import Path
-from bertflow.calibrators import Flow, checkpoint
-checkpoint.SAVED_SECONDS = 0.0
+from bertflow.calibrators import Flow, training
+training.SAVED_SECONDS = 0.0
 how, at = sys.argv[3], int(sys.argv[4])
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -416,14 +416,14 @@ def test_the_last_good_weights_are_kept_from_before_what_was_not_finite(
 ):
     whole = Flow(**DESIGN, **design)
     states = {}
-    keep = checkpoint.Checkpoint.keep
+    keep = training.Checkpoint.keep
 
     def watched(self, state, loss, gradient):
         states[state.step] = state
         keep(self, state, loss, gradient)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.Checkpoint, "keep", watched)
+        patch.setattr(training.Checkpoint, "keep", watched)
         whole.fit(x)
     spoiled(monkeypatch, at)
     flow = Flow(**DESIGN, **design)

@@ -20,7 +20,6 @@ from torch import Tensor
 import bertflow
 from bertflow.arrays import Array, in_file, mapped, taken
 from bertflow.calibrators.base import Calibrator, Progress, empty, learned_tensor
-from bertflow.calibrators.checkpoint import Checkpoint, State
 from bertflow.calibrators.frame import (
     FoldedGlow,
     Frame,
@@ -30,7 +29,9 @@ from bertflow.calibrators.frame import (
     frame_tensors,
 )
 from bertflow.calibrators.training import (
+    Checkpoint,
     Schedule,
+    State,
     check_schedule,
     put_back,
     steps_of,
