@@ -282,8 +282,8 @@ def test_an_encoder_with_its_default_sentences_a_corpus_and_pairs(tmp_path, caps
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["v.npy", "--pooling", "mean"], "vectors go without --pooling"),
-        (["v.npy", "--corpus", "c.txt"], "vectors go without --corpus"),
+        (["v.npy", "--pooling", "mean"], "--pooling does not go with vectors"),
+        (["v.npy", "--corpus", "c.txt"], "--corpus does not go with vectors"),
         (["missing.npy"], "missing.npy does not exist"),
         (["missing-encoder-folder/x/y"], "does not exist"),
     ],

@@ -559,10 +559,7 @@ def _entry(
     for aggregation in ("wmean", "all") if subsets else ("all",):
         estimates[aggregation], spread[aggregation] = {}, {}
         for task, seeds in scored.items():
-            estimate, deviation, _ = over_seeds(
-                [seed.main(aggregation) for seed in seeds],
-                np.stack([seed.drawn(aggregation) for seed in seeds]),
-            )
+            estimate, deviation = over_seeds([seed.main(aggregation) for seed in seeds])
             estimates[aggregation][task] = estimate
             spread[aggregation][task] = deviation or 0.0
     return Entry(

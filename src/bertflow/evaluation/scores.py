@@ -185,10 +185,6 @@ class Figures:
         """The main measure under an aggregation; without subsets all of them are the same."""
         return self.aggregations.get(aggregation, self.aggregations["all"])[self.measure]
 
-    def drawn(self, aggregation: str) -> Array:
-        """The same in each resample, shape (resamples,)."""
-        return self.main(aggregation).replicates
-
     def to_dict(self) -> dict[str, Any]:
         """The figures as JSON has them, without the resamples."""
         nested = {
@@ -344,34 +340,27 @@ def average(scores: Mapping[str, Figures], aggregation: str) -> Estimate:
     return mean_over({name: scores[name].main(aggregation) for name in STS_TASKS})
 
 
-def average_replicates(scores: Mapping[str, Figures], aggregation: str) -> Array:
-    """The average over the seven STS tasks in each resample, shape (resamples,)."""
-    return average(scores, aggregation).replicates
-
-
 def counted(tasks: Sequence[str]) -> list[str]:
     """The tasks whose mean is the overall value: the STS ones, or all if there is none."""
     return [task for task in tasks if task in STS_TASKS] or list(tasks)
 
 
-def over_seeds(
-    estimates: Sequence[Estimate], replicates: Array
-) -> tuple[Estimate, float | None, Array]:
+def over_seeds(estimates: Sequence[Estimate]) -> tuple[Estimate, float | None]:
     """The mean over runs with several seeds, whose interval covers pairs and seeds.
 
     Args:
-        estimates: One for each seed.
-        replicates: The same in common resamples, shape (seeds, resamples).
+        estimates: One for each seed, in the same resamples.
 
     Returns:
-        The mean (undefined if one is), the deviation over seeds (ddof 0; None if undefined), and
-        resamples of it, each of the next seed, shape (resamples,).
+        The mean (undefined if one is), whose resamples take the seeds in turn, and the deviation
+        over seeds (ddof 0; None if undefined).
     """
+    replicates = np.stack([one.replicates for one in estimates])
     turns = np.arange(replicates.shape[1])
     mixed: Array = replicates[turns % len(replicates), turns]
     values = []
     for one in estimates:
         if one.value is None:
-            return one, None, mixed
+            return Estimate.of(None, mixed, one.undefined), None
         values.append(one.value)
-    return Estimate.of(float(np.mean(values)), mixed), float(np.std(values)), mixed
+    return Estimate.of(float(np.mean(values)), mixed), float(np.std(values))

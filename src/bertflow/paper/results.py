@@ -435,7 +435,7 @@ class EncoderRows:
             drawn = arrays.get(f"replicates_{aggregation}", arrays["replicates_all"])
             one = Estimate.from_json(shown.get(aggregation, shown["all"]))
             estimates.append(replace(one, replicates=drawn))
-        mean, *_ = over_seeds(estimates, np.stack([one.replicates for one in estimates]))
+        mean, _ = over_seeds(estimates)
         return Seen(
             estimate=mean,
             values=[one.value for one in estimates if one.value is not None],
