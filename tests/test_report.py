@@ -30,7 +30,7 @@ from bertflow.evaluation import Difference
 from bertflow.report import build_report, check_page, draw, page, render, write_report
 from bertflow.report.draw import LOOKS
 from bertflow.report.page import VARIABLES
-from bertflow.report.verdicts import Headline, conclude
+from bertflow.report.sides import Headline, conclude
 from task_files import write_tasks
 
 pytestmark = pytest.mark.usefixtures("as_in_a_process_of_its_own")

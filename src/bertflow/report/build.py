@@ -33,15 +33,18 @@ from bertflow.paper.results import scaled
 from bertflow.report import measures
 from bertflow.report.reproduced import Run, is_run
 from bertflow.report.sides import (
+    AFTER,
+    BEFORE,
     Chosen,
+    Headline,
     Side,
     choose,
+    conclude,
     cosines_of,
     edits_of,
     score_sides,
     sides_of_files,
 )
-from bertflow.report.verdicts import AFTER, BEFORE, Headline, conclude
 
 NEIGHBOURS = 5
 # The corpus of a model of `bertflow demo`, in its provenance.

@@ -14,8 +14,7 @@ from bertflow.io.result_store import ResultStore
 from bertflow.paper.declared import AVERAGE, SCORE_TABLES, published
 from bertflow.paper.results import RowResult, TableResult
 from bertflow.report.measures import ScoreTable, WordNorms
-from bertflow.report.sides import headline_of
-from bertflow.report.verdicts import Headline
+from bertflow.report.sides import Headline, headline_of
 
 # By table, the row of an encoder and the row of its flow, fitted on the target's text.
 BEFORE_AFTER = {
