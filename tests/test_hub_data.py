@@ -12,7 +12,6 @@ import pyarrow.parquet
 import pytest
 from huggingface_hub import constants
 
-from bertflow import network
 from bertflow.data import (
     CATALOG,
     DATA_VARIABLE,
@@ -23,6 +22,7 @@ from bertflow.data import (
     sources,
 )
 from bertflow.errors import InputError
+from bertflow.io.reading import hub_answers
 
 TEXT = datasets.Value("string")
 
@@ -263,7 +263,7 @@ def test_sick_says_why_it_is_not_asked_for(unasked):
 def local(monkeypatch):
     """An endpoint on this machine without a proxy; the port is the test's."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(network, "getproxies", dict)
+    monkeypatch.setattr("urllib.request.getproxies", dict)
 
     def at(port: int) -> None:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
@@ -275,19 +275,19 @@ def test_a_hub_that_takes_connections_answers(local, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         local(port)
-        assert network.hub_answers()
+        assert hub_answers()
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-        assert not network.hub_answers()
+        assert not hub_answers()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    assert not network.hub_answers()
+    assert not hub_answers()
 
 
 def test_behind_a_proxy_the_client_finds_out(local, monkeypatch):
     local(9)
-    monkeypatch.setattr(network, "getproxies", lambda: {"http": "http://127.0.0.1:1"})
-    assert network.hub_answers()
-    monkeypatch.setattr(network, "getproxies", lambda: {"ftp": "http://127.0.0.1:1"})
-    assert not network.hub_answers()
+    monkeypatch.setattr("urllib.request.getproxies", lambda: {"http": "http://127.0.0.1:1"})
+    assert hub_answers()
+    monkeypatch.setattr("urllib.request.getproxies", lambda: {"ftp": "http://127.0.0.1:1"})
+    assert not hub_answers()
 
 
 @pytest.mark.parametrize(("scheme", "port"), [("http", 80), ("https", 443)])
@@ -300,5 +300,5 @@ def test_the_scheme_gives_the_port(local, monkeypatch, scheme, port):
 
     monkeypatch.setattr(constants, "ENDPOINT", f"{scheme}://hub.invalid")
     monkeypatch.setattr(socket, "create_connection", connect)
-    assert not network.hub_answers()
+    assert not hub_answers()
     assert tried == [("hub.invalid", port)]

@@ -17,14 +17,13 @@ SOURCE = Path(bertflow.__file__).parent
 ALLOWED = {
     "errors": set(),
     "flows": set(),
-    "network": set(),
     "display": set(),
     "arrays": set(),
     "io": set(),
     "process_state": set(),
-    "data": {"network"},
+    "data": set(),
     "calibrators": {"flows", "display"},
-    "encoders": {"flows", "calibrators", "display", "network"},
+    "encoders": {"flows", "calibrators", "display"},
     "models": {"flows", "calibrators", "encoders", "display"},
     "evaluation": {"flows", "calibrators", "encoders", "models", "data", "display"},
     "analysis": {"flows", "calibrators", "encoders", "models", "data", "evaluation", "display"},
@@ -39,7 +38,7 @@ ALLOWED = {
     },
     "demo": {"flows", "calibrators", "encoders", "models", "data", "evaluation", "analysis"},
 }
-ALLOWED["paper"] = {*ALLOWED["demo"], "finetuning", "network"}
+ALLOWED["paper"] = {*ALLOWED["demo"], "finetuning"}
 ALLOWED["report"] = {*ALLOWED["paper"], "paper", "display"}
 ALLOWED["cli"] = {*ALLOWED["report"], "demo", "report", "scale", "display"}
 ALLOWED["__main__"] = {"cli"}

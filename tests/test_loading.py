@@ -279,7 +279,7 @@ def test_a_hub_name_without_network_is_one_quick_error(how, monkeypatch, caplog)
     else:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-        monkeypatch.setattr("bertflow.network.getproxies", dict)
+        monkeypatch.setattr("urllib.request.getproxies", dict)
     with pytest.raises(ModelError, match=r"cannot be had from the model hub \(no connection"):
         load_encoder("no-such-organisation/no-such-model")
     assert "Retrying" not in caplog.text

@@ -24,7 +24,7 @@ from bertflow.data.tables import (
     read_rows,
 )
 from bertflow.errors import InputError, MissingDependencyError
-from bertflow.network import hub_answers
+from bertflow.io.reading import hub_answers
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from bertflow.calibrators.readme import CARD
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.probe import fingerprint, probed
 from bertflow.errors import InputError
-from bertflow.network import hub_answers
+from bertflow.io.reading import hub_answers
 
 # Settings of a model that its vectors do not depend on, or that are described elsewhere.
 APART = ("_name_or_path", "architectures", "dtype", "transformers_version")

@@ -26,8 +26,7 @@ from bertflow.encoders.gguf import check_readable, forget_gguf, licence_of, quic
 from bertflow.encoders.pooling import hidden_states, parse_pooling, pooled, side_by_side
 from bertflow.encoders.probe import check_encoder, positions
 from bertflow.errors import InputError, MissingDependencyError, ModelError, check_number
-from bertflow.io.reading import read_json
-from bertflow.network import hub_answers
+from bertflow.io.reading import hub_answers, read_json
 from bertflow.process_state import pinned
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Files of others: their kind by the first bytes, and small JSON, read strictly."""
+"""Files of others: their kind by the first bytes, small JSON, and whether the hub answers."""
 
 from __future__ import annotations
 
@@ -111,3 +111,24 @@ def _finite(number: str) -> float:
     if not math.isfinite(value := float(number)):
         raise ValueError(f"it holds {number}, expected finite numbers")
     return value
+
+
+def hub_answers() -> bool:
+    """Whether the hub can be reached: its clients would try for minutes before they give up."""
+    import socket
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    hub = urlsplit(constants.ENDPOINT)
+    if getproxies().get(hub.scheme):
+        return True  # The proxy's answer is for the client to get.
+    port = hub.port or (80 if hub.scheme == "http" else 443)
+    try:
+        socket.create_connection((hub.hostname or "", port), timeout=10).close()
+    except OSError:
+        return False
+    return True

@@ -19,7 +19,7 @@ from bertflow.data import Pairs, read_sentences, read_task
 from bertflow.errors import MissingDataError, ModelError
 from bertflow.evaluation.tasks import read_available
 from bertflow.finetuning import NliCorpus, nli_corpus
-from bertflow.network import hub_answers
+from bertflow.io.reading import hub_answers
 
 T = TypeVar("T")
 Size = Literal["base", "large"]
