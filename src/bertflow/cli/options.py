@@ -44,8 +44,8 @@ def option(
 ) -> Any:
     """Declare an option: a field of a class of options, or a parameter of a command.
 
-    The help calls its value `metavar`, and shows it in a group. It has other names than the
-    field's where they are given; more, such as `min`, is as `typer.Option` takes it.
+    `metavar` is the value's name in the help, and `group` the part of the help that it stands in.
+    `names` replace the field's name. `more` goes to `typer.Option`, such as `min`.
     """
     said = typer.Option(*names, metavar=metavar, rich_help_panel=group, **more)
     return field(default=default, kw_only=True, metadata={"typer": said})

@@ -120,7 +120,7 @@ def check_results(outputs: Mapping[str, Path | None], reads: Mapping[str, Given]
 def check_folder(output: Path, reads: Mapping[str, Given], *, ours: bool = True) -> None:
     """Refuse a folder as --output that is, holds or lies in what is read.
 
-    One of ours is replaced as a whole, so it must hold nothing but our own files.
+    With `ours` the folder is replaced as a whole, so it must hold nothing but our own files.
     """
     if output == STDOUT:
         raise ModelError("cannot write -: it stands for standard output; give a folder")
