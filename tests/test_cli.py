@@ -946,7 +946,7 @@ def process(*arguments, **keywords) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_evaluates_without_a_word_on_standard_error(work, tiny_calibrated):
     done = process("evaluate", tiny_calibrated, "--task", "stsb", "--data", "data")
     assert (done.returncode, done.stderr) == (0, "")
