@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 import shutil
 from pathlib import Path
@@ -27,8 +28,17 @@ from sentence_transformers.sparse_encoder.modules import SpladePooling
 from torch import nn
 from transformers import AutoTokenizer
 
-from bertflow import Flow, Whitening, attach, calibrate, load, load_encoder
+from bertflow import (
+    Flow,
+    Standardization,
+    Whitening,
+    attach,
+    calibrate,
+    load,
+    load_encoder,
+)
 from bertflow.encoders import embed, encoding
+from bertflow.encoders.encoder import own_part
 from bertflow.encoders.probe import SENTENCES, check_encoder
 from bertflow.errors import InputError, MissingDependencyError, ModelError
 
@@ -481,3 +491,31 @@ def test_the_probe_says_what_failed(encoder, monkeypatch):
     encoder[1].forward = broken
     with pytest.raises(ModelError, match="cannot encode a sentence: IndexError: index out of"):
         embed(encoder, list(SENTENCES))
+
+
+def test_another_vocabulary_is_another_encoder_though_the_probe_is_the_same(
+    tiny_bert, tiny_sentences, tmp_path
+):
+    folder = tmp_path / "encoder"
+    shutil.copytree(tiny_bert, folder)
+    model = calibrate(load_encoder(folder), tiny_sentences, Standardization())
+    model.save_pretrained(str(tmp_path / "model"))
+    for changed in (folder, tmp_path / "model"):
+        path = changed / "tokenizer.json"
+        content = json.loads(path.read_text())
+        vocabulary = content["model"]["vocab"]
+        first, second = (w for w in ("cat", "dog"))
+        vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+        path.write_text(json.dumps(content))
+    with pytest.raises(ModelError, match="its tokenizer has other tokens|vectors of the same"):
+        attach(load_encoder(folder), model.calibrator)
+    with pytest.raises(ModelError, match="does not belong to its model"):
+        load(tmp_path / "model")
+
+
+def test_a_forward_that_was_put_on_a_module_is_its_own(tiny_bert):
+    encoder = load_encoder(tiny_bert)
+    words = encoder[0].model.embeddings.word_embeddings
+    usual = words.forward
+    words.forward = lambda ids: usual(ids) * (ids != 9)[..., None]
+    assert own_part(encoder) == "forward"

@@ -995,6 +995,55 @@ def test_ray_is_asked_for_by_the_line_that_installs_it(here, refused, monkeypatc
     assert said == "engine ray needs Ray: pip install 'bertflow[ray]'"
 
 
+@pytest.fixture
+def made(tmp_path, corpus):
+    """A folder that a run has written."""
+    run(Encode(Lengths()), corpus, tmp_path / "made")
+    return tmp_path / "made"
+
+
+def test_what_a_run_has_not_finished_is_no_input(tmp_path, corpus, made):
+    def stopping(done: int, total: int) -> None:
+        if done == 10:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(Encode(Lengths()), corpus, tmp_path / "out", progress=stopping)
+    with pytest.raises(ModelError, match="out is not finished"):
+        folder_moments(tmp_path / "out", tmp_path / "moments")
+    (made / "1.parquet").unlink()
+    with pytest.raises(ModelError, match=r"1\.parquet is missing"):
+        folder_moments(made, tmp_path / "moments")
+
+
+def test_files_of_others_in_a_runs_folder_are_no_input(tmp_path, corpus, made):
+    run(Encode(Lengths(), numbers="float16", keep=["id"]), corpus, tmp_path / "other")
+    shutil.copy(made / "1.parquet", made / "copy.parquet")
+    with pytest.raises(InputError, match=r"copy\.parquet is not in _manifest\.json"):
+        folder_moments(made, tmp_path / "moments")
+    (made / "copy.parquet").unlink()
+    shutil.copy(tmp_path / "other/1.parquet", made / "1.parquet")
+    with pytest.raises(InputError, match=r"1\.parquet were made by different models"):
+        folder_moments(made, tmp_path / "moments")
+
+
+def test_links_that_lead_nowhere_or_round_are_named(tmp_path, corpus):
+    (corpus / "l.parquet").symlink_to("nothing")
+    with pytest.raises(InputError, match=r"l\.parquet is neither a file nor a link to one"):
+        run(Encode(Lengths()), corpus, tmp_path / "out")
+    (corpus / "l.parquet").unlink()
+    (corpus / "ring").symlink_to(corpus)
+    with pytest.raises(InputError, match="are one file, by a link; its rows would be read twice"):
+        run(Encode(Lengths()), corpus, tmp_path / "out")
+
+
+def test_an_output_folder_that_holds_files_of_others_is_refused(tmp_path, corpus):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/mine.txt").write_text("mine")
+    with pytest.raises(ModelError, match=r"out holds mine\.txt but no _manifest\.json"):
+        run(Encode(Lengths()), corpus, tmp_path / "out")
+
+
 def test_copies_of_a_folder_go_on_where_it_was(tmp_path: Path, corpus: Path) -> None:
     run(Encode(Lengths()), corpus, tmp_path / "out")
     shutil.copytree(tmp_path / "out", tmp_path / "copy")

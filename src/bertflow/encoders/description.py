@@ -47,6 +47,17 @@ def describe_encoder(encoder: SentenceTransformer) -> dict[str, Any]:
     return {**describe_settings(encoder), "weights": digest.hexdigest()}
 
 
+def vocabulary_hash(encoder: SentenceTransformer) -> str | None:
+    """A SHA-256 of the tokens and their numbers; None where the tokenizer does not tell them.
+
+    It stays the same when an encoder is saved and loaded again.
+    """
+    get_vocab = getattr(getattr(encoder[0], "tokenizer", None), "get_vocab", None)
+    if not callable(get_vocab):
+        return None
+    return hashlib.sha256(json.dumps(get_vocab(), sort_keys=True).encode()).hexdigest()
+
+
 def describe_settings(encoder: SentenceTransformer) -> dict[str, Any]:
     """The description without the weights, which takes no time."""
     pooling, layers = None, None

@@ -80,10 +80,16 @@ def own_part(model: SentenceTransformer) -> str | None:
         if _is_own(model, name) or any(name in vars(module) for module in model):
             return name
     for module in model.modules():
+        if not _is_of_library(vars(module).get("forward")):
+            return "forward"
         for hook in [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]:
-            if not str(getattr(hook, "__module__", "")).startswith(LIBRARIES):
+            if not _is_of_library(hook):
                 return "hooks"
     return None
+
+
+def _is_of_library(function: Any) -> bool:
+    return function is None or str(getattr(function, "__module__", "")).startswith(LIBRARIES)
 
 
 def _is_own(model: SentenceTransformer, name: str) -> bool:

@@ -21,7 +21,7 @@ from bertflow.calibrators.readme import CARD, HERE, calibrator_name, named, pres
 from bertflow.calibrators.writing import SUBFOLDER, without_folders, write_calibrator
 from bertflow.display import block, facts_table, unfolded
 from bertflow.encoders.checks import quietly
-from bertflow.encoders.description import describe_encoder, origin_of
+from bertflow.encoders.description import describe_encoder, origin_of, vocabulary_hash
 from bertflow.encoders.encoder import CALIBRATOR, Encoder, calibrating, part_of
 from bertflow.encoders.module import MODULE_PATH, CalibratorModule
 from bertflow.encoders.precision import kept_from_half, raise_input
@@ -315,6 +315,8 @@ def belongs_to_its_calibrator(
     whole = probed(encoder)
     vectors = whole[:, : model.calibrator.n_features_in_]
     if not is_fingerprint_of(provenance.get("probe"), vectors, encoder):
+        return False
+    if provenance.get("vocabulary") not in (None, vocabulary_hash(encoder)):
         return False
     if weights and fitted.get("dtype") == str(encoder.dtype).removeprefix("torch."):
         if fitted.get("weights") not in (None, describe_encoder(encoder)["weights"]):

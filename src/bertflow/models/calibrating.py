@@ -20,7 +20,12 @@ from bertflow.calibrators import Calibrator
 from bertflow.calibrators.storage import as_calibrator
 from bertflow.calibrators.writing import check_savable, plain_provenance
 from bertflow.display import of_stage, watched
-from bertflow.encoders.description import describe_encoder, library_versions, origin_of
+from bertflow.encoders.description import (
+    describe_encoder,
+    library_versions,
+    origin_of,
+    vocabulary_hash,
+)
 from bertflow.encoders.encoder import as_sentences, own_part
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
@@ -139,6 +144,7 @@ def calibrate(
         calibrator.provenance_ = {
             "encoder": description,
             "probe": fingerprint(alone),
+            "vocabulary": vocabulary_hash(encoder),
             "sentences": encoded.rows,
             "distinct": encoded.distinct,
             "cut_to_max_length": encoded.cut,
@@ -232,6 +238,11 @@ def attach(
         raise ModelError(
             "the calibrator was fitted on another encoder than this one: their vectors of the same "
             "sentences differ"
+        )
+    if provenance.get("vocabulary") not in (None, vocabulary_hash(encoder)):
+        raise ModelError(
+            "the calibrator was fitted on another encoder than this one: its tokenizer has other "
+            "tokens"
         )
     return _appended(encoder, calibrator, portable, sample)
 

@@ -23,7 +23,7 @@ from bertflow.calibrators.adaptive import SAMPLE
 from bertflow.errors import InputError
 from bertflow.io.files import sole_writer
 from bertflow.scale.engines import Engine, Job, Local
-from bertflow.scale.manifest import Manifest, files_of, note_of, run_key
+from bertflow.scale.manifest import Manifest, check_whole, files_of, note_of, run_key
 from bertflow.scale.shards import SHARD_ROWS, VECTOR, Bad, Place, Plan, plan, read, vectors_of
 from bertflow.scale.workers import BlockMoments, Worker, merged_moments
 
@@ -125,6 +125,7 @@ def run(
     output, place = Path(output), Place(source)
     if _is_inside(place, output):
         raise InputError(f"{output} is or lies in the input {source}; give a folder of its own")
+    check_whole(place)
     planned = _planned(worker, place, skip_unreadable, shard_rows)
     Manifest(output).refuse_others(planned)
     description = engine.describe(worker)

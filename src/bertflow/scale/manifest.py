@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from typing import Any
 import pyarrow
 from pyarrow.parquet import ParquetWriter, read_metadata
 
-from bertflow.errors import ModelError, shown
+from bertflow.errors import InputError, ModelError, shown
 from bertflow.io.files import write_text, writing
 from bertflow.io.reading import read_json
-from bertflow.scale.shards import READERS, Bad, Plan, Shard, is_vectors
+from bertflow.scale.shards import READERS, Bad, Place, Plan, Shard, is_vectors
 
 MANIFEST = "_manifest.json"
 LARGEST_MANIFEST = 2**30
@@ -110,14 +111,14 @@ class Manifest:
         inputs = {file.path for file in planned.bad} | {shard.path for shard in planned.shards}
         ours = {shard.name for shard in planned.shards}
         ours |= {name for name, path in self.files.items() if path in inputs}
-        for path in sorted(self.folder.rglob("[!.]*.parquet")):
+        for path in sorted(self.folder.rglob("[!.]*" if self.recipe is None else "[!.]*.parquet")):
             name = path.relative_to(self.folder).as_posix()
-            if self.recipe is None:
+            if self.recipe is None and path.is_file():
                 raise ModelError(
                     f"{self.folder} holds {name} but no {MANIFEST}: it is another's, or of an "
                     "earlier bertflow; give a folder that is empty or not there yet"
                 )
-            if name not in ours:
+            if self.recipe is not None and name not in ours:
                 former = self.files.get(name)
                 reason = (
                     f"was made of {former}, which is gone" if former else f"is not in {MANIFEST}"
@@ -187,6 +188,32 @@ class Manifest:
             "skipped": {bad.path: bad.reason for bad in skipped},
         }
         write_text(self.path, json.dumps(content, indent=1) + "\n")
+
+
+def check_whole(place: Place) -> None:
+    """Refuse a folder that `run` has not finished, or to which files of others were added.
+
+    Raises:
+        InputError: A file is of others, or of a run with another encoder or calibrator.
+        ModelError: The run was stopped, or a file is missing.
+    """
+    folder = Path(place.where)
+    if place.is_file or "://" in place.where or Manifest(folder).recipe is None:
+        return
+    files = files_of(folder)
+    if others := {*folder.rglob("[!._]*.parquet")}.difference(files):
+        raise InputError(f"{min(others)} is not in {MANIFEST}, which lists the files; remove it")
+    runs: dict[Any, Path] = {}
+    for file in files:
+        with suppress(pyarrow.ArrowException, OSError):  # Said when it is read.
+            note = json.loads((read_metadata(file).metadata or {}).get(NOTE, b"{}"))
+            runs.setdefault(note.get("run"), file)
+    if len(runs) > 1:
+        one, other, *_ = runs.values()
+        raise InputError(
+            f"{one} and {other} were made by different models; run the command that made "
+            f"{folder} again"
+        )
 
 
 def files_of(output: str | Path) -> list[Path]:

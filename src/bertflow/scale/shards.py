@@ -5,6 +5,7 @@ Vectors are columns of lists there, and matrices elsewhere.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -128,15 +129,38 @@ class Place:
         self._root = folder.rstrip("/")
 
     def files(self) -> list[FileVersion]:
-        """All files, sorted by path, without those whose name begins with . or _."""
+        """All files, sorted by path, without those whose name begins with . or _.
+
+        Raises:
+            InputError: The folder cannot be listed, or holds what is no file or one file twice.
+        """
         if self.is_file:
             return [self.found(self._only_file)]
         with _reading(self.where):
             infos = self._files.get_file_info(fs.FileSelector(self._root, recursive=True))
         below = len(self._root) + 1
-        files = (self._version(i, i.path[below:]) for i in infos if i.type == fs.FileType.File)
-        shown = (file for file in files if not _is_hidden(file.path))
-        return sorted(shown, key=lambda file: file.path)
+        shown = sorted((i.path[below:], i) for i in infos if not _is_hidden(i.path[below:]))
+        files = [self._version(i, path) for path, i in shown if i.type == fs.FileType.File]
+        if isinstance(self._files, fs.LocalFileSystem):
+            self._check_links([file.path for file in files])
+            folders = [path for path, i in shown if i.type == fs.FileType.Directory]
+            self._check_kinds(["", *folders])
+        return files
+
+    def _check_links(self, files: Sequence[str]) -> None:
+        first: dict[str, str] = {}
+        for path in files:
+            if (other := first.setdefault(os.path.realpath(f"{self._root}/{path}"), path)) != path:
+                raise InputError(
+                    f"{self.named(path)} and {self.named(other)} are one file, by a link; its rows "
+                    "would be read twice"
+                )
+
+    def _check_kinds(self, folders: Sequence[str]) -> None:
+        """Refuse pipes and links to nothing, which Arrow leaves out."""
+        for entry in (entry for folder in folders for entry in Path(self._root, folder).iterdir()):
+            if not (entry.is_file() or entry.is_dir() or entry.name.startswith((".", "_"))):
+                raise InputError(f"{entry} is neither a file nor a link to one")
 
     def found(self, path: str) -> FileVersion:
         """A file as it is now; an InputError if it does not exist any more."""
