@@ -42,6 +42,7 @@ from bertflow.cli.options import build_calibrator
 from bertflow.encoders import Precision, calibrate, load_encoder, pooling, save_model
 from bertflow.errors import FewRowsWarning, InputError, ModelError
 from bertflow.evaluation import evaluate
+from bertflow.models.calibrated import CalibratedSentenceTransformer
 from conftest import QUIET, tree
 
 WIDTH = 16
@@ -1221,3 +1222,45 @@ def test_a_process_that_is_killed_goes_on_to_the_same_bits(done, fit, stop):
     assert not part("m").parent.exists()
     for name, expected in learned("whole").items():
         assert_array_equal(learned("m")[name], expected)
+
+
+# Kept.
+
+
+def kept_place(line: str) -> Path:
+    return Path(re.search(r"; what was computed is in (\S+?)(;|$)", line)[1])
+
+
+@pytest.mark.parametrize("form", ["vectors", "encoder"])
+def test_a_calibrator_whose_output_is_taken_meanwhile_is_kept(
+    cli, work, tiny_bert, monkeypatch, form
+):
+    """Someone puts a file into the output while the fit is going on."""
+    learn = Whitening._fit
+
+    def disturbed(self, *given):
+        Path("m").mkdir(exist_ok=True)
+        Path("m/notes.txt").write_text("mine")
+        learn(self, *given)
+
+    monkeypatch.setattr(Whitening, "_fit", disturbed)
+    command = [*fitting(form, tiny_bert), "--calibrator", "whitening"]
+    code, _, err = cli(*command, "--output", "m")
+    assert (code, err.count("\n")) == (1, 1)
+    assert err.startswith("error: m holds notes.txt")
+    assert [path.name for path in Path("m").iterdir()] == ["notes.txt"]
+    place = kept_place(err)
+    assert load_calibrator(place).n_features_in_ == WIDTH
+    if form != "vectors":
+        assert SentenceTransformer(str(place)).encode(["a man"]).shape == (1, WIDTH)
+
+
+def test_the_calibrator_is_kept_where_the_model_cannot_be_saved(cli, work, tiny_bert, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("such a tokenizer cannot be saved")
+
+    monkeypatch.setattr(CalibratedSentenceTransformer, "save", fails)
+    code, _, err = cli(*fitting("encoder", tiny_bert), "--output", "m")
+    assert code == 1
+    assert err.startswith("error: m: such a tokenizer cannot be saved; what was computed is in ")
+    assert load_calibrator(kept_place(err)).n_features_in_ == WIDTH

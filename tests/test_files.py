@@ -295,7 +295,9 @@ def test_a_full_device_is_one_line(work, cli):
     device = made_device(work, 7)
     code, _, err = cli("diagnose", "v.npy", "--json", device)
     assert (code, err.count("\n")) == (1, 1)
-    assert err == f"error: cannot write {device}: No space left on device\n"
+    start, _, kept = err.strip().partition("; what was computed is in ")
+    assert start == f"error: cannot write {device}: No space left on device"
+    assert json.loads(Path(kept).read_text())["source"] == "v.npy"
 
 
 @posix

@@ -25,7 +25,7 @@ ROOMS = (0, 12, 120)
 # What is kept, and where the line says it is.
 KEPT = {
     "encode": r"; what is done is kept in \S+\.z\.npy\.part, and the same command goes on from it",
-    "fit": r"(; the same command goes on from \S+\.part/\S+)?",
+    "fit": r"(; what was computed is in \S+)?(; the same command goes on from \S+\.part/\S+)?",
     "finetune": r"; the same command goes on from \S+\.checkpoints",
 }
 TIMES = ("seconds", "time", "resumed_at")

@@ -44,7 +44,7 @@ from bertflow.cli.output import (
 from bertflow.display import Bars, Grid, of_stage
 from bertflow.display.grid import fixed, hundredfold, hundredfold_span
 from bertflow.errors import InputError, ModelError, TrainingError, one_line, quoted
-from bertflow.io.files import clear_part, part_folder
+from bertflow.io.files import clear_part, part_folder, save_or_keep
 
 if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator
@@ -101,6 +101,7 @@ def fit(
     provenance = {"corpus": corpus, "column": text.column, "limit": limit}
     if text.format:
         provenance["format"] = text.format
+    from bertflow.calibrators import save_calibrator
     from bertflow.encoders import parse_devices
     from bertflow.models import calibrate, save_model
 
@@ -121,7 +122,11 @@ def fit(
                 checkpoint=checkpoint,
                 **speed.encoding(),
             )
-        save_model(model, output)
+        save_or_keep(
+            output,
+            lambda place: save_model(model, place),
+            lambda place: save_calibrator(model.calibrator, place),
+        )
     facts = model.calibrator.provenance_
     drawn = f"drawn from {facts['drawn_from']:,}, " if "drawn_from" in facts else ""
     said = (
@@ -146,7 +151,7 @@ def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int 
     with _unfinished(output, "flow.safetensors") as checkpoint:
         with vectors_named(source), Bars() as report:
             calibrator.fit(rows, progress=of_stage(report, "fit"), checkpoint=checkpoint)
-        save_calibrator(calibrator, output)
+        save_or_keep(output, lambda place: save_calibrator(calibrator, place))
     said = f"fitted on {len(rows):,} vectors of {rows.shape[1]} dimensions"
     how = f"bertflow transform {quoted(output)} --vectors IN.npy --output OUT.npy"
     _show_fitted(f"{said} in {time.perf_counter() - began:.1f} s", calibrator, output, how)
@@ -173,7 +178,7 @@ def _fit_shards(
                 skip_unreadable=cluster.skip_unreadable,
                 progress=report,
             )
-        save_calibrator(calibrator, output)
+        save_or_keep(output, lambda place: save_calibrator(calibrator, place))
     said = (
         f"fitted on {calibrator.provenance_['rows']:,} vectors of {calibrator.n_features_in_} "
         f"dimensions in {count_of(outcome)} in {time.perf_counter() - began:.1f} s"
@@ -298,7 +303,7 @@ def finetune(
     try:
         with interruptible(kept), Bars() as report:
             result = train(loaded, corpus, checked, checkpoints=checkpoints, progress=report)
-            save_finetuned(result, output)
+            save_or_keep(output, lambda place: save_finetuned(result, place))
     except ModelError as error:
         if any(checkpoints.glob("checkpoint-*")):
             raise ModelError(f"{error}; {kept()}") from error

@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cached_property
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from bertflow.errors import InputError, shown, unknown
+from bertflow.errors import InputError, ModelError, shown, unknown
 
 if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator
@@ -139,6 +140,17 @@ def _known_precision(name: str) -> str:
     return name
 
 
+def known_place(name: str | None) -> str | None:
+    """An encoder or model; refused before libraries are loaded if it is a path to nothing."""
+    if name and (name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")):
+        with suppress(OSError, ValueError):  # Said when it is loaded.
+            if not Path(name).exists():
+                raise ModelError(
+                    f"{name} does not exist; give a folder, a .gguf file or a hub name"
+                )
+    return name
+
+
 # Options that several commands or classes have.
 
 
@@ -164,7 +176,7 @@ class Shared:
         devices: Encode in so many processes, on all GPUs (all), or on cuda:0,cuda:1.
     """
 
-    model = argument("MODEL")
+    model = argument("MODEL", callback=known_place)
     encoder = argument("ENCODER")
     corpus = option(None, "FILE")
     column = option(None, "NAME", group=INPUT)
@@ -182,7 +194,7 @@ class Shared:
 
 def encoder_option(default: Any) -> Any:
     """Declare --encoder, which some commands need and others may do without."""
-    return option(default, "NAME")
+    return option(default, "NAME", callback=known_place)
 
 
 def pooling_option(default: Any) -> Any:

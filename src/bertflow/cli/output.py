@@ -17,7 +17,13 @@ from rich.console import Console
 from bertflow.cli.options import ResultOptions
 from bertflow.display import Bars, Grid
 from bertflow.errors import InputError, ModelError, one_line
-from bertflow.io.files import check_apart, check_replaceable, check_writable, write_text
+from bertflow.io.files import (
+    check_apart,
+    check_replaceable,
+    check_writable,
+    save_or_keep,
+    write_text,
+)
 
 if TYPE_CHECKING:
     from bertflow.encoders import SentenceCache
@@ -199,7 +205,7 @@ def give(
     lost = []
     for path, write in {**writers, **others}.items():
         try:
-            write(path)
+            save_or_keep(path, write)
         except ModelError as error:
             lost.append(str(error))
     try:

@@ -14,7 +14,8 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import combinations
 from pathlib import Path
@@ -207,6 +208,31 @@ def write_bytes(path: str | Path, content: bytes) -> None:
             with placed(path) as staging:
                 staging.write_bytes(content)
     log.debug("wrote %s, %d bytes", path, len(content))
+
+
+def save_or_keep(output: Path, *saves: Callable[[Path], object]) -> None:
+    """Save to a file or folder; where that fails, save into a new temporary folder instead.
+
+    Args:
+        output: Where to save.
+        saves: Functions that save to a path. Where the first fails in the temporary folder, too,
+            the next one is tried there, which may save less.
+
+    Raises:
+        ModelError: It could not be saved to the output; the message says why, and where it is.
+    """
+    try:
+        saves[0](output)
+    except Exception as error:  # Of any kind: the result must not be lost.
+        known = isinstance(error, BertflowError)
+        why = str(error) if known else f"{output}: {reason_of(error)}"
+        for save in saves:
+            with suppress(Exception):
+                place = Path(tempfile.mkdtemp(prefix="bertflow-")) / output.name
+                save(place)
+                why = f"{why}; what was computed is in {place}"
+                break
+        raise ModelError(why) from error
 
 
 def check_writable(path: str | Path, *, rows: bool = False) -> None:
