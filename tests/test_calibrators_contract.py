@@ -376,6 +376,7 @@ NO_ROWS = {
     "a missing vector": (pd.Series([np.ones(8), None, np.ones(8)]), "row 1 of X .*None"),
     "a column of text": (pd.DataFrame({"a": [1.0], "b": [2.0], "t": ["x"]}), "column 't'.*text"),
     "vectors beside ids": (pd.DataFrame({"id": [1], "v": [np.ones(8)]}), r"'v'.*give X\['v'\]"),
+    "two columns of a name": (pd.DataFrame(data(3, 3), columns=list("aba")), "2 columns 'a'"),
     "complex": (data(5).astype(np.complex64), "[Cc]omplex"),
     "complex tensor": (torch.ones(5, 8, dtype=torch.complex64), "[Cc]omplex"),
     "dates": (np.zeros((5, 8), dtype="datetime64[s]"), "datetime64"),

@@ -354,7 +354,7 @@ def test_seed_and_device_go_to_who_takes_them():
     assert (flow.random_state, flow.device) == (3, "cpu")
     for name in ["whitening", "standardization", "all-but-the-top"]:
         default = CALIBRATORS[name]().get_params()
-        assert build_calibrator(name, [], 3, "cpu").get_params() == default
+        assert build_calibrator(name, [], 0, "cpu").get_params() == default
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -363,10 +363,6 @@ def test_a_preset_is_a_flow_with_its_settings_and_what_is_set_besides(name):
     expected = PRESETS[name](epochs=0.5, random_state=3, device="cpu")
     assert type(built) is Flow
     assert built.get_params() == expected.get_params() != Flow().get_params()
-
-
-def test_the_last_of_two_settings_counts():
-    assert build_calibrator("flow", ["epochs=1", "epochs=3"], 0, "auto").epochs == 3
 
 
 @every_calibrator
@@ -602,8 +598,20 @@ def test_vectors_and_encoder_do_not_go_together(refused, tiny_bert):
         ["--pooling", "mean"],
         ["--column", "text"],
         ["--max-length", 16],
+        ["--sample", 5],
+        ["--batch-size", 4],
+        ["--precision", "fast"],
     ]:
-        assert option[0] in refused(*fit, *option)
+        assert refused(*fit, *option) == f"{option[0]} does not go with --vectors"
+
+
+def test_an_option_that_would_not_count_is_refused(refused):
+    fit = ["fit", "--vectors", "vectors.npy", "--output", "out", "--calibrator", "whitening"]
+    twice = ["--set", "dim=4", "--set", "dim=5"]
+    assert refused(*fit, *twice) == "--set gives dim twice; give it once"
+    assert refused(*fit, "--random-state", 7).startswith(
+        "--random-state does not go with whitening"
+    )
 
 
 def test_neither_vectors_nor_an_encoder_with_a_corpus_is_refused(refused, tiny_bert):
@@ -935,16 +943,23 @@ def test_a_warning_is_one_plain_line(cli, work):
 # In a process of its own.
 
 
-def process(*arguments, **keywords) -> subprocess.CompletedProcess:
+def process(*arguments, flags=(), **keywords) -> subprocess.CompletedProcess:
     environment = {k: v for k, v in os.environ.items() if k not in QUIET}
+    code = "from bertflow.cli.main import main; main()"
     return subprocess.run(
-        [sys.executable, "-c", "from bertflow.cli.main import main; main()", *map(str, arguments)],
+        [sys.executable, *flags, "-c", code, *map(str, arguments)],
         capture_output=True,
         text=True,
         env=environment,
         timeout=120,
         **keywords,
     )
+
+
+def test_help_needs_no_docstrings():
+    ran = process("fit", "--help", flags=["-OO"])
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "--encoder" in ran.stdout
 
 
 @pytest.mark.nightly

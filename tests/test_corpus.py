@@ -441,6 +441,8 @@ def test_a_jsonl_file_of_strings_needs_no_column(tmp_path):
         ('{"text": "A dog"', "not JSON"),
         ('{"text": "A dog"} {"text": "B"}', "not JSON .*a line holds an object"),
         ("[1]", "object or a string, got an array; jq"),
+        ("[", "object or a string, got an array; jq"),
+        ("{", r"not JSON \(.* at line 1, .*as jq -c \. writes it"),
         ('{"text": "A dog", "title": "B"}', "'title' is text, as is 'text'; name one by --column"),
         ("3", "object or a string"),
         ('{"other": "A dog"}', "'text'.*'other'"),
@@ -658,6 +660,15 @@ def test_a_file_that_is_something_else_than_its_name_says_is_refused(tmp_path, o
             read_corpus([path])
 
 
+def test_what_is_packed_is_to_be_unpacked_where_no_name_helps(tmp_path, monkeypatch):
+    packed = gzip.compress(b"A cat\n")
+    stdin(monkeypatch, packed)
+    twice = written(tmp_path, ".txt", packed, packed=True)
+    for source in ("-", twice):
+        with pytest.raises(InputError, match=r"is packed with gzip; unpack it"):
+            read_corpus(source)
+
+
 def test_text_about_such_files_is_text(tmp_path):
     lines = ["PAR1 and GGUF are marks.", "BZh too", "PK is another", "version 2 of git-lfs"]
     assert [contents(line.encode()) for line in lines] == [None] * 4
@@ -748,3 +759,17 @@ def test_one_source_need_not_be_in_a_list(tmp_path):
     for source in (file, str(file), [file]):
         assert read_corpus(source) == ["one", "two"]
         assert list(stream_corpus(source)) == list(checked_corpus(source)) == ["one", "two"]
+    for read in (read_corpus, checked_corpus):
+        assert list(read(path for path in [file, file])) == ["one", "two"] * 2
+
+
+def test_what_is_no_source_or_no_argument_is_refused_in_one_line(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("one\ntwo\n")
+    with file.open() as opened:
+        for source in (opened, b"a.txt", [b"a.txt"], None, 3, "", ["a.txt", ""]):
+            with pytest.raises(InputError, match=r"^a source must be the name of .*, got .*'-'"):
+                read_corpus(source)
+    for name, value in (("limit", 1.5), ("limit", "3"), ("column", 2), ("blank", "keep")):
+        with pytest.raises(InputError, match=rf"^{name} must be .*, got {value!r}$"):
+            read_corpus(file, **{name: value})

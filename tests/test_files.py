@@ -615,6 +615,14 @@ def test_a_row_that_is_not_finite_is_named_with_its_file(work, refused):
         assert refused(*command).startswith("nan.npy contains NaN in row 7 ")
 
 
+def test_what_is_no_path_is_refused_in_one_line(tmp_path):
+    whitening = Whitening().fit(np.random.default_rng(0).normal(size=(50, 4)))
+    for path in (f"{tmp_path}/a\0b", None, b"a", 3):
+        for write in (write_text, lambda path, _: save_calibrator(whitening, path)):
+            with pytest.raises(ModelError, match=r"^cannot write .*: it is no path"):
+                write(path, "text")
+
+
 @posix
 def test_where_permissions_cannot_be_set_no_file_becomes_more_open(tmp_path, monkeypatch):
     private = tmp_path / "private.txt"

@@ -285,6 +285,21 @@ def test_what_is_wrong_with_a_saved_table_is_said(tmp_path, table):
     assert read_corpus([tmp_path / "both" / "train"], column="text") == SENTENCES
 
 
+def test_of_a_saved_tables_folder_nothing_is_left_unread(tmp_path, table):
+    saved = tmp_path / "saved"
+    table.select([]).save_to_disk(saved)
+    with pytest.raises(InputError, match=r"saved holds no sentence"):
+        read_corpus(saved, column="text")
+    table.save_to_disk(saved)
+    datasets.load_from_disk(str(saved)).map(lambda row: {"new": 1})
+    assert read_corpus(saved, column="text") == SENTENCES  # The cache of `map` is no table.
+    for name in ("more.txt", "data-00001-of-00003.arrow"):
+        (saved / name).write_text("A cat\n")
+        with pytest.raises(InputError, match=rf"saved also holds what is not read: '{name}'"):
+            read_corpus(saved, column="text")
+        (saved / name).unlink()
+
+
 def test_blank_and_missing_rows_of_a_table_are_skipped(tmp_path):
     rows = ["A cat", None, "  ", "A dog"]
     datasets.Dataset.from_dict({"text": rows}).save_to_disk(tmp_path / "saved")

@@ -85,6 +85,8 @@ def save_bad(path: Path, kind: str) -> None:
     elif kind == "cut":
         np.save(path, np.ones((30, 20)))
         path.write_bytes(path.read_bytes()[:-8])
+    elif kind == "packed":
+        path.write_bytes(b"\x1f\x8b\x08\0")
     elif kind == "objects":
         np.save(path, np.array([[1, None], ["a", 2]], dtype=object), allow_pickle=True)
     elif kind != "missing":
@@ -106,7 +108,8 @@ BAD = {
     "pointer": "is a git-lfs pointer",
     "text": "not a .npy file",
     "empty": "not a .npy file",
-    "cut": "not a .npy file",
+    "cut": "breaks off: it has 4,920 bytes and should have 4,928",
+    "packed": "packed with gzip; unpack it",
     "objects": "not a .npy file of numbers.*: .*Python objects",
     "1-d": r"shape \(3,\)",
     "3-d": r"shape \(2, 2, 2\)",

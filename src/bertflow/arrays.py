@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -127,6 +128,11 @@ def _of_array(X: Any) -> Any:  # noqa: N803
 def _of_frame(X: Any) -> NDArray[Any]:  # noqa: N803
     """A data frame's numbers; a column of something else is named."""
     names = getattr(X, "column_names", None) or list(X.columns)
+    for name, count in Counter(names).most_common(1):
+        if count > 1:
+            raise InputError(
+                f"X has {count} columns {shown(name)}; rename or leave out all but one"
+            )
     for name in names:
         column = np.asarray(X[name])
         if column.dtype.kind not in "fiub" and any(

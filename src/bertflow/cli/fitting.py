@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from bertflow.finetuning import FineTuned, NliCorpus
 
 TRAINING = "Training"
+SAMPLE = 200_000
 
 
 def fit(
@@ -65,7 +66,7 @@ def fit(
     chosen: CalibratorOptions,
     vectors: str | None = option(None, "FILE"),
     limit: int | None = option(None, "N", group=INPUT, min=1),
-    sample: int = option(200_000, "N", group=INPUT, min=0),
+    sample: int = option(SAMPLE, "N", group=INPUT, min=0),
     loading: EncoderOptions,
     no_portable: bool = flag("--no-portable", group=CALIBRATOR),
     speed: SpeedOptions,
@@ -83,8 +84,9 @@ def fit(
     built = build_calibrator(chosen.calibrator, chosen.set or [], chosen.random_state, speed.device)
     if vectors is not None:
         given = {"--encoder": encoder, "--corpus": corpus, "--devices": devices}
-        more = {"--no-portable": no_portable, **changed(text), **changed(loading)}
-        refuse({**given, **more}, "does not go with --vectors")
+        more = {"--no-portable": no_portable, "--sample": sample != SAMPLE, **changed(speed)}
+        del more["--device"], more["--no-cache"]
+        refuse({**given, **more, **changed(text), **changed(loading)}, "does not go with --vectors")
         if cluster.take(vectors):
             _fit_shards(vectors, built, output, cluster, limit)
         else:

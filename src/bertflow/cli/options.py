@@ -86,7 +86,8 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
 
     def add(name: str, kind: Any, declared: Any, *owners: object) -> None:
         said = copy(declared.metadata["typer"])
-        said.help = next(text for owner in owners if (text := _descriptions(owner).get(name)))
+        # Python without docstrings (-OO) has no help.
+        said.help = next((text for owner in owners if (text := _descriptions(owner).get(name))), "")
         default = inspect.Parameter.empty if declared.default is MISSING else declared.default
         keyword, kind = inspect.Parameter.KEYWORD_ONLY, Annotated[kind, said]
         parameters.append(inspect.Parameter(name, keyword, default=default, annotation=kind))
@@ -390,14 +391,19 @@ def build_calibrator(name: str, settings: list[str], random_state: int, device: 
     from bertflow.calibrators.writing import check_savable
 
     known = named_calibrator(name).get_params(deep=False)
-    given: dict[str, Any] = {"random_state": random_state, "device": device}
-    given = {key: value for key, value in given.items() if key in known}
+    if random_state and "random_state" not in known:
+        raise InputError(f"--random-state does not go with {name}, which has no seed")
+    given: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         key = key.strip().replace("-", "_")
         if not equals:
             raise InputError(f"--set takes KEY=VALUE, got {setting!r}")
+        if key in given:
+            raise InputError(f"--set gives {key} twice; give it once")
         given[key] = _value(key, value.strip(), known[key]) if key in known else value
+    rest = {"random_state": random_state, "device": device}
+    given = {key: value for key, value in rest.items() if key in known} | given
     calibrator = named_calibrator(name, **given)
     check_savable(calibrator)
     return calibrator

@@ -138,7 +138,9 @@ def read_pairs(
         [2.5, 5.0]
     """
     source: File = StandardInput() if str(path) == STANDARD_INPUT else Path(path)
-    if columns is not None and (len(columns) != 3 or len(set(columns)) != 3):
+    if columns is not None and not (
+        len(columns) == len(set(columns)) == 3 and all(isinstance(one, str) for one in columns)
+    ):
         raise InputError(
             "columns must be three different ones, first text, second text and score, "
             f"got {listed(columns)}"

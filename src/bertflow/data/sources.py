@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -23,7 +24,13 @@ from bertflow.data.tables import (
     read_lines,
     read_rows,
 )
-from bertflow.errors import InputError, MissingDependencyError
+from bertflow.errors import (
+    InputError,
+    MissingDependencyError,
+    check_choice,
+    check_number,
+    shown,
+)
 from bertflow.io.reading import hub_answers
 
 log = logging.getLogger(__name__)
@@ -93,7 +100,7 @@ Source = Path | StandardInput | SavedTable | HubTable
 
 
 def read_corpus(
-    sources: str | Path | Sequence[str | Path],
+    sources: str | Path | Iterable[str | Path],
     *,
     column: str | None = None,
     limit: int | None = None,
@@ -128,7 +135,7 @@ def read_corpus(
 
 
 def stream_corpus(
-    sources: str | Path | Sequence[str | Path],
+    sources: str | Path | Iterable[str | Path],
     *,
     column: str | None = None,
     limit: int | None = None,
@@ -136,8 +143,9 @@ def stream_corpus(
     format: str | None = None,
 ) -> Iterator[str]:
     """Read sentences one by one, holding none of them; arguments and errors as of `read_corpus`."""
-    if limit is not None and limit < 1:
-        raise InputError(f"limit must be at least 1, got {limit}")
+    if limit is not None:
+        check_number("limit", limit, 1, integer=True)
+    check_choice("blank", blank, ("skip", "refuse"))
     sources = _several(sources)
     names = ", ".join(
         "standard input" if str(one) == STANDARD_INPUT else str(one) for one in sources
@@ -158,7 +166,7 @@ def stream_corpus(
 
 
 def checked_corpus(
-    sources: str | Path | Sequence[str | Path],
+    sources: str | Path | Iterable[str | Path],
     *,
     column: str | None = None,
     limit: int | None = None,
@@ -177,8 +185,18 @@ def checked_corpus(
     return stream_corpus(sources, column=column, limit=limit, blank=blank, format=format)
 
 
-def _several(sources: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:
-    return [sources] if isinstance(sources, str | Path) else sources
+def _several(sources: str | Path | Iterable[str | Path]) -> Sequence[str | Path]:
+    """Sources as a list, which may be gone through twice; what is no name is refused."""
+    given: Any = sources
+    several = hasattr(given, "__iter__") and not isinstance(given, str | bytes | os.PathLike)
+    names = list(given) if several and not hasattr(given, "read") else [given]
+    for name in names:
+        if not name or not isinstance(name, str | os.PathLike):
+            raise InputError(
+                f"a source must be the name of a file or folder, got {shown(name)}; give its name, "
+                f"or {STANDARD_INPUT!r} for standard input"
+            )
+    return names
 
 
 def _comes_once(source: Source) -> bool:
@@ -190,6 +208,8 @@ def _comes_once(source: Source) -> bool:
 
 
 def _read(source: Source, column: str | None, format: str | None) -> Iterator[str]:
+    if not isinstance(column, str | None):
+        raise InputError(f"column must be text, such as 'text' or '2', got {shown(column)}")
     columns = None if column is None else [column]
     if isinstance(source, SavedTable | HubTable):
         with _named(source):
@@ -265,7 +285,7 @@ def _located(source: str | Path, format: str | None) -> list[Source]:
     with _remote_errors(path):
         if path.is_dir():
             if (path / "dataset_info.json").exists() and (path / "state.json").exists():
-                return [SavedTable(path)]
+                return _saved(path)
             paths = _inside(path, format)
         elif MAGIC & set(name) and not name.startswith(("http:", "https:")) and not path.exists():
             paths = _matching(name)
@@ -285,6 +305,22 @@ def _remote(name: str) -> Any:
         return UPath(name)
     except (ImportError, ValueError) as error:
         raise InputError(f"{name} cannot be read: {first_line(error)}") from None
+
+
+def _saved(folder: Any) -> list[Source]:
+    """The table that `datasets` has saved; none if that has no row."""
+    with _named(folder):
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        own = [file["filename"] for file in state["_data_files"]]
+    # `datasets` keeps results of its own beside the table.
+    known, kept = {"dataset_info.json", "state.json", *own}, (".", "_", "cache-")
+    names = sorted(path.name for path in folder.iterdir())
+    if others := [one for one in names if one not in known and not one.startswith(kept)]:
+        raise InputError(
+            f"{folder} also holds what is not read: {listed(others)}; move that out of the table's "
+            "folder"
+        )
+    return [SavedTable(folder)] if own else []
 
 
 def _inside(folder: Any, format: str | None) -> list[Any]:

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -121,10 +122,11 @@ def kind_of(path: File, kinds: Sequence[str], format: str | None = None) -> str:
     kind = ending(path)
     if kind not in kinds:
         said = f"is of unknown kind {kind!r}" if kind else "has no ending"
+        like = [*get_close_matches(kind, kinds, 1), kinds[0]][0]
         raise InputError(
             f"{path} {said}; expected one of {', '.join(kinds)}, each also with "
             f"{', '.join(PACKED)}; name its format by "
-            f'--format {kinds[0][1:]} (in Python format="{kinds[0][1:]}")'
+            f'--format {like[1:]} (in Python format="{like[1:]}")'
         )
     return kind
 
@@ -341,9 +343,13 @@ def _jsonl(
         if not line.strip():
             continue
         try:
-            row = parse_json(line, constants=True)
+            row = parse_json(line.strip(), constants=True)
         except ValueError as error:
-            raise InputError(f"{place}: not JSON ({error}); a line holds {expected}") from None
+            if line.lstrip().startswith("["):
+                raise InputError(f"{place}: expected {expected}, got {_json_name([])}") from None
+            raise InputError(
+                f"{place}: not JSON ({error}); a line holds {expected}, as jq -c . writes it"
+            ) from None
         if isinstance(row, str) and texts == 1:
             yield number, [row]
             continue

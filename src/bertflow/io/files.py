@@ -22,7 +22,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from bertflow.errors import BertflowError, InputError, ModelError
+from bertflow.errors import BertflowError, InputError, ModelError, shown
 from bertflow.io.reading import read_json
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,8 @@ def reason_of(error: Exception) -> str:
 @contextmanager
 def writing(target: str | Path) -> Iterator[None]:
     """Turn the errors of a file system into a ModelError that names the target."""
+    if not isinstance(target, str | os.PathLike) or "\0" in str(target):
+        raise ModelError(f"cannot write {shown(target)}: it is no path; give the name of one")
     try:
         yield
     except BertflowError:
@@ -200,8 +202,8 @@ def write_text(path: str | Path, text: str) -> None:
 
 def write_bytes(path: str | Path, content: bytes) -> None:
     """Write a file, see `placed`. Devices and pipes are written to directly."""
-    path = Path(path)
     with writing(path):
+        path = Path(path)
         if _is_special(path):
             path.write_bytes(content)
         else:
@@ -242,10 +244,10 @@ def check_writable(path: str | Path, *, rows: bool = False) -> None:
         path: The file; an existing device or pipe only if `rows` is False.
         rows: Whether it is written row by row, which needs a regular file.
     """
-    path = Path(path)
-    if str(path) == "-":
-        raise ModelError("cannot write -: it stands for standard output; give a file")
     with writing(path):
+        path = Path(path)
+        if str(path) == "-":
+            raise ModelError("cannot write -: it stands for standard output; give a file")
         if path.is_dir():
             raise ModelError(f"cannot write {path}: it is a folder; give a file")
         if rows:

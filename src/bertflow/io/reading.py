@@ -11,7 +11,9 @@ from bertflow.errors import ModelError, shown
 
 # So many bytes are enough to tell.
 HEAD = 512
-PACKED_WITH = "is packed with {0}; its name must end in {1}"
+PACKED_WITH = (
+    "is packed with {0}; unpack it (only text and tables may be packed, once, with a name in {1})"
+)
 KINDS = {
     b"version https://git-lfs": "is a git-lfs pointer, not the file; fetch that by: git lfs pull",
     b"/annex/objects/": "is a git-annex pointer, not the file; fetch that by: git annex get",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.format import open_memmap, read_array_header_1_0, read_array_header_2_0, read_magic
 
 from bertflow.arrays import Array, finite
 from bertflow.errors import InputError
@@ -37,16 +39,21 @@ def read_vectors(path: str | Path) -> Array:
         The matrix.
 
     Raises:
-        InputError: The file is missing, not a .npy, holds objects, is not a matrix, or goes on
-            after it.
+        InputError: The file is missing, not a .npy, holds objects, is not a matrix, breaks off, or
+            goes on after it.
     """
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path} does not exist" if not path.exists() else f"{path} is no file")
+    whole, size = 0, path.stat().st_size
     try:
         with path.open("rb") as file:
             head = file.read(HEAD)
-        vectors: np.memmap = np.lib.format.open_memmap(path, mode="r")
+            file.seek(0)
+            old = read_magic(file) == (1, 0)
+            shape, _, dtype = (read_array_header_1_0 if old else read_array_header_2_0)(file)
+            whole = 0 if dtype.hasobject else file.tell() + math.prod(shape) * dtype.itemsize
+        vectors: np.memmap = open_memmap(path, mode="r")
     except OSError as error:
         raise InputError(f"{path} cannot be read: {reason_of(error)}") from None
     # numpy parses a header as Python text, so a damaged one can raise any exception.
@@ -55,13 +62,15 @@ def read_vectors(path: str | Path) -> Array:
         said = (
             other or f"is not a .npy file of numbers, as numpy.save writes it: {reason_of(error)}"
         )
+        if size < whole:
+            said = f"breaks off: it has {size:,} bytes and should have {whole:,}; fetch it again"
         raise InputError(f"{path} {said}") from None
     if vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
         raise InputError(
             f"{path} holds an array of shape {vectors.shape} and type {vectors.dtype}; "
             "expected a matrix of numbers, one row a vector"
         )
-    if left := path.stat().st_size - vectors.offset - vectors.nbytes:
+    if left := size - whole:
         raise InputError(
             f"{path} holds {left:,} bytes more after its array of shape {vectors.shape}, as if "
             "saved to twice; give one array a file"
