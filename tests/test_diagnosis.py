@@ -284,6 +284,7 @@ def test_an_encoder_with_its_default_sentences_a_corpus_and_pairs(tmp_path, caps
     [
         (["v.npy", "--pooling", "mean"], "--pooling does not go with vectors"),
         (["v.npy", "--corpus", "c.txt"], "--corpus does not go with vectors"),
+        (["v.npy", "--batch-size", "4"], "--batch-size does not go with vectors"),
         (["missing.npy"], "missing.npy does not exist"),
         (["missing-encoder-folder/x/y"], "does not exist"),
     ],

@@ -84,9 +84,9 @@ def fit(
     built = build_calibrator(chosen.calibrator, chosen.set or [], chosen.random_state, speed.device)
     if vectors is not None:
         given = {"--encoder": encoder, "--corpus": corpus, "--devices": devices}
-        more = {"--no-portable": no_portable, "--sample": sample != SAMPLE, **changed(speed)}
-        del more["--device"], more["--no-cache"]
-        refuse({**given, **more, **changed(text), **changed(loading)}, "does not go with --vectors")
+        more = {"--no-portable": no_portable, "--sample": sample != SAMPLE}
+        more |= changed(text) | changed(loading) | changed(speed, "no_cache", "device")
+        refuse({**given, **more}, "does not go with --vectors")
         if cluster.take(vectors):
             _fit_shards(vectors, built, output, cluster, limit)
         else:

@@ -230,7 +230,7 @@ def diagnose(
     _refuse_unread(own, corpus, column)
     if vectors:
         given = {"--corpus": corpus, "--pairs": own.pairs, **changed(loading)}
-        refuse(given, "does not go with vectors")
+        refuse({**given, **changed(speed, "no_cache")}, "does not go with vectors")
         with vectors_named(source):
             found = _diagnose_file(Path(source), limit)
     else:

@@ -371,11 +371,12 @@ def three(columns: str | None) -> tuple[str, str, str] | None:
     return parts[0], parts[1], parts[2]
 
 
-def changed(options: Any) -> dict[str, bool]:
-    """Whether each option of a class has another value than its default."""
+def changed(options: Any, *but: str) -> dict[str, bool]:
+    """Whether each option of a class, but for some, has another value than its default."""
     return {
         f"--{one.name.replace('_', '-')}": getattr(options, one.name) != one.default
         for one in fields(options)
+        if one.name not in but
     }
 
 

@@ -142,8 +142,8 @@ def read_pairs(
         len(columns) == len(set(columns)) == 3 and all(isinstance(one, str) for one in columns)
     ):
         raise InputError(
-            "columns must be three different ones, first text, second text and score, "
-            f"got {listed(columns)}"
+            "columns must be three different ones, first text, second text and score, each as text "
+            f"such as 'score' or '3', got {listed(columns)}"
         )
     kind = kind_of(source, TABLES, format)
     unit = "row" if kind == ".parquet" else "line"

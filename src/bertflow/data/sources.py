@@ -24,13 +24,7 @@ from bertflow.data.tables import (
     read_lines,
     read_rows,
 )
-from bertflow.errors import (
-    InputError,
-    MissingDependencyError,
-    check_choice,
-    check_number,
-    shown,
-)
+from bertflow.errors import InputError, MissingDependencyError, check_choice, check_number, shown
 from bertflow.io.reading import hub_answers
 
 log = logging.getLogger(__name__)

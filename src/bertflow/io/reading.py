@@ -23,6 +23,8 @@ KINDS = {
     b"\x28\xb5\x2f\xfd": PACKED_WITH.format("zstd", ".zst"),
     b"PK\x03\x04": "is a zip archive, as .xlsx, .docx and .npz are; unpack it or export it as text",
     b"PK\x05\x06": "is an empty zip archive",
+    b"Rar!\x1a": "is a RAR archive; unpack it",
+    b"\x04\x22\x4d\x18": "is packed with lz4; unpack it",
     b"7z\xbc\xaf\x27\x1c": "is a 7z archive; unpack it",
     b"PAR1\x15": "is a .parquet file; name it so, or give that as its format",
     b"ARROW1\0\0": "is an Arrow file; write it as .parquet",
@@ -35,6 +37,8 @@ KINDS = {
     b"\xff\xfe\0\0": "is not UTF-8 text but UTF-32; convert it to UTF-8",
     b"\xff\xfe": "is not UTF-8 text but UTF-16; convert it to UTF-8",
     b"\xfe\xff": "is not UTF-8 text but UTF-16; convert it to UTF-8",
+    b"Obj\x01": "is an Avro file; write it as .parquet",
+    b"<?xml": "is XML; export its text",
     b"<!doctype html": "is a web page; export its text",
     b"<html": "is a web page; export its text",
 }
