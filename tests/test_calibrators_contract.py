@@ -382,6 +382,7 @@ NO_ROWS = {
     "dates": (np.zeros((5, 8), dtype="datetime64[s]"), "datetime64"),
     "sparse": (sparse.csr_array(data(5)), r"sparse.*toarray\(\)"),
     "sparse tensor": (torch.from_numpy(data(5)).to_sparse(), "sparse"),
+    "meta tensor": (torch.empty(60, 8, device="meta"), "meta or quantized tensor"),
     "something masked": (np.ma.masked_array(data(5), mask=np.eye(5, 8) > 0), "masked in row 0"),
     "objects": (np.array([[1.0, {}], [2.0, 3.0]], dtype=object), "dict"),
     "one vector": (data(1, 2000)[0], r"shape \(2000,\).*reshape"),

@@ -255,7 +255,7 @@ def test_no_module_of_the_library_prints():
         if not path.is_relative_to(SOURCE / "cli")
         and (lines := prints(ast.parse(path.read_text("utf-8"))))
     }
-    # `warn_of_few_rows` warns, and bars ask whether standard error is a terminal; nothing else.
+    # `warn` warns, and bars ask whether standard error is a terminal; nothing else.
     assert found.keys() == {"errors.py", "progress.py"}
     assert len(found["errors.py"]) == 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from bertflow import attach, calibrate, load, load_calibrator, load_encoder, save_calibrator
 from bertflow.calibrators import AllButTheTop, Flow, Standardization, Whitening
 from bertflow.encoders import describe_encoder, embed, open_model, save_model
+from bertflow.encoders.encoding import encode_distinct
 from bertflow.errors import InputError, ModelError
 from conftest import save_tiny_encoder, tree
 
@@ -188,6 +190,47 @@ def test_truncated_encoders_are_calibrated_on_what_they_give(tiny_bert, tiny_sen
     assert vectors.shape[1] == 6
     exact = model.calibrator.transform(encoder.encode(tiny_sentences).astype(np.float64))
     assert relative(vectors, exact) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"calibrator": Whitening(dim=40)}, "dim must be an integer between 1 and 16, got 40"),
+        ({"calibrator": AllButTheTop(16)}, "n_components must be an integer between 0 and 15"),
+        ({"batch_size": 1.5}, "batch_size must be an integer of at least 1, got 1.5"),
+        ({"cache": "folder"}, "cache must be a SentenceCache(folder), got 'folder'"),
+        ({"devices": "cpu"}, "devices must be a list such as ['cpu', 'cpu'], got 'cpu'"),
+        ({"devices": []}, "devices must be a list such as ['cpu', 'cpu'], got []"),
+        ({"devices": ["nowhere"]}, "there is no device 'nowhere' here"),
+        ({"devices": ["meta"]}, "there is no device 'meta' here"),
+        ({"progress": "x"}, "progress must be a function or a bool, got 'x'"),
+        ({"sample": "5"}, "a sample needs at least 2 sentences, got '5'"),
+        ({"provenance": {"probe": 1}}, "provenance has {'probe'}, which calibrate notes"),
+        ({"checkpoint": "/"}, "cannot write /: it is a folder"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_sentence_is_read(encoder, given, said):
+    corpus = iter(["a dog", "a cat"])
+    with pytest.raises((InputError, ModelError), match=re.escape(said)):
+        calibrate(encoder, corpus, **given)
+    assert next(corpus) == "a dog"
+
+
+@pytest.mark.parametrize("call", [embed, encode_distinct])
+def test_every_way_to_vectors_refuses_a_batch_of_none(encoder, call):
+    with pytest.raises(InputError, match="batch_size must be an integer of at least 1, got 0"):
+        call(encoder, ["a dog"], batch_size=0)
+
+
+@pytest.mark.parametrize("width", [0, 1, -1])
+def test_a_width_that_cannot_be_calibrated_is_refused_at_once(tiny_bert, width):
+    encoder = load_encoder(tiny_bert, device="cpu")
+    encoder.truncate_dim = width
+    with pytest.raises(ModelError, match=f"as it declares, {width}; mend truncate_dim"):
+        calibrate(encoder, iter(()))
+    encoder.truncate_dim, encoder[-1].pooling_output_dimension = None, 64
+    with pytest.raises(ModelError, match=r"vectors of 16 dimensions, .* declares, 64; .*config"):
+        calibrate(encoder, iter(()))
 
 
 def test_prompts_are_kept(tiny_bert, tiny_sentences, tmp_path):

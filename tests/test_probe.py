@@ -25,6 +25,7 @@ from sentence_transformers.sentence_transformer.modules import (
     Transformer,
 )
 from sentence_transformers.sparse_encoder.modules import SpladePooling
+from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import AutoTokenizer
 
@@ -197,6 +198,16 @@ def test_a_folder_without_its_tokenizer_is_refused(tmp_path):
         load_encoder(tmp_path)
 
 
+@pytest.mark.parametrize("length", [2, -1, None, "8"])
+def test_a_limit_that_leaves_no_room_beside_special_tokens_is_refused(encoder, length):
+    encoder.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    encoder.max_seq_length = length
+    with pytest.raises(ModelError, match=f"cuts at {length!r} tokens, 2 .* must be 3 or more"):
+        check_encoder(encoder)
+
+
 def test_a_limit_above_the_models_positions_is_refused(tiny_llama, tiny_sentences):
     encoder = SentenceTransformer(modules=transformer_and_pooling(tiny_llama), device="cpu")
     encoder.tokenizer.pad_token = encoder.tokenizer.eos_token
@@ -261,13 +272,30 @@ def test_a_calibrator_is_not_attached_to_an_encoder_with_the_same_weights_and_ot
 # What is saved.
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("max_seq_length", 4, "max_length 4, fitted with 32"), ("prompts", "cat ", "prompt 'cat ',")],
+)
+def test_settings_other_than_the_fitted_ones_are_named_when_saved(
+    encoder, tiny_sentences, tmp_path, name, value, said
+):
+    model = whitened(encoder, tiny_sentences)
+    if name == "prompts":
+        model.default_prompt_name, value = "q", {"q": value}
+    setattr(model, name, value)
+    with pytest.warns(UserWarning, match=said):
+        model.save_pretrained(str(tmp_path / "m"))
+    with pytest.raises(ModelError, match="trained or set otherwise after it was calibrated"):
+        load(tmp_path / "m")
+
+
 def test_a_model_that_was_trained_further_does_not_keep_its_calibrator(
-    encoder, tiny_sentences, tmp_path, caplog
+    encoder, tiny_sentences, tmp_path
 ):
     model = whitened(encoder, tiny_sentences)
     model[-1].linear.weight.data.mul_(1.5)
-    model.save_pretrained(str(tmp_path / "m"))
-    assert "its calibrator, which no longer belongs to it, is not saved" in caplog.text
+    with pytest.warns(UserWarning, match="its calibrator, which no longer belongs to it, is not"):
+        model.save_pretrained(str(tmp_path / "m"))
     plain = SentenceTransformer(str(tmp_path / "m"), device="cpu")
     np.testing.assert_allclose(plain.encode(["a dog"]), model.encode(["a dog"]), atol=1e-6)
     with pytest.raises(ModelError, match="SentenceTransformer loads it"):

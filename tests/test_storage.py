@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -651,3 +652,24 @@ def test_no_pickle_is_read(folder):
     torch.save({"mean": torch.zeros(8)}, folder / WEIGHTS)
     with pytest.raises(ModelError, match="cannot be read"):
         load_calibrator(folder)
+
+
+def test_names_of_columns_are_kept(tmp_path):
+    frame = pandas.DataFrame(data(), columns=list("abcdefgh"))
+    save_calibrator(Whitening().fit(frame), tmp_path / "c")
+    loaded = load_calibrator(tmp_path / "c")
+    loaded.transform(frame)
+    with pytest.raises(InputError, match="must be in the same order as they were in fit"):
+        loaded.transform(frame[list("hgfedcba")])
+    config = json.loads((tmp_path / "c" / CONFIG).read_text("utf-8"))
+    (tmp_path / "c" / CONFIG).write_text(json.dumps({**config, "feature_names_in": ["a"]}), "utf-8")
+    with pytest.raises(ModelError, match=r"feature_names_in must be 8 names, got \['a'\]"):
+        load_calibrator(tmp_path / "c")
+
+
+def test_an_argument_that_was_changed_after_the_fit_is_not_saved(tmp_path):
+    save_calibrator(Whitening().fit(data()), tmp_path / "c")
+    for calibrator in (Whitening().fit(data()), load_calibrator(tmp_path / "c")):
+        calibrator.dim = 3
+        with pytest.raises(InputError, match="dim was None at the fit, not 3"):
+            save_calibrator(calibrator, tmp_path / "d")

@@ -76,6 +76,8 @@ def is_frame(X: Any) -> bool:  # noqa: N803
 def _of_tensor(rows: Tensor) -> Tensor:
     if rows.is_complex():
         raise InputError(f"Complex data not supported: X is {rows.dtype}; give real numbers")
+    if rows.is_meta or rows.is_quantized:
+        raise InputError("X is a meta or quantized tensor; give one of floats (X.dequantize())")
     if rows.layout != torch.strided or rows.is_nested:
         raise InputError("X is a sparse or nested tensor, which is not supported; make it dense")
     if rows.dtype not in TORCH_FLOATS:
@@ -188,8 +190,8 @@ def check_device(name: str) -> torch.device:
     """The device of that name; an InputError if there is none."""
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        torch.empty(0, device=device).cpu()  # Nothing comes back from "meta".
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         reason = str(error).split("\n")[0]
         raise InputError(f"there is no device {name!r} here ({reason}); cpu always is") from None
     return device

@@ -176,14 +176,14 @@ class FewRowsWarning(UserWarning):
     """A calibrator is fitted on fewer rows than it needs; the message has the numbers."""
 
 
-def warn_of_few_rows(message: str) -> None:
+def warn(message: str, kind: type[Warning] = FewRowsWarning) -> None:
     """Warn at the line that called the library. Nothing else in the library warns."""
     frame, level = sys._getframe(1), 2
     # scikit-learn and contextlib call us on the user's behalf.
     ours = ("bertflow", "contextlib", "sklearn")
     while frame.f_globals.get("__name__", "").partition(".")[0] in ours and frame.f_back:
         frame, level = frame.f_back, level + 1
-    warnings.warn(one_line(message), FewRowsWarning, stacklevel=level)
+    warnings.warn(one_line(message), kind, stacklevel=level)
 
 
 class MissingDependencyError(BertflowError, ImportError):

@@ -25,7 +25,7 @@ Made = TypeVar("Made")
 Progress = Callable[[int, int, float], None]
 
 # Private methods that other packages of bertflow call.
-OTHERS_CALL = ("_rows", "_transform", "_learned", "_allocate", "_restore")
+OTHERS_CALL = ("_rows", "_transform", "_learned", "_allocate", "_restore", "_check_arguments")
 
 
 class _Pinned:
@@ -99,6 +99,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
                 steps before that, or None if the first loss was not finite.
         """
         self._fitted = False
+        self._fitted_with = self.get_params(deep=False)
         self._kept: dict[Any, Any] = {}
         rows = self._checked(X, fitting=True)
         self.n_samples_ = len(rows)
@@ -170,6 +171,9 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         except ValueError as error:
             raise InputError(" ".join(str(error).split())) from error
         return finite(rows) if fitting else rows
+
+    def _check_arguments(self) -> None:
+        """Refuse arguments of the constructor that are out of their range for n_features_in_."""
 
     @abstractmethod
     def _fit(

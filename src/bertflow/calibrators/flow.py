@@ -39,7 +39,7 @@ from bertflow.calibrators.training import (
     training_device,
 )
 from bertflow.display import Bars, of_stage, watched
-from bertflow.errors import InputError, TrainingError, check_number, warn_of_few_rows
+from bertflow.errors import InputError, TrainingError, check_number, warn
 from bertflow.flows import Glow, Permutation, ResidualForm
 from bertflow.flows.glow import CouplingName, PermutationName
 from bertflow.flows.layers import WeightInit
@@ -309,7 +309,7 @@ class Flow(Calibrator, Schedule, Framing):
         steps = steps_of(self, rows)
         if steps < ENOUGH_STEPS:
             epochs = self.epochs * ENOUGH_STEPS / steps
-            warn_of_few_rows(
+            warn(
                 f"{steps} steps hardly train a flow ({rows:,} rows, batch_size={self.batch_size}, "
                 f"epochs={self.epochs:g}); give more rows, or epochs={math.ceil(epochs)} for "
                 f"{ENOUGH_STEPS} steps"

@@ -21,7 +21,7 @@ from bertflow.calibrators.moments import (
     moments_of,
     principal_axes,
 )
-from bertflow.errors import InputError, check_number, warn_of_few_rows
+from bertflow.errors import InputError, check_number, warn
 from bertflow.flows import bounded_deviation
 
 # With fewer rows per dimension the smallest variances are estimated at less than a quarter of their
@@ -75,6 +75,8 @@ class LinearCalibrator(Calibrator):
             array([ 2., 20.])
         """
         self._fitted = False
+        self._fitted_with = self.get_params(deep=False)
+        self.__dict__.pop("feature_names_in_", None)
         self._kept: dict[Any, Any] = {}
         width, name = len(moments.mean), type(self).__name__
         if moments.count < 2 or width < 2:
@@ -107,9 +109,6 @@ class LinearCalibrator(Calibrator):
         self._check_arguments()
         moments = moments_of(rows, covariance=self.needs_covariance, normalize=self.from_unit_rows)
         self._fit_moments(moments, rows)
-
-    def _check_arguments(self) -> None:
-        """Refuse arguments of the constructor that are out of their range."""
 
     def _count(self) -> int:
         """How many axes are learned: K."""
@@ -343,7 +342,7 @@ class Whitening(LinearCalibrator):
         width, kept = self.n_features_in_, self._count()
         self.shrinkage_ = s = _shrinkage(moments) if self.shrinkage == "auto" else self.shrinkage
         if moments.count < ENOUGH_ROWS * width:
-            warn_of_few_rows(
+            warn(
                 f"{moments.count:,} rows are few to whiten {width:,} dimensions (shrinkage "
                 f"{s:.2g}): fit on {ENOUGH_ROWS * width:,} or more, or use Standardization"
             )
@@ -377,7 +376,7 @@ def _check_rank(name: str, count: int, deviation: Tensor, floor: float, rows: in
     """Warn of axes that were asked for, but not determined by the rows."""
     rank = int((deviation > floor).sum())
     if rank < count < len(deviation):
-        warn_of_few_rows(
+        warn(
             f"{name}={count} is more than the {rank} axes along which {rows:,} rows of "
             f"{len(deviation):,} dimensions vary: {count - rank} of them are arbitrary; take "
             f"{name}={rank} or less, or more rows"

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -190,10 +191,15 @@ def _constructed(config: Any) -> Calibrator:
         )
     # Later versions added arguments, whose defaults leave a calibrator as it was.
     calibrator = CALIBRATORS[kind](**config["arguments"])
-    calibrator.n_features_in_ = config["n_features_in"]
+    calibrator.n_features_in_ = width = config["n_features_in"]
+    calibrator._fitted_with = calibrator.get_params(deep=False)
     calibrator.provenance_ = config["provenance"]
     if "n_samples" in config:
         calibrator.n_samples_ = config["n_samples"]
+    if (names := config.get("feature_names_in")) is not None:  # It was fitted on a data frame.
+        if not isinstance(names, list) or {*map(type, names)} != {str} or len(names) != width:
+            raise InputError(f"feature_names_in must be {width} names, got {shown(names)}")
+        calibrator.feature_names_in_ = np.array(names, dtype=object)
     return calibrator
 
 

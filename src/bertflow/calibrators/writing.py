@@ -132,11 +132,13 @@ def save_calibrator(
 def write_calibrator(calibrator: Calibrator, folder: Path) -> None:
     """Write the two files of a calibrator into a folder that is there."""
     check_is_fitted(calibrator)
+    names = getattr(calibrator, "feature_names_in_", None)
     config = {
         "format": FORMAT,
         "calibrator": calibrator_name(calibrator),
         "n_features_in": calibrator.n_features_in_,
         **({"n_samples": rows} if (rows := getattr(calibrator, "n_samples_", None)) else {}),
+        **({"feature_names_in": [*map(str, names)]} if names is not None else {}),
         "arguments": _arguments(calibrator),
         "provenance": plain_provenance(getattr(calibrator, "provenance_", {})),
     }
@@ -147,12 +149,17 @@ def write_calibrator(calibrator: Calibrator, folder: Path) -> None:
 
 def _arguments(calibrator: Calibrator) -> dict[str, Any]:
     """The arguments of a calibrator as JSON has them."""
-    found = {}
+    found, fitted = {}, getattr(calibrator, "_fitted_with", {})
     for name, value in calibrator.get_params(deep=False).items():
         plain = value.item() if isinstance(value, np.generic) else value
         finite = not isinstance(plain, float) or math.isfinite(plain)
         if not (plain is None or isinstance(plain, bool | int | float | str)) or not finite:
             raise InputError(f"{name}={shown(value)} cannot be stored; give a number or a string")
+        # Where it was fitted does not matter any more.
+        if name != "device" and plain != (before := fitted.get(name, plain)):
+            raise InputError(
+                f"{name} was {before!r} at the fit, not {plain!r}; set it back, or fit"
+            )
         found[name] = plain
     return found
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from bertflow.errors import InputError, shown
+
 LABELS = {
     "encode": "encode sentences",
     "fit": "fit steps",
@@ -104,6 +106,8 @@ def watched(
             bars at once and in any thread or process, where someone watches.
     """
     if progress is not None and not isinstance(progress, bool):
+        if not callable(progress):
+            raise InputError(f"progress must be a function or a bool, got {shown(progress)}")
         yield progress
         return
     alone = (

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
-from bertflow.arrays import Array
+from bertflow.arrays import Array, check_device
 from bertflow.encoders.devices import DevicesEncoding
 from bertflow.encoders.encoder import as_sentences, check_text, encoder_of, is_usual
 from bertflow.encoders.encoding import PART_SECONDS, Encoding, Group, prompt_of
 from bertflow.encoders.precision import Precision, resolved_precision
 from bertflow.encoders.sentence_cache import SentenceCache, VectorCache
-from bertflow.errors import InputError
+from bertflow.errors import InputError, check_number, shown
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)
@@ -101,6 +101,7 @@ class CorpusEncoder:
         by_halves: bool = True,
         progress: Progress | None = None,
     ) -> None:
+        self.check_options(batch_size, cache, devices)
         self.precision = resolved_precision(precision, encoder)
         bare, self._calibrated = halves(encoder)
         self.group_size = group_size(bare)
@@ -109,7 +110,7 @@ class CorpusEncoder:
         elif bare is not encoder:
             description = None
         how: Any = {"batch_size": batch_size, "precision": self.precision}
-        several = devices is not None and len(devices) > 1
+        several = devices is not None and [*devices] != [str(encoder.device)]
         self._encoding: Encoding | DevicesEncoding = (
             DevicesEncoding(bare, devices or (), **how) if several else Encoding(bare, **how)
         )
@@ -117,6 +118,17 @@ class CorpusEncoder:
         if cache is not None:
             self._kept = cache.opened(bare, precision=self.precision, description=description)
         self._progress, self._total, self._done = progress, total, 0
+
+    @staticmethod
+    def check_options(batch_size: Any, cache: Any, devices: Any) -> None:
+        """Refuse, before any work, options that cannot be."""
+        check_number("batch_size", batch_size, 1, integer=True)
+        if cache is not None and not isinstance(cache, SentenceCache):
+            raise InputError(f"cache must be a SentenceCache(folder), got {shown(cache)}")
+        if devices is not None and (not isinstance(devices, list | tuple) or not devices):
+            raise InputError(f"devices must be a list such as ['cpu', 'cpu'], got {shown(devices)}")
+        for device in devices or ():
+            check_device(device)
 
     def encode(self, groups: Iterable[Group], put: Put) -> None:
         """Encode the lacking sentences of groups, and put part after part."""

@@ -18,6 +18,7 @@ from bertflow.encoders.checks import readable
 from bertflow.encoders.encoder import encoder_of, is_usual
 from bertflow.encoders.precision import Precision, in_precision, raised, resolved_precision
 from bertflow.encoders.probe import check_own_encoding, name_of
+from bertflow.errors import check_number
 from bertflow.process_state import pinned, set_own_threads, usual_threads
 
 Batch = tuple[Tensor, dict[str, Any]]
@@ -97,6 +98,7 @@ class Encoding:
         batch_size: int = 32,
         precision: Precision = "float32",
     ) -> None:
+        check_number("batch_size", batch_size, 1, integer=True)
         self.encoder, self.batch_size = encoder, batch_size
         self.kind = resolved_precision(precision, encoder)
         self._model: SentenceTransformer | None = encoder if self.kind == "float32" else None

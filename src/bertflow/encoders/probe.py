@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -270,8 +271,16 @@ def positions(transformer: Any) -> int | None:
 
 
 def _check_limit(encoder: SentenceTransformer, name: str) -> None:
-    """Refuse a maximum length that the model has no positions for."""
+    """Refuse a maximum length that is no room, or that the model has no positions for."""
     most, limit = None, getattr(encoder, "max_seq_length", None)
+    tokenizer: Any = getattr(encoder[0], "tokenizer", None)
+    if callable(tokenizer) and hasattr(tokenizer, "num_special_tokens_to_add"):
+        least = 1 + tokenizer.num_special_tokens_to_add()
+        if not isinstance(limit, Real) or limit < least:
+            raise ModelError(
+                f"{name} cuts at {limit!r} tokens, {least - 1} of which are special; its maximum "
+                f"length (max_seq_length) must be {least} or more"
+            )
     with suppress(AttributeError, TypeError, ValueError):
         most = positions(encoder[0])
     if most is not None and limit is not None and limit > most:

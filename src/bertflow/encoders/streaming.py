@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -30,7 +31,7 @@ from bertflow.encoders.encoder import as_sentences, check_text, own_part
 from bertflow.encoders.encoding import Group
 from bertflow.encoders.precision import Precision, resolved_precision
 from bertflow.encoders.sentence_cache import SentenceCache, SentenceIndex, digests_of
-from bertflow.errors import InputError, ModelError
+from bertflow.errors import InputError, ModelError, shown
 from bertflow.io.files import (
     check_writable,
     clear_part,
@@ -310,6 +311,7 @@ def encode_file(
         ModelError: The file cannot be written, another process is writing it, or one of those that
             encode has ended before its work.
     """
+    CorpusEncoder.check_options(batch_size, cache, devices)
     output = Path(output)
     check_writable(output, rows=True)
     description = describe_encoder(encoder)
@@ -475,8 +477,8 @@ def sample_corpus(sentences: Iterable[str], size: int = SAMPLE, *, seed: int = 0
         >>> sample.rows, sample.whole, len(sample.sentences)
         (2000, False, 3)
     """
-    if size < 2:
-        raise InputError(f"a sample needs at least 2 sentences, got {size}")
+    if not isinstance(size, Integral) or size < 2:
+        raise InputError(f"a sample needs at least 2 sentences, got {shown(size)}")
     key = int(seed).to_bytes(8, "little", signed=True)
     first: list[str] = []
     # The place and text of each sentence with a number below the limit.

@@ -21,7 +21,12 @@ from bertflow.calibrators.readme import CARD, HERE, calibrator_name, named, pres
 from bertflow.calibrators.writing import SUBFOLDER, without_folders, write_calibrator
 from bertflow.display import block, facts_table, unfolded
 from bertflow.encoders.checks import quietly
-from bertflow.encoders.description import describe_encoder, origin_of, vocabulary_hash
+from bertflow.encoders.description import (
+    describe_encoder,
+    describe_settings,
+    origin_of,
+    vocabulary_hash,
+)
 from bertflow.encoders.encoder import CALIBRATOR, Encoder, calibrating, part_of
 from bertflow.encoders.module import MODULE_PATH, CalibratorModule
 from bertflow.encoders.precision import kept_from_half, raise_input
@@ -32,7 +37,7 @@ from bertflow.encoders.probe import (
     is_fingerprint_of,
     probed,
 )
-from bertflow.errors import InputError, ModelError
+from bertflow.errors import InputError, ModelError, shown, warn
 from bertflow.io.files import (
     check_replaceable,
     foreign_entries,
@@ -123,9 +128,18 @@ class CalibratedSentenceTransformer(Encoder):
                 (staging / SUBFOLDER).mkdir(exist_ok=True)
                 write_calibrator(self.calibrator, staging / SUBFOLDER)
             else:
-                log.warning(
-                    "the model was trained or set otherwise after it was calibrated: its "
-                    "calibrator, which no longer belongs to it, is not saved"
+                told = getattr(self.calibrator, "provenance_", {}).get("encoder")
+                fitted, now = told if isinstance(told, Mapping) else {}, describe_settings(self)
+                said = "; ".join(
+                    f"{name} {shown(now[name])}, fitted with {shown(fitted[name])}"
+                    for name in ("pooling", "max_length", "prompt")
+                    if fitted.get(name, now[name]) != now[name]
+                )
+                warn(
+                    "the model was trained or set otherwise after it was calibrated "
+                    f"({said or 'other vectors'}): its calibrator, which no longer belongs to it, "
+                    "is not saved",
+                    UserWarning,
                 )
             if can_be_loaded(self):
                 check_saved(staging, self)

@@ -26,6 +26,7 @@ from bertflow.encoders.description import (
     origin_of,
     vocabulary_hash,
 )
+from bertflow.encoders.embedding import CorpusEncoder
 from bertflow.encoders.encoder import as_sentences, own_part
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
@@ -41,7 +42,8 @@ from bertflow.encoders.probe import (
 )
 from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.encoders.streaming import SAMPLE, Rows, encode_rows, sample_corpus
-from bertflow.errors import InputError, ModelError
+from bertflow.errors import InputError, ModelError, shown
+from bertflow.io.files import check_writable
 from bertflow.models.calibrated import CalibratedSentenceTransformer
 from bertflow.models.portable import check_design, check_portable, to_modules
 from bertflow.process_state import pinned
@@ -49,6 +51,9 @@ from bertflow.process_state import pinned
 log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
+# What `calibrate` itself notes in a provenance.
+NOTED = set("encoder probe sentences distinct cut_to_max_length drawn_from precision".split())
+NOTED |= {"versions", "origin", "vocabulary"}
 
 
 @pinned(seed=True)
@@ -112,18 +117,25 @@ def calibrate(
     Example:
         ``save_model(calibrate(load_encoder("bert-base-uncased"), sentences), "m")``
     """
+    CorpusEncoder.check_options(batch_size, cache, devices)
+    if checkpoint is not None:
+        check_writable(checkpoint)
     calibrator = cast("Calibrator", clone(as_calibrator(calibrator)))
     check_savable(calibrator)
     more = plain_provenance(provenance or {})
+    if reserved := NOTED & more.keys():
+        raise InputError(f"provenance has {shown(reserved)}, which calibrate notes; rename that")
     if portable:
         check_design(calibrator)  # Before an hour of encoding.
     sentences = as_sentences(sentences)
     if isinstance(encoder, str | Path):
         encoder = load_encoder(encoder)
     alone = _tried(encoder)
+    calibrator.n_features_in_ = alone.shape[1]
+    calibrator._check_arguments()
     description = describe_encoder(encoder)
-    sentences, drawn = _drawn(sentences, sample, calibrator)
     with watched(progress) as report, Rows() as store:
+        sentences, drawn = _drawn(sentences, sample, calibrator)
         encoded = encode_rows(
             encoder,
             sentences,
@@ -186,6 +198,12 @@ def _tried(encoder: SentenceTransformer) -> Array:
         Its vectors of the probe's sentences.
     """
     alone = check_encoder(encoder)
+    declared, width = encoder.get_embedding_dimension(), alone.shape[1]
+    if declared != width or width < 2:
+        raise ModelError(
+            f"the encoder gives vectors of {width} dimensions, expected at least 2 and as many as "
+            f"it declares, {declared}; mend truncate_dim, or the config.json of its pooling"
+        )
     if (own := own_part(encoder)) is not None:
         raise InputError(
             f"{type(encoder).__name__} has its own {own}, which the calibrated model would not "

@@ -57,7 +57,7 @@ def load(
     if not (path / SUBFOLDER).is_dir():
         raise ModelError(
             f"{path} is no calibrated model: it holds no {SUBFOLDER}/, which one that was trained "
-            "after it was calibrated does not have; SentenceTransformer loads it"
+            "or set otherwise after it was calibrated does not have; SentenceTransformer loads it"
         )
     check_files(path)
     calibrator = load_calibrator(path / SUBFOLDER)
@@ -79,8 +79,8 @@ def load(
     model._card = read_card(path / CARD)
     if not belongs_to_its_calibrator(model.eval()):
         raise ModelError(
-            f"{path} holds a calibrator that does not belong to its model, which was trained or "
-            "replaced since; SentenceTransformer loads the model alone"
+            f"{path} holds a calibrator that does not belong to its model, which was trained, "
+            "set otherwise or replaced since; SentenceTransformer loads the model alone"
         )
     keep_picklable(model)
     return model
