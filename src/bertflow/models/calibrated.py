@@ -124,6 +124,8 @@ class CalibratedSentenceTransformer(Encoder):
                 content = named(card_of(self), self.model_card_data.model_id or model_name or HERE)
                 (staging / CARD).write_text(content, encoding="utf-8", newline="\n")
             name_modules_for_every_version(staging / "modules.json")
+            if can_be_loaded(self):
+                check_saved(staging, self)
             if belongs_to_its_calibrator(self, weights=True):
                 (staging / SUBFOLDER).mkdir(exist_ok=True)
                 write_calibrator(self.calibrator, staging / SUBFOLDER)
@@ -141,8 +143,6 @@ class CalibratedSentenceTransformer(Encoder):
                     "is not saved",
                     UserWarning,
                 )
-            if can_be_loaded(self):
-                check_saved(staging, self)
         if shared and can_be_loaded(self):  # Files of others may change what is loaded.
             check_saved(folder, self)
         log.info("wrote %s", folder)
