@@ -193,7 +193,9 @@ def test_numbers_out_of_range_or_among_names_are_refused(tmp_path, kind, columns
         read_pairs(written(tmp_path, kind, table()), columns=columns)
 
 
-@pytest.mark.parametrize("columns", [("a", "b"), ("a", "a", "b"), ("a", "b", "c", "d"), ()])
+@pytest.mark.parametrize(
+    "columns", [("a", "b"), ("a", "a", "b"), ("a", "b", "c", "d"), (), (1, 2, 3)]
+)
 def test_columns_must_be_three_different_ones(tmp_path, columns):
     with pytest.raises(InputError, match="three different"):
         read_pairs(written(tmp_path, ".csv", table()), columns=columns)
