@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer, modeling_gguf_pytorch_utils
 
 from bertflow import SentenceCache, load_encoder
-from bertflow.encoders import embed
+from bertflow.encoders import embed, probe
 from bertflow.encoders.description import describe_vectors
 from bertflow.errors import ModelError
 from gguf_files import write_gguf
@@ -87,6 +87,26 @@ def test_a_gguf_opens_the_same_from_the_cache_without_being_read(file, cache, un
     other = load_encoder(file.parent, pooling="layers:1", device="cpu", dtype=dtype, cache=cache)
     assert len(other[0].model.layers) == 2  # One more than it needs, before the norm.
     assert len(kept(cache)) == 1
+
+
+def test_what_the_probe_found_is_known_the_next_time(file, cache, monkeypatch):
+    tried: list[int] = []
+
+    def counted(encoder, texts, name):
+        tried.append(len(texts))
+        return encoded(encoder, texts, name)
+
+    encoded = probe._encoded
+    monkeypatch.setattr(probe, "_encoded", counted)
+    first = load_encoder(file, pooling="layers:1", device="cpu", cache=cache)
+    assert tried
+    tried.clear()
+    later = load_encoder(file, pooling="layers:1", device="cpu", cache=cache)
+    assert not tried
+    assert_same(later, first)
+    tried.clear()
+    load_encoder(file, pooling="layers:1", max_length=8, device="cpu", cache=cache)
+    assert tried
 
 
 def test_without_a_cache_nothing_is_kept(file, cache_of_its_own):

@@ -70,6 +70,17 @@ def forget_gguf(model: nn.Module, name: str) -> None:
     model.is_quantized = False  # type: ignore[assignment]
 
 
+def describe_gguf(file: Path, dtype: str) -> dict[str, Any]:
+    """All that the content of a .gguf in memory depends on."""
+    with file.open("rb") as content:
+        return {
+            "content": hashlib.file_digest(content, "sha256").hexdigest(),
+            "dtype": dtype,
+            "versions": {name: version(name) for name in ("transformers", "gguf")},
+            "form": FORM,
+        }
+
+
 @contextmanager
 def quick_gguf(file: Path, dtype: str, cache: SentenceCache | None) -> Iterator[None]:
     """Have transformers read a .gguf quickly while inside, in one thread at a time.
@@ -147,13 +158,7 @@ def _kept(
 ) -> Callable[..., dict[str, Any]]:
     """Transformers' function `load` that reads a .gguf, with its result kept in the cache."""
     # The result depends on nothing else: `load` takes a model that is made of the file's settings.
-    with file.open("rb") as content:
-        about = {
-            "content": hashlib.file_digest(content, "sha256").hexdigest(),
-            "dtype": dtype,
-            "versions": {name: version(name) for name in ("transformers", "gguf")},
-            "form": FORM,
-        }
+    about = describe_gguf(file, dtype)
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
     place = cache.gguf / f"{key}.safetensors"
     found = _take(place)

@@ -20,13 +20,26 @@ from torch import nn
 
 from bertflow.arrays import check_device
 from bertflow.encoders.checks import check_files, check_weights, read_modules, readable
-from bertflow.encoders.description import note_hub
+from bertflow.encoders.description import library_versions, note_hub
 from bertflow.encoders.encoder import Encoder, keep_picklable
-from bertflow.encoders.gguf import check_readable, forget_gguf, licence_of, quick_gguf
-from bertflow.encoders.pooling import hidden_states, parse_pooling, pooled, side_by_side
+from bertflow.encoders.gguf import (
+    check_readable,
+    describe_gguf,
+    forget_gguf,
+    licence_of,
+    quick_gguf,
+)
+from bertflow.encoders.pooling import (
+    cut_to,
+    hidden_states,
+    parse_pooling,
+    pooled,
+    side_by_side,
+)
 from bertflow.encoders.probe import check_encoder, positions
 from bertflow.errors import InputError, MissingDependencyError, ModelError, check_number
 from bertflow.io.reading import hub_answers, read_json
+from bertflow.io.result_store import Result, key_of
 from bertflow.process_state import pinned
 
 if TYPE_CHECKING:
@@ -115,6 +128,7 @@ def load_encoder(
             transformer, licence = _load_transformer(source, dtype, cache, trust_remote_code)
         if source.modules and pooling is None:
             _limit(transformer, max_length, default=None)
+            check_encoder(model.eval(), called)
         else:
             pooling = pooling or DEFAULT_POOLING
             if not isinstance(transformer, Transformer):
@@ -124,9 +138,7 @@ def load_encoder(
                 )
             _pad_right(transformer, name)
             _limit(transformer, max_length, None if source.modules else DEFAULT_MAX_LENGTH)
-            model = pooled(transformer, pooling, called, device)
-            called = f"{called} with {pooling}"
-        check_encoder(model.eval(), called)
+            model = _tried_out(transformer, pooling, called, device, source, dtype, cache)
         keep_picklable(model)
     if licence is not None:
         # The model keeps no trace of the .gguf, where it could be found later.
@@ -195,6 +207,44 @@ def _with_all_states(name: str | Path, pooling: str, **how: Any) -> tuple[Senten
     config: Any = encoder[0].model.config  # type: ignore[union-attr]
     config.output_hidden_states = True
     return encoder, config.get_text_config().num_hidden_layers
+
+
+def _tried_out(
+    transformer: Transformer,
+    pooling: str,
+    name: str,
+    device: str | None,
+    source: _Source,
+    dtype: str,
+    cache: SentenceCache | None,
+) -> SentenceTransformer:
+    """The encoder of a recipe, checked by the probe; of a .gguf the cache remembers the result."""
+    if source.gguf is None or cache is None:
+        model, alone = pooled(transformer, pooling, name, device)
+        check_encoder(
+            model, f"{name} with {pooling}", alone if model.device.type == "cpu" else None
+        )
+        return model
+    recipe = {
+        **describe_gguf(Path(source.name) / source.gguf, dtype),
+        "pooling": pooling,
+        "max_length": transformer.max_seq_length,
+        "libraries": library_versions(),
+    }
+    key, began = key_of(recipe), time.perf_counter()
+    if (found := cache.results.get(key)) is not None:
+        return cut_to(transformer, pooling, found.result["blocks"], device)
+    model = _tried_out(transformer, pooling, name, device, source, dtype, None)
+    config: Any = transformer.model.config
+    result = {"blocks": config.get_text_config().num_hidden_layers}
+    try:
+        seconds = time.perf_counter() - began
+        cache.results.put(
+            Result(kind="probe", key=key, recipe=recipe, result=result, seconds=seconds)
+        )
+    except ModelError as error:
+        cache.warn(error)
+    return model
 
 
 def _load_transformer(

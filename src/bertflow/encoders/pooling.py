@@ -80,8 +80,11 @@ def hidden_states(pooling: str, blocks: int) -> tuple[int, ...]:
 
 def pooled(
     transformer: Transformer, pooling: str, name: str, device: str | None
-) -> SentenceTransformer:
-    """The encoder of a recipe, cut to the blocks that it needs where that changes nothing."""
+) -> tuple[SentenceTransformer, Array]:
+    """The encoder of a recipe, cut to the blocks that it needs where that changes nothing.
+
+    The probe's vectors come with it, computed on the processor.
+    """
     states = [_hidden_states(transformer, text, name) for text in probe_texts(transformer)]
     try:
         layers = hidden_states(pooling, len(states[0]) - 1)
@@ -111,13 +114,14 @@ def pooled(
         modules = [transformer, *_pools(transformer, layers, blocks, first)]
         model = Encoder(modules=modules, device="cpu")
         try:
-            off = difference(wanted, probed(model, name))
+            alone = probed(model, name)
+            off = difference(wanted, alone)
         except ModelError as error:  # A model that cannot be cut may still work whole.
             said = str(error)
             continue
         if off <= tolerance(model):
             log.info("kept %d of %d blocks", blocks, total)
-            return Encoder(modules=modules, device=device).eval()
+            return Encoder(modules=modules, device=device).eval(), alone
     if np.isinf(off):
         raise ModelError(f"{said} or another pooling")
     if _is_decoder(transformer.model):
@@ -129,6 +133,16 @@ def pooled(
         f"{name} is pooled otherwise by sentence-transformers (off by {off:.0%} of a vector's "
         f"length) than its hidden states {', '.join(map(str, layers))}; use another pooling"
     )
+
+
+def cut_to(transformer: Transformer, pooling: str, blocks: int, device: str | None) -> Encoder:
+    """The encoder that `pooled` gave before, of which this number of blocks is known."""
+    config: Any = transformer.model.config
+    total = config.get_text_config().num_hidden_layers
+    layers = hidden_states(pooling, total)
+    Cut(transformer.model, total).keep(blocks)
+    pools = _pools(transformer, layers, blocks, pooling == "cls")
+    return Encoder(modules=[transformer, *pools], device=device).eval()
 
 
 @pinned()

@@ -48,8 +48,15 @@ PROJECTIONS, STEPS = 4, 1000
 OTHER_KINDS = ("sparse_encoder", "cross_encoder", "multi_vector_encoder")
 
 
-def check_encoder(encoder: SentenceTransformer, name: str | None = None) -> Array:
+def check_encoder(
+    encoder: SentenceTransformer, name: str | None = None, alone: Array | None = None
+) -> Array:
     """Refuse an encoder that fails, or gives a sentence another vector in a batch than alone.
+
+    Args:
+        encoder: Any SentenceTransformer.
+        name: Its name in messages.
+        alone: The vectors of the probe's sentences, each encoded alone, if they are known.
 
     Returns:
         The vectors of the probe's sentences, each encoded alone, shape (n, D).
@@ -64,7 +71,7 @@ def check_encoder(encoder: SentenceTransformer, name: str | None = None) -> Arra
     _check_tokens(encoder, name)
     _check_limit(encoder, name)
     bare = encoder_of(encoder)  # A calibrator would enlarge roundings.
-    alone = probed(bare, name)
+    alone = probed(bare, name) if alone is None else alone
     if not np.isfinite(alone).all():
         raise ModelError(
             f"{name} gives vectors that are not finite in {encoder.dtype}; its weights are "
