@@ -150,6 +150,15 @@ def test_loss_is_minus_the_mean_log_prob_in_bits_per_dimension(build, x):
         assert abs(flow.loss_ - expected) < 1e-6
 
 
+def test_columns_that_do_not_vary_count_and_come_back(x):
+    rows = np.column_stack([x, np.full(len(x), 3.0), np.zeros(len(x))])
+    flow = Flow(epochs=1).fit(rows)
+    expected = -flow.log_prob(rows).mean() / (rows.shape[1] * np.log(2))
+    assert abs(flow.loss_ - expected) < 1e-5
+    assert abs(flow.loss_curve_[-1] - expected) < 0.2
+    np.testing.assert_allclose(flow.inverse_transform(flow.transform(rows)), rows, atol=1e-4)
+
+
 def test_a_flow_that_takes_few_steps_warns_of_it(rng):
     x = rng.normal(size=(300, 4))
     with pytest.warns(FewRowsWarning, match=r"10 steps .*300 rows.* epochs=5 for 50 steps"):
