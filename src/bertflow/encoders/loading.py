@@ -229,6 +229,7 @@ def _tried_out(
         **describe_gguf(Path(source.name) / source.gguf, dtype),
         "pooling": pooling,
         "max_length": transformer.max_seq_length,
+        "device": device,
         "libraries": library_versions(),
     }
     key, began = key_of(recipe), time.perf_counter()
