@@ -547,3 +547,16 @@ def test_a_forward_that_was_put_on_a_module_is_its_own(tiny_bert):
     usual = words.forward
     words.forward = lambda ids: usual(ids) * (ids != 9)[..., None]
     assert own_part(encoder) == "forward"
+
+
+def test_a_device_or_length_that_cannot_be_is_refused_before_the_corpus_is_read(tiny_bert):
+    def corpus():
+        raise AssertionError
+        yield
+
+    with pytest.raises(InputError, match="there is no device 'cuda:99' here"):
+        calibrate(load_encoder(tiny_bert), corpus(), Flow(device="cuda:99"))
+    encoder = load_encoder(tiny_bert)
+    encoder.max_seq_length = 7.5
+    with pytest.raises(ModelError, match=r"cuts at 7\.5 tokens"):
+        calibrate(encoder, corpus())

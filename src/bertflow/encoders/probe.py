@@ -283,7 +283,7 @@ def _check_limit(encoder: SentenceTransformer, name: str) -> None:
     tokenizer: Any = getattr(encoder[0], "tokenizer", None)
     if callable(tokenizer) and hasattr(tokenizer, "num_special_tokens_to_add"):
         least = 1 + tokenizer.num_special_tokens_to_add()
-        if not isinstance(limit, Real) or limit < least:
+        if not isinstance(limit, Real) or limit < least or float(limit) % 1 > 0:
             raise ModelError(
                 f"{name} cuts at {limit!r} tokens, {least - 1} of which are special; its maximum "
                 f"length (max_seq_length) must be {least} or more"

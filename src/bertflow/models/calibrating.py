@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
-from bertflow.arrays import Array
+from bertflow.arrays import Array, check_device
 from bertflow.calibrators import Calibrator
 from bertflow.calibrators.storage import as_calibrator
 from bertflow.calibrators.writing import check_savable, plain_provenance
@@ -122,6 +122,8 @@ def calibrate(
         check_writable(checkpoint)
     calibrator = cast("Calibrator", clone(as_calibrator(calibrator)))
     check_savable(calibrator)
+    if (place := getattr(calibrator, "device", "auto")) != "auto":
+        check_device(place)  # Before the corpus is encoded.
     more = plain_provenance(provenance or {})
     if reserved := NOTED & more.keys():
         raise InputError(f"provenance has {shown(reserved)}, which calibrate notes; rename that")
