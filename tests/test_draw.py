@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import combinations
 
@@ -14,7 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from bertflow.analysis.frequency import Words
 from bertflow.errors import InputError
 from bertflow.paper.results import CellResult, RowResult, TableResult
-from bertflow.report import draw, measures, save_figure
+from bertflow.report import draw, measures, page, save_figure
 from bertflow.report.draw import GROUND, LOOKS
 from bertflow.report.measures import ScoreTable
 
@@ -206,10 +207,14 @@ def test_ranks_are_plain_numbers(rng, count, shown):
 
 def test_the_sides_are_told_apart_without_colour():
     first, second = LOOKS
-    assert first.dashes != second.dashes
+    assert first.linestyle != second.linestyle
     assert first.marker != second.marker
-    for ground in ("color", "dark"):
-        one, other = (matplotlib.colors.to_rgb(getattr(look, ground)) for look in LOOKS)
+    sheet = page.template_file("page.css")
+    sides = [re.findall(rf"--{name}: (#\w+);", sheet) for name in ("first", "second")]
+    light, dark = zip(*sides, strict=True)
+    assert light == tuple(look.color for look in LOOKS)
+    for ground in (light, dark):
+        one, other = map(matplotlib.colors.to_rgb, ground)
         # To people without red, green or blue cones, as the mean of the two that are left.
         for cone in range(3):
             kept = [n for n in range(3) if n != cone]

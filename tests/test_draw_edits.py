@@ -216,7 +216,6 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(material, mon
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for call in (
         lambda: scatter(*material),
-        lambda: save_figure(Figure(), tmp_path / "figure.svg"),
         lambda: check_figure(tmp_path / "figure.svg"),
     ):
         with pytest.raises(

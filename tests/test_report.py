@@ -596,4 +596,4 @@ def test_colours_can_be_read_and_are_those_of_the_plots(dark):
     for name in ("first", "second", "focus", "short", "ring"):
         assert contrast(found[name], found["ground"]) >= 3
     for name, look in zip(("first", "second"), LOOKS, strict=True):
-        assert found[name] == (look.dark if dark else look.color).lower()
+        assert (found[name] == look.color) is not dark

@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import wraps
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 import numpy as np
 
@@ -40,41 +39,21 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 # None leaves the date out, so that files are the same every time.
-UNDATED: dict[str, dict[str, None]] = {
-    ".svg": {"Date": None},
-    ".png": {},
-    ".pdf": {"CreationDate": None},
-}
+UNDATED: Any = {".svg": {"Date": None}, ".png": {}, ".pdf": {"CreationDate": None}}
 PNG_DPI = 200
 
 
-@dataclass(frozen=True)
-class Look:
-    """How a side is drawn. Sides differ without colour, too.
-
-    Attributes:
-        color: On a light ground.
-        dark: On a dark ground.
-        dashes: Dashes of its lines, in points; none are solid.
-        marker: Marker of its points, as matplotlib names it.
-    """
+class Look(NamedTuple):
+    """Colour, line and marker of a side, as matplotlib names them."""
 
     color: str
-    dark: str
-    dashes: tuple[float, ...]
+    linestyle: Any
     marker: str
 
-    @property
-    def line(self) -> dict[str, Any]:
-        """Colour and dashes as arguments of matplotlib."""
-        return {"color": self.color, "linestyle": (0, self.dashes) if self.dashes else "solid"}
 
-
-# The first side, and the second. Source of the hues: Okabe and Ito (2008), for any colour vision.
-LOOKS = (
-    Look(color="#d55e00", dark="#e69f00", dashes=(5.0, 3.0), marker="^"),
-    Look(color="#0072b2", dark="#56b4e9", dashes=(), marker="o"),
-)
+# The first side, and the second; they differ without colour, too.
+# Source of the hues: Okabe and Ito (2008), for any colour vision.
+LOOKS = (Look("#d55e00", (0, (5.0, 3.0)), "^"), Look("#0072b2", "solid", "o"))
 PUBLISHED_COLOR = "#57606a"
 INK, FAINT, GROUND, STRIPE = "#262626", "#8c8c8c", "#ffffff", "#f3f4f6"
 # Light and round for the many, dark and pointed for the few.
@@ -96,8 +75,6 @@ STYLE: Any = {
     "legend.labelcolor": INK,
     "lines.linewidth": 1.5,
     "text.parse_math": False,
-    # Without a salt of its own, matplotlib names the parts of an SVG at random.
-    "svg.hashsalt": "bertflow",
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
 }
@@ -129,25 +106,19 @@ RASTER = 2000
 LEGEND_CHARACTERS = 20
 
 
-def check_matplotlib() -> None:
-    """Refuse to go on without matplotlib.
-
-    Raises:
-        MissingDependencyError: matplotlib is missing; the message is the pip line.
-    """
-    if find_spec("matplotlib") is None:
-        raise MissingDependencyError("figures need matplotlib: pip install 'bertflow[report]'")
+def check_packages(*names: str) -> None:
+    """Refuse to go on without packages of the extra `report`; the message is the pip line."""
+    for name in names:
+        if find_spec(name) is None:
+            raise MissingDependencyError(f"figures need {name}: pip install 'bertflow[report]'")
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw in our style, and lay out the figure once.
-
-    A layout engine goes on from its last layout, so it would move things in each file.
-    """
+    """Draw in our style, and lay out the figure once: each file would move things again."""
 
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        check_matplotlib()
+        check_packages("matplotlib")
         import matplotlib.style
 
         with matplotlib.style.context(["default", STYLE]):
@@ -163,9 +134,6 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 def cosine_histogram(found: CosineHistogram) -> Figure:
     """Draw histograms of the cosines of random pairs over each other, and their means.
 
-    Source:
-        Ethayarajh (2019), for mean cosine as the measure of anisotropy.
-
     Example:
         >>> import numpy as np
         >>> from bertflow.report.measures import measure_cosines
@@ -179,8 +147,9 @@ def cosine_histogram(found: CosineHistogram) -> Figure:
         mean = found.means[name]
         # The fill has no pattern: the outline carries the dashes that tell the sides apart.
         axes.stairs(100 * share, found.edges, fill=True, color=look.color, alpha=0.16)
+        line: dict[str, Any] = {"color": look.color, "linestyle": look.linestyle}
         label = f"{name}, mean {fixed(mean)}"
-        axes.stairs(100 * share, found.edges, linewidth=1.5, label=label, **look.line)
+        axes.stairs(100 * share, found.edges, linewidth=1.5, label=label, **line)
         axes.axvline(mean, color=look.color, linewidth=0.8, linestyle=":")
     axes.set(xlabel="cosine of two random rows", ylabel="share of pairs, %")
     axes.set_xlim(float(found.edges[0]), float(found.edges[-1]))
@@ -190,12 +159,7 @@ def cosine_histogram(found: CosineHistogram) -> Figure:
 
 @styled
 def spectrum(found: Spectra) -> Figure:
-    """Draw singular values relative to the first by rank, on logarithmic axes.
-
-    Values below `found.floor` lie on the axis.
-
-    Source:
-        Paper, section 3.1; Mu and Viswanath (2018).
+    """Draw singular values by rank, on logarithmic axes; those below `found.floor` lie on the axis.
 
     Example:
         >>> import numpy as np
@@ -206,12 +170,13 @@ def spectrum(found: Spectra) -> Figure:
     """
     figure, axes = _single()
     for (name, values), look in zip(found.values.items(), LOOKS, strict=False):
-        ranks = np.arange(1, len(values) + 1)
-        axes.plot(ranks, np.maximum(values, found.floor), label=name, **look.line)
+        shown = np.maximum(values, found.floor)
+        line: dict[str, Any] = {"color": look.color, "linestyle": look.linestyle}
+        axes.plot(np.arange(1, len(values) + 1), shown, label=name, **line)
     axes.set(xlabel="rank of the singular value", ylabel="relative to the first")
     axes.set(xscale="log", yscale="log", ylim=(found.floor, 1.2))
-    for axis in (axes.xaxis, axes.yaxis):
-        _number_logarithms(axis)
+    _number_logarithms(axes.xaxis)
+    _number_logarithms(axes.yaxis)
     return _with_legend(figure, axes)
 
 
@@ -220,9 +185,8 @@ def cloud(found: Cloud, side: str | None = None) -> Figure:
     """Draw each side's rows at length 1 on two axes through the origin, a panel a side.
 
     All panels have one scale. The cross is the origin, and the arrow goes from it to the mean of
-    all rows. Where the cloud lies at the end of a long arrow, all rows point much the same way, and
-    their cosines are high whatever they mean. A calibrated cloud lies around the cross. More than
-    2,000 points are drawn as an image within the figure, so that vector files stay small.
+    all rows: if it is long, all rows point much the same way. More than 2,000 points are drawn as
+    an image within the figure, so that vector files stay small.
 
     Args:
         found: As `bertflow.report.measures.project` gives it.
@@ -251,16 +215,14 @@ def cloud(found: Cloud, side: str | None = None) -> Figure:
 
 def _draw_cloud(axes: Axes, found: Cloud, name: str, look: Look) -> None:
     points = found.points[name]
+    dots: dict[str, Any] = {
+        "color": look.color,
+        "marker": look.marker,
+        "alpha": 0.45,
+        "linewidths": 0,
+    }
     axes.scatter(
-        points[:, 0],
-        points[:, 1],
-        s=7,
-        color=look.color,
-        marker=look.marker,
-        alpha=0.45,
-        linewidths=0,
-        rasterized=len(points) > RASTER,
-        gid=".dots",
+        points[:, 0], points[:, 1], s=7, rasterized=len(points) > RASTER, gid=".dots", **dots
     )
     axes.plot(0, 0, "+", markersize=9, markeredgewidth=1.2, color=INK, zorder=3, gid=".origin")
     if found.lengths[name] > LEAST_ARROW:
@@ -275,9 +237,6 @@ def _draw_cloud(axes: Axes, found: Cloud, name: str, look: Look) -> None:
 @styled
 def norm_by_frequency(found: WordNorms) -> Figure:
     """Draw norms of word embeddings by frequency rank, and the means of Table 1's ranges.
-
-    Source:
-        Paper, section 2.2 and Table 1.
 
     Example:
         >>> import numpy as np
@@ -323,9 +282,8 @@ def training_curve(found: TrainingCurve) -> Figure:
     """
     figure, axes = _single()
     color = LOOKS[1].color
-    axes.fill_between(
-        found.steps, found.low, found.high, color=color, alpha=0.16, linewidth=0, label="range"
-    )
+    area: dict[str, Any] = {"color": color, "alpha": 0.16, "linewidth": 0, "label": "range"}
+    axes.fill_between(found.steps, found.low, found.high, **area)
     axes.plot(found.steps, found.mean, color=color, label="mean of a window")
     if found.final is not None:
         label = f"fitted rows, {fixed(found.final, 3)}"
@@ -340,9 +298,6 @@ def score_forest(found: ScoreTable) -> Figure:
 
     Raises:
         InputError: No row has a score.
-
-    Source:
-        Paper, Table 2, for the published numbers.
 
     Example:
         >>> from bertflow.paper.results import CellResult, RowResult, TableResult
@@ -366,21 +321,16 @@ def score_forest(found: ScoreTable) -> Figure:
             np.array([getattr(row.cells[name], part) for name in columns], dtype=float)
             for part in ("value", "low", "high", "published")
         )
-        shift = (side - (len(drawn) - 1) / 2) / (len(drawn) + 1)
-        heights = np.arange(len(columns)) + shift
+        heights = np.arange(len(columns)) + (side - (len(drawn) - 1) / 2) / (len(drawn) + 1)
         if np.isfinite(published).any():
             hollow: dict[str, Any] = {"markerfacecolor": GROUND, "markeredgecolor": look.color}
-            axes.plot(
-                published, heights, "D", markersize=4.5, label=published_label, zorder=2, **hollow
-            )
+            hollow |= {"markersize": 4.5, "label": published_label, "zorder": 2}
+            axes.plot(published, heights, "D", **hollow)
             published_label = "_"
         axes.hlines(heights, low, high, color=look.color, linewidth=1.4, zorder=3)
-        filled: dict[str, Any] = {
-            "color": look.color,
-            "markeredgecolor": GROUND,
-            "markeredgewidth": 0.5,
-        }
-        axes.plot(value, heights, look.marker, markersize=5.5, label=row.label, zorder=4, **filled)
+        filled: dict[str, Any] = {"color": look.color, "markeredgecolor": GROUND}
+        filled |= {"markeredgewidth": 0.5, "markersize": 5.5, "label": row.label, "zorder": 4}
+        axes.plot(value, heights, look.marker, **filled)
     axes.set(xlabel="Spearman × 100", ylim=(len(columns) - 0.5, -0.5))
     axes.set_yticks(range(len(columns)), columns)
     return _with_legend(figure, axes)
@@ -410,26 +360,19 @@ def edit_distance_scatter(found: EditScatter, panel: str | None = None) -> Figur
         raw
         ρ × 100: −100.00, ≤ 4 apart: −100.00
     """
-    if panel is not None:
-        figure = _figure(PANEL + LABELS, PANEL + LABELS)
-        _draw_edits(figure.add_subplot(), found, panel)
-        return figure
-    count = len(found.panels)
-    figure = _figure(PANEL * count + LABELS, PANEL + LABELS)
-    figure.get_layout_engine().set(wspace=0.06)  # type: ignore[call-arg, union-attr]
-    panels = figure.subplots(1, count, sharey=True, squeeze=False)[0]
-    for name, axes in zip(found.panels, panels, strict=True):
+    names = [panel] if panel else list(found.panels)
+    figure = _figure(PANEL * len(names) + LABELS, PANEL + LABELS)
+    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    for name, axes in zip(names, panels, strict=True):
         _draw_edits(axes, found, name)
-        _entitle(axes, name, _correlations(found, name))
         axes.label_outer()
-    figure.legend(
-        panels[0].collections,
-        found.kinds,
-        loc="outside lower center",
-        ncols=min(count, 2),
-        fontsize=9,
-        handletextpad=0.2,
-    )
+        if panel is None:
+            _entitle(axes, name, _correlations(found, name))
+    if panel is None:
+        figure.get_layout_engine().set(wspace=0.06)  # type: ignore[call-arg, union-attr]
+        how: dict[str, Any] = {"loc": "outside lower center", "ncols": min(len(names), 2)}
+        how |= {"fontsize": 9, "handletextpad": 0.2}
+        figure.legend(panels[0].collections, found.kinds, **how)
     return figure
 
 
@@ -482,13 +425,12 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     write_bytes(path, file_content(figure, _known_suffix(path)))
 
 
-def file_content(figure: Figure, suffix: str) -> bytes:
-    """The bytes of a figure's file of the kind that a suffix names, such as ".svg"."""
-    check_matplotlib()
+def file_content(figure: Figure, suffix: str, *, salt: str = "bertflow") -> bytes:
+    """The bytes of a figure's file, such as ".svg", whose ids are named after the salt."""
     import matplotlib
 
     content = BytesIO()
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": salt}):
         figure.savefig(content, format=suffix[1:], dpi=PNG_DPI, metadata=UNDATED[suffix])
     return content.getvalue()
 
@@ -506,7 +448,7 @@ def check_figure(path: str | Path) -> None:
         bertflow.errors.InputError: scatter.jpg must end in .svg, .png or .pdf to hold a figure
     """
     _known_suffix(path)
-    check_matplotlib()
+    check_packages("matplotlib")
     check_writable(path)
 
 

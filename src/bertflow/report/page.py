@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -19,7 +17,7 @@ import numpy as np
 import bertflow
 from bertflow.analysis.diagnosis import evidence_of
 from bertflow.display.grid import MINUS, fixed, span
-from bertflow.errors import InputError, MissingDependencyError
+from bertflow.errors import InputError
 from bertflow.io.files import check_writable, write_text
 from bertflow.report import draw
 from bertflow.report.build import Report
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
 # Characters of a sentence that the page shows.
 LONGEST_TEXT = 160
-SUFFIXES = (".html", ".htm")
 # The page begins with the first query of such a length, if there is one.
 READABLE = range(25, 91)
 # The variable of the page's style sheet that stands for a colour of the figures.
@@ -48,8 +45,7 @@ VARIABLES = {
 }
 COLOR = re.compile("#[0-9a-f]{6}")
 LONG = re.compile(r"-?\d+\.\d{3,}")
-REFERENCE = re.compile(r"^((?:url\()?#)")
-SIZE = re.compile(r"([\d.]+)px")
+FONT_SIZE = re.compile(r"font.*?([\d.]+)px")
 
 
 def check_page(path: str | Path) -> None:
@@ -65,9 +61,9 @@ def check_page(path: str | Path) -> None:
         Traceback (most recent call last):
         bertflow.errors.InputError: report.pdf must end in .html to hold a report
     """
-    if Path(path).suffix.lower() not in SUFFIXES:
+    if Path(path).suffix.lower() not in (".html", ".htm"):
         raise InputError(f"{path} must end in .html to hold a report")
-    _check_packages()
+    draw.check_packages("matplotlib", "jinja2")
     check_writable(path)
 
 
@@ -91,38 +87,20 @@ def write_report(report: Report, path: str | Path) -> int:
 
 
 def render(report: Report) -> str:
-    """A report as the text of a page; the same report gives the same text.
-
-    Args:
-        report: As `build_report` gives it.
-
-    Returns:
-        HTML with its style sheet, script, pictures and data.
+    """A report as HTML that stands alone; the same report gives the same text.
 
     Raises:
         MissingDependencyError: matplotlib or Jinja2 is missing; the message is the pip line.
     """
-    _check_packages()
-    style, script, payload = template_file("page.css"), template_file("page.js"), _payload(report)
+    draw.check_packages("matplotlib", "jinja2")
     return _template().render(
         report=report,
         version=bertflow.__version__,
-        policy=(
-            f"default-src 'none'; style-src '{_hashed(style)}'; script-src '{_hashed(script)}'; "
-            "img-src data:; base-uri 'none'; form-action 'none'"
-        ),
-        style=style,
-        script=script,
-        payload=payload,
-        data=in_script(payload),
+        style=template_file("page.css"),
+        script=template_file("page.js"),
+        payload=_payload(report),
         evidence=evidence_of(report.diagnoses) if report.diagnoses else None,
     )
-
-
-def _check_packages() -> None:
-    draw.check_matplotlib()
-    if find_spec("jinja2") is None:
-        raise MissingDependencyError("a report needs Jinja2: pip install 'bertflow[report]'")
 
 
 @cache
@@ -136,7 +114,9 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["minus"] = lambda text: str(text).replace("-", MINUS)
+    compact = {"separators": (",", ":"), "allow_nan": False}
+    environment.policies["json.dumps_kwargs"] = compact
+    environment.filters |= {"minus": lambda text: str(text).replace("-", MINUS), "digest": _digest}
     tools = {"fixed": fixed, "span": span, "zip": zip, "draw": draw, "svg": inline_svg}
     environment.globals |= tools
     return environment.get_template("page.html")
@@ -147,23 +127,9 @@ def template_file(name: str) -> str:
     return files("bertflow.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def _hashed(text: str) -> str:
+def _digest(text: str) -> str:
     """The source of an inline style sheet or script in a content security policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode()}"
-
-
-def in_script(value: Any) -> str:
-    r"""JSON that can stand in a script element, whatever its strings hold.
-
-    Example:
-        >>> print(in_script("</script>"))
-        "\u003c/script\u003e"
-    """
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    # Half a character cannot be written as UTF-8.
-    return re.sub(r"[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def _payload(report: Report) -> dict[str, Any] | None:
@@ -176,8 +142,7 @@ def _payload(report: Report) -> dict[str, Any] | None:
     if texts is not None:
         used = np.unique(np.concatenate([near.queries, *map(np.ravel, near.rows.values())]))
         shown = {row: shortened(texts[row]) for row in used.tolist()}
-        readable = [n for n, row in enumerate(queries) if len(texts[row]) in READABLE]
-        first = readable[0] if readable else 0
+        first = next((n for n, row in enumerate(queries) if len(texts[row]) in READABLE), 0)
     return {
         "names": list(near.rows),
         "texts": shown,
@@ -206,41 +171,34 @@ def inline_svg(figure: Figure, name: str, label: str, titles: Sequence[str] = ()
 
     Args:
         figure: Of `bertflow.report.draw`. A part with the gid ".dots" gets the class "dots".
-        name: Put before each id, so that several figures can stand on one page.
+        name: Differs between the figures of a page, so that their ids do.
         label: The text of the picture for a screen reader.
         titles: Tooltips of the points of class "titled".
     """
     from markupsafe import Markup
 
-    root = ElementTree.fromstring(draw.file_content(figure, ".svg"))
+    root = ElementTree.fromstring(draw.file_content(figure, ".svg", salt=name))
+    for unused in [*root.findall("{*}metadata"), *root.findall("{*}defs[{*}style]")]:
+        root.remove(unused)
     for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]
-    for unused in ("metadata", "defs"):
-        if (found := root.find(unused)) is not None and found.find("clipPath") is None:
-            root.remove(found)
-    for element in root.iter():
-        _plain(element, name)
+        _make_plain(element)
     points = root.findall(".//g[@class='titled']//use") if titles else []
     for point, title in zip(points, titles, strict=True):
         ElementTree.SubElement(point, "title").text = title
-    _, _, width, height = root.get("viewBox", "0 0 0 0").split()
-    root.attrib = {
-        "class": "chart",
-        "viewBox": f"0 0 {width} {height}",
-        "role": "img",
-        "aria-label": label,
-        "stroke-linejoin": "round",
-    }
+    box = root.get("viewBox", "")
+    root.attrib = {"class": "chart", "viewBox": box, "role": "img", "aria-label": label}
+    root.set("stroke-linejoin", "round")
     return Markup(ElementTree.tostring(root, encoding="unicode"))
 
 
-def _plain(element: ElementTree.Element, name: str) -> None:
-    """Attributes instead of a style, which the page's security policy forbids; ids of its own."""
+def _make_plain(element: ElementTree.Element) -> None:
+    """Take attributes for the style, which the page's policy forbids, and no namespaces."""
+    element.tag = element.tag.rpartition("}")[2]
     old = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
     new = {}
     for declaration in filter(None, old.pop("style", "").split("; ")):
         key, _, value = declaration.partition(": ")
-        if key in ("font", "font-size") and (size := SIZE.search(value)):
+        if size := FONT_SIZE.match(declaration):
             new["font-size"] = size[1]
         elif not key.startswith("font"):
             new[key] = COLOR.sub(lambda color: f"var(--{VARIABLES[color[0]]})", value)
@@ -248,8 +206,7 @@ def _plain(element: ElementTree.Element, name: str) -> None:
     if gid.startswith("."):
         new["class"] = gid[1:]
     elif gid and element.tag != "g":
-        new["id"] = f"{name}-{gid}"
+        new["id"] = gid
     for key, value in old.items():
-        referring = REFERENCE.sub(rf"\1{name}-", value)
-        new[key] = LONG.sub(lambda number: f"{float(number[0]):.2f}", referring)
+        new[key] = LONG.sub(lambda number: f"{float(number[0]):.2f}", value)
     element.attrib = new
