@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedModel
 
 from bertflow import calibrate, load, load_encoder
 from bertflow.calibrators import Standardization
@@ -104,7 +104,8 @@ def names(folder: Path, part: str) -> list[str]:
 def test_a_checkpoint_without_one_of_its_tensors_is_refused(kind, folder):
     lost = names(folder, ".1.")[3]
     change_weights(folder, lambda tensors: tensors.pop(lost))
-    assert f"lacks weights that its config.json asks for: {lost};" in refusal(kind, folder)
+    line = refusal(kind, folder)
+    assert "lacks weights that a " in line and f": {lost};" in line
 
 
 @each_kind
@@ -118,9 +119,14 @@ def test_a_tensor_of_another_shape_is_refused(kind, folder):
     ("kind", "folder"), [(kind, kind) for kind in ["bert", "portable"]], indirect=True
 )
 def test_where_transformers_marks_no_tensors_it_is_asked(kind, folder, monkeypatch):
-    told = checks._missing
     asked = []
-    monkeypatch.setattr(checks, "_missing", lambda *how: (asked.append(how), told(*how))[1])
+    load_once_more = PreTrainedModel.from_pretrained.__func__
+
+    def watched(kind, *name, **how):
+        asked.extend([name] if "output_loading_info" in how else [])
+        return load_once_more(kind, *name, **how)
+
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", classmethod(watched))
     OPENED[kind](folder, device="cpu")
     assert not asked
     monkeypatch.setattr(checks, "MARK", "_no_such_mark")
@@ -303,28 +309,27 @@ def entry(**changes: object) -> str:
     return json.dumps([{key: value for key, value in (usual | changes).items() if value != ...}])
 
 
-SOME_LISTS = ["not JSON", "above", "foreign"]
+SOME_LISTS = ["not JSON", "an object", "foreign"]
 LISTS = {
     "empty": ("", "is no JSON"),
     "not JSON": ("[", "is no JSON"),
-    "an object": ("{}", "no list of modules"),
-    "no modules": ("[]", "no list of modules"),
-    "numbers": ("[1]", "entry 0 has no name"),
-    "no name": (entry(name=...), "entry 0 has no name"),
-    "no path": (entry(path=...), "entry 0 has no path"),
-    "no type": (entry(type=...), "entry 0 has no type"),
-    "a number for a path": (entry(path=1), "entry 0 has no path"),
-    "above": (entry(path="../elsewhere"), "not inside"),
-    "below and above": (entry(path="a/../../elsewhere"), "not inside"),
-    "absolute": (entry(path="/etc"), "not inside"),
-    "Windows": (entry(path="C:\\models"), "not inside"),
-    "backslashes": (entry(path="..\\elsewhere"), "not inside"),
-    "a null byte": (entry(path="a\0b"), "not inside"),
-    "foreign": (entry(type="os.path.join"), "os.path.join, which is not built in"),
-    "no such module": (entry(type="sentence_transformers.no.Such"), "sentence-transformers lacks"),
-    "no such class": (entry(type="sentence_transformers.models.Such"), "lacks"),
-    "a function": (entry(type="sentence_transformers.util.cos_sim"), "no module that"),
-    "another's module": (entry(type="sentence_transformers.util.misc.importlib"), "no module that"),
+    "an object": ('{"name": "0"}', "is no list of modules"),
+    "no modules": ("[]", "is no list of modules"),
+    "numbers": ("[1]", "is no list of modules"),
+    "no name": (entry(name=...), "is no list of modules"),
+    "no type": (entry(type=...), "is no list of modules"),
+    "twice": (json.dumps(2 * json.loads(entry())), "is no list of modules"),
+    "foreign": (entry(type="os.path.join"), "'os.path.join', which is not built in"),
+    "a number": (entry(type=1), "'1', which is not built in"),
+}
+# What sentence-transformers itself says of these.
+OTHER_LISTS = {
+    "no path": entry(path=...),
+    "a number for a path": entry(path=1),
+    "no such module": entry(type="sentence_transformers.no.Such"),
+    "no such class": entry(type="sentence_transformers.models.Such"),
+    "a function": entry(type="sentence_transformers.util.cos_sim"),
+    "another's module": entry(type="sentence_transformers.util.misc.importlib"),
 }
 
 
@@ -337,6 +342,9 @@ def test_a_list_of_modules_that_is_none_is_refused_by_name(kind, whole, tmp_path
         line = refusal(kind, folder)
         assert str(folder / "modules.json") in line
         assert message in line
+    for text in OTHER_LISTS.values() if kind == "modules" else ():
+        (folder / "modules.json").write_text(text)
+        refusal(kind, folder)
 
 
 def test_beside_bertflows_own_module_no_other_is_taken(whole, tmp_path):
@@ -353,15 +361,6 @@ def test_beside_bertflows_own_module_no_other_is_taken(whole, tmp_path):
 def test_a_calibrated_model_without_its_list_is_refused(kind, folder):
     (folder / "modules.json").unlink()
     assert "no modules.json" in refusal(kind, folder)
-
-
-@pytest.mark.parametrize(
-    ("kind", "folder"), [("modules", "modules"), ("own", "own")], indirect=True
-)
-def test_a_module_folder_that_links_outside_is_refused(kind, folder, tmp_path):
-    shutil.move(folder / "1_Pooling", tmp_path / "elsewhere")
-    (folder / "1_Pooling").symlink_to(tmp_path / "elsewhere")
-    assert "'1_Pooling', which is not inside" in refusal(kind, folder)
 
 
 @pytest.mark.parametrize(
@@ -485,7 +484,7 @@ def test_a_module_of_an_encoder_runs_only_if_trusted(kind, folder, tmp_path, mon
     entries = json.loads((folder / "modules.json").read_text())
     entries.append({"idx": 9, "name": "9", "path": "", "type": "own_code.OwnModule"})
     (folder / "modules.json").write_text(json.dumps(entries))
-    assert "own_code.OwnModule, which is not built in" in refusal(kind, folder)
+    assert "'own_code.OwnModule', which is not built in" in refusal(kind, folder)
     assert not marker.exists()
     OPENED[kind](folder, device="cpu", trust_remote_code=True)
     assert marker.exists()

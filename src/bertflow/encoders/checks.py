@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from logging import ERROR, WARNING
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from sentence_transformers.util import import_from_string, load_file_path
+from sentence_transformers.util import load_file_path
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
@@ -25,7 +25,6 @@ BUILT_IN = "sentence_transformers."
 # No hidden state depends on these parts of a model, and many checkpoints lack them.
 ASIDE = {"pooler", "lm_head", "cls", "classifier", "score", "qa_outputs"}
 NAMED = 3
-CLASS_NAME = re.compile(r"[A-Za-z_]\w{0,99}(\.[A-Za-z_]\w{0,99}){1,9}", re.ASCII)
 # A git-lfs pointer is smaller than this.
 LARGEST_POINTER = 1024
 # transformers' mark on a tensor that it has read.
@@ -82,40 +81,29 @@ def check_weights(
     """Refuse a model whose files lack weights, or have more blocks than it.
 
     transformers makes up what is missing, drops what it has no place for, and only logs both.
-
-    Args:
-        modules: The loaded modules of a sentence-transformers model.
-        name: The folder or hub name that they were loaded from.
-        folders: In it, the folder of each.
-        keywords: More of `from_pretrained`.
+    `folders` are those of the modules in the folder or hub name that they were loaded from, with
+    the `keywords` of `from_pretrained`.
     """
     for part, home in zip(modules, folders, strict=False):
         for model, folder in _models(part, home):
-            file = load_file_path(
-                *(name, "config.json", folder),
-                revision=keywords.get("revision"),
-                local_files_only=True,  # The hub's are in its cache by now.
-            )
+            # The hub's files are in its cache by now.
+            where = {"revision": keywords.get("revision"), "local_files_only": True}
+            file = load_file_path(name, "config.json", folder, **where)
             if file is not None and "gguf_file" not in keywords:
                 _check_blocks(Path(file))
-            # transformers does not document its mark: where one lacks, it is asked.
-            state = model.state_dict(keep_vars=True)
-            if not _needed(key for key, one in state.items() if not getattr(one, MARK, False)):
+            # transformers does not document its mark: where one lacks, the model is loaded once
+            # more, and transformers is asked.
+            state = model.state_dict(keep_vars=True).items()
+            if not _needed(key for key, one in state if not getattr(one, MARK, False)):
                 continue
-            missing = _missing(type(model), name, folder, keywords)
-            some = ", ".join(missing[:NAMED])
-            if len(missing) > NAMED:
-                some += f" and {len(missing) - NAMED} more"
-            if missing and len(missing) == len(_needed(state)):
+            how = {"subfolder": folder, "output_loading_info": True, **keywords}
+            _, report = type(model).from_pretrained(name, **how)
+            if missing := _needed(report["missing_keys"]):
+                more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
                 raise ModelError(
-                    f"{Path(name) / folder} holds none of the weights of a "
-                    f"{type(model).__name__} ({some}): sentence-transformers cannot load it; use "
-                    "another encoder"
-                )
-            if missing:
-                raise ModelError(
-                    f"{Path(name) / folder} lacks weights that its config.json asks for: {some}; "
-                    "get its files again"
+                    f"{Path(name) / folder} lacks weights that a {type(model).__name__} as in its "
+                    f"config.json has: {', '.join(missing[:NAMED])}{more}; get its files again, or "
+                    "use another encoder"
                 )
 
 
@@ -127,13 +115,6 @@ def _models(module: Any, folder: str) -> Iterator[tuple[PreTrainedModel, str]]:
         for place, part in enumerate(parts):
             inside = f"{route}_{place}_{type(part).__name__}"
             yield from _models(part, f"{folder}/{inside}" if folder else inside)
-
-
-def _missing(kind: Any, name: str, folder: str, keywords: Mapping[str, Any]) -> list[str]:
-    """Load a model once more, to learn which weights its files lack."""
-    how = {"subfolder": folder, "output_loading_info": True, **keywords}
-    _, report = kind.from_pretrained(name, **how)
-    return _needed(report["missing_keys"])
 
 
 def _needed(names: Iterable[str]) -> list[str]:
@@ -167,64 +148,30 @@ def _check_blocks(file: Path) -> None:
 
 def check_files(folder: Path) -> None:
     """Refuse a folder with git-lfs pointers in the place of files."""
-    try:
-        for path in folder.rglob("*"):
-            if path.is_file() and path.stat().st_size < LARGEST_POINTER:
-                said = contents(path.read_bytes()[:HEAD])
-                if said is not None and "pointer" in said:
-                    raise ModelError(f"{path} {said}")
-    except OSError as error:
-        raise ModelError(f"{folder} cannot be read: {error.strerror or error}") from None
+    for path in folder.rglob("*"):
+        if path.is_file() and path.stat().st_size < LARGEST_POINTER:
+            said = contents(path.read_bytes()[:HEAD])
+            if said is not None and "pointer" in said:
+                raise ModelError(f"{path} {said}")
 
 
 def read_modules(
     file: Path, *, trust_remote_code: bool = False, own: str | None = None
 ) -> list[dict[str, str]]:
-    """Read the list of a sentence-transformers model's modules, and check what it asks for.
+    """Read the list of a sentence-transformers model's modules.
 
-    It must not ask for a folder outside the model's, wherever links lead, nor, without trust, for a
-    class that is neither of sentence-transformers nor `own`.
+    Without trust, a class that is neither of sentence-transformers nor `own` is refused: versions
+    before 6 run code that lies in a folder.
     """
-    entries = read_json(file)
-    if not isinstance(entries, list) or not entries:
-        raise ModelError(f"{file} is no list of modules")
-    for place, entry in enumerate(entries):
-        for key in ["name", "path", "type"]:
-            if not isinstance(entry, dict) or not isinstance(entry.get(key), str):
-                raise ModelError(f"{file} is no list of modules: entry {place} has no {key}")
-        if not _is_inside(file.parent.resolve(), entry["path"]):
-            raise ModelError(
-                f"{file} asks for {shown(entry['path'])}, which is not inside {file.parent}"
-            )
-        kind = entry["type"]
-        if not CLASS_NAME.fullmatch(kind):
-            raise ModelError(f"{file} asks for {shown(kind)}, which names no class")
-        if kind.startswith(BUILT_IN):
-            module_class(kind, file)
-        elif kind != own and not trust_remote_code:
-            raise ModelError(f"{file} asks for {kind}, which is not built in; {TRUST}")
-    if len({entry["name"] for entry in entries}) < len(entries):
-        raise ModelError(f"{file} has two modules of one name")
+    entries: list[dict[str, str]] = read_json(file)
+    try:
+        kinds, names = [str(entry["type"]) for entry in entries], {one["name"] for one in entries}
+    except (TypeError, KeyError):
+        kinds, names = [], set()
+    # sentence-transformers would lose the first of two modules of one name.
+    if not kinds or len(names) < len(kinds):
+        raise ModelError(f"{file} is no list of modules, each with a type and a name of its own")
+    for kind in kinds:
+        if not trust_remote_code and kind != own and not kind.startswith(BUILT_IN):
+            raise ModelError(f"{file} asks for {shown(kind)}, which is not built in; {TRUST}")
     return entries
-
-
-def _is_inside(home: Path, path: str) -> bool:
-    """Whether a path, written for any system and wherever its links lead, stays inside a folder."""
-    written = PureWindowsPath(path)  # Knows either slash.
-    if written.anchor or ".." in written.parts:
-        return False
-    try:
-        return (home / path).resolve().is_relative_to(home)
-    except (OSError, RuntimeError, ValueError):  # A name too long, a ring of links, a null byte.
-        return False
-
-
-def module_class(name: str, file: Path) -> Any:
-    """Import a module's class from sentence-transformers."""
-    try:
-        kind = import_from_string(name)
-    except (ImportError, AttributeError):
-        raise ModelError(f"{file} asks for {name}, which sentence-transformers lacks") from None
-    if not isinstance(kind, type) or not issubclass(kind, nn.Module) or not hasattr(kind, "load"):
-        raise ModelError(f"{file} asks for {name}, which is no module that can be loaded")
-    return kind

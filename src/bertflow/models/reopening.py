@@ -7,18 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import import_from_string
 
 from bertflow.arrays import check_device
 from bertflow.calibrators import load_calibrator
 from bertflow.calibrators.readme import CARD
 from bertflow.calibrators.writing import SUBFOLDER
-from bertflow.encoders.checks import (
-    check_files,
-    check_weights,
-    module_class,
-    read_modules,
-    readable,
-)
+from bertflow.encoders.checks import check_files, check_weights, read_modules, readable
 from bertflow.encoders.description import read_card
 from bertflow.encoders.encoder import CALIBRATOR, keep_picklable
 from bertflow.encoders.loading import load_encoder
@@ -59,10 +54,10 @@ def load(
             f"{path} is no calibrated model: it holds no {SUBFOLDER}/, which one that was trained "
             "or set otherwise after it was calibrated does not have; SentenceTransformer loads it"
         )
-    check_files(path)
-    calibrator = load_calibrator(path / SUBFOLDER)
     trust: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     with readable(lambda said: f"{path} cannot be loaded: {said}"):
+        check_files(path)
+        calibrator = load_calibrator(path / SUBFOLDER)
         entries = read_modules(path / "modules.json", own=MODULE_PATH, **trust)
         model = CalibratedSentenceTransformer(str(path), device=device, **trust)
         check_weights(model, str(path), [entry["path"] for entry in entries], **trust)
@@ -70,7 +65,7 @@ def load(
             name, kind = entry["name"], entry["type"]
             if name.startswith(CALIBRATOR):
                 if model.dtype in HALF and kind != MODULE_PATH:  # Read it again, in float32.
-                    whole = module_class(kind, path).load(str(path), subfolder=entry["path"])
+                    whole = import_from_string(kind).load(str(path), subfolder=entry["path"])
                     model._modules[name] = whole.to(model.device)
                 model._modules[name].register_forward_pre_hook(raise_input)
     log.info("%s: a calibrated model, %r", path, calibrator)
