@@ -488,7 +488,7 @@ def test_a_hidden_state_that_is_not_there_is_refused(refused, tiny_bert, index):
     [
         (["--pooling", "max"], "unknown pooling 'max'; expected one of cls, mean, last2avg"),
         (["--pooling", "layers:x"], "unknown pooling 'layers:x'"),
-        (["--pooling", "layers:1,1"], "different hidden states"),
+        (["--pooling", "layers:1,1"], "unknown pooling 'layers:1,1'"),
         (["--max-length", 33], "max_length 33 is above the encoder's 32"),
         (["--max-length", 0], "max_length must be an integer of at least 1"),
         (["--device", "nonsense"], "nonsense"),

@@ -203,7 +203,7 @@ def test_verbose_tells_of_encoder_corpus_cache_and_fit(cli, work, tiny_bert):
     fit = ["fit", "--encoder", tiny_bert, "--corpus", "s.txt", "--output", "out"]
     _, _, err = cli("-v", *fit)
     for said in [
-        f"encoders.loading: {tiny_bert} from a folder in ",
+        f"encoders.loading: {tiny_bert} loaded in ",
         "at most 32 tokens",
         "data.sources: s.txt: 2 sentences",
         "2 sentences, 2 of them new",

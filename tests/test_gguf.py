@@ -260,7 +260,7 @@ def test_a_gguf_that_is_cut_off_anywhere_is_one_error(file, cache, tmp_path):
 )
 def test_a_gguf_that_is_none_is_refused(content, tmp_path):
     (tmp_path / "x.gguf").write_bytes(content)
-    with pytest.raises(ModelError, match=r"x\.gguf cannot be loaded: it is not a whole \.gguf"):
+    with pytest.raises(ModelError, match=r"x\.gguf cannot be loaded: "):
         load_encoder(tmp_path / "x.gguf", device="cpu")
 
 

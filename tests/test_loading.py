@@ -216,9 +216,10 @@ def test_what_the_encoder_cannot_do_is_refused_by_name(tiny_bert):
         ({"pooling": "avg"}, "unknown pooling 'avg'"),
         ({"pooling": "layers:"}, "unknown pooling"),
         ({"pooling": "layers:one"}, "unknown pooling"),
-        ({"pooling": "layers:1,1"}, "different hidden states"),
+        ({"pooling": "layers:1,1"}, "unknown pooling"),
+        ({"pooling": 5}, "unknown pooling '5'"),
         ({"pooling": "layers:4"}, "has 3 blocks"),
-        ({"pooling": "layers:-1"}, "from 0 up"),
+        ({"pooling": "layers:-1"}, "unknown pooling"),
         ({"max_length": 33}, "above the encoder's 32 tokens"),
         ({"max_length": 0}, "at least 1"),
         ({"dtype": "int8"}, "dtype must be one of"),
@@ -227,9 +228,10 @@ def test_what_the_encoder_cannot_do_is_refused_by_name(tiny_bert):
             load_encoder(tiny_bert, **arguments)
 
 
-def test_last2avg_needs_two_blocks():
-    with pytest.raises(InputError, match="needs 2 blocks"):
-        hidden_states("last2avg", 1)
+def test_last2avg_needs_a_block():
+    assert hidden_states("last2avg", 1) == (0, 1)
+    with pytest.raises(InputError, match="has 0 blocks"):
+        hidden_states("last2avg", 0)
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "a/b/c", ""])

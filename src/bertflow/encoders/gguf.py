@@ -23,7 +23,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from bertflow.encoders.checks import readable
 from bertflow.errors import MissingDependencyError, ModelError
 from bertflow.io.files import staged
 
@@ -54,10 +53,9 @@ def check_readable(path: Path) -> None:
 
 
 def licence_of(path: Path) -> str | None:
-    """The licence that a .gguf names, if it does; a ModelError if the file is damaged."""
-    with readable(lambda said: f"{path} cannot be loaded: it is not a whole .gguf: {said}"):
-        field = quick_reader()(path).get_field("general.license")
-        return None if field is None else str(field.contents())
+    """The licence that a .gguf names, if it does."""
+    field = quick_reader()(path).get_field("general.license")
+    return None if field is None else str(field.contents())
 
 
 def forget_gguf(model: nn.Module, name: str) -> None:

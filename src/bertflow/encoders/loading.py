@@ -10,13 +10,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.util import is_sentence_transformer_model, load_file_path
-from torch import nn
 
 from bertflow.arrays import check_device
 from bertflow.encoders.checks import check_files, check_weights, read_modules, readable
@@ -29,15 +28,15 @@ from bertflow.encoders.gguf import (
     licence_of,
     quick_gguf,
 )
-from bertflow.encoders.pooling import (
-    cut_to,
-    hidden_states,
-    parse_pooling,
-    pooled,
-    side_by_side,
-)
+from bertflow.encoders.pooling import ANY_BLOCKS, cut_to, hidden_states, pooled, side_by_side
 from bertflow.encoders.probe import check_encoder, positions
-from bertflow.errors import InputError, MissingDependencyError, ModelError, check_number
+from bertflow.errors import (
+    InputError,
+    MissingDependencyError,
+    ModelError,
+    check_choice,
+    check_number,
+)
 from bertflow.io.reading import hub_answers, read_json
 from bertflow.io.result_store import Result, key_of
 from bertflow.process_state import pinned
@@ -105,19 +104,17 @@ def load_encoder(
         MissingDependencyError: A .gguf without its packages; the message is the pip line.
     """
     if pooling is not None:
-        parse_pooling(pooling)
-    if dtype not in DTYPES:
-        raise InputError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+        hidden_states(pooling, ANY_BLOCKS)
+    check_choice("dtype", dtype, tuple(DTYPES))
     if max_length is not None:
         check_number("max_length", max_length, 1, integer=True)
     if device is not None:
         check_device(device)
+    began = time.perf_counter()
     try:
         source = _locate(name, revision)
     except OSError as error:  # Such as a name too long for the file system.
         raise ModelError(f"{str(name)[:80]} is no encoder: {error.strerror}") from None
-    began, licence = time.perf_counter(), None
-    called = str(name)
     with readable(lambda said: _explanation(name, said, source)):
         if source.modules:
             # Another pooling is tried out on the processor.
@@ -125,31 +122,34 @@ def load_encoder(
             model = _load_modules(source, place, DTYPES[dtype], trust_remote_code)
             transformer: Any = model[0]
         else:
-            transformer, licence = _load_transformer(source, dtype, cache, trust_remote_code)
+            transformer = _load_transformer(source, dtype, cache, trust_remote_code)
+        _limit(transformer, max_length, None if source.modules else DEFAULT_MAX_LENGTH)
         if source.modules and pooling is None:
-            _limit(transformer, max_length, default=None)
-            check_encoder(model.eval(), called)
+            check_encoder(model.eval(), str(name))
         else:
             pooling = pooling or DEFAULT_POOLING
-            if not isinstance(transformer, Transformer):
-                raise InputError(
-                    f"pooling={pooling!r} needs a transformer, but {name} begins with "
-                    f"{type(transformer).__name__}; leave pooling out"
-                )
-            _pad_right(transformer, name)
-            _limit(transformer, max_length, None if source.modules else DEFAULT_MAX_LENGTH)
-            model = _tried_out(transformer, pooling, called, device, source, dtype, cache)
+            _make_poolable(transformer, pooling, name)
+            if source.gguf is None or cache is None:
+                model = pooled(transformer, pooling, str(name), device)
+            else:
+                recipe = {
+                    **describe_gguf(source.gguf, dtype),
+                    "pooling": pooling,
+                    "max_length": transformer.max_seq_length,
+                    "device": device,
+                    "libraries": library_versions(),
+                }
+                model = _remembered(transformer, str(name), recipe, cache)
         keep_picklable(model)
-    if licence is not None:
+    if source.gguf is not None and (licence := licence_of(source.gguf)):
         # The model keeps no trace of the .gguf, where it could be found later.
         model.model_card_data.license = licence
     if source.hub:
         note_hub(model, source.name, revision)
     log.info(
-        "%s from %s in %.1f s: %s; %s on %s, at most %s tokens",
-        *(name, "the hub or its cache" if source.hub else "a folder", time.perf_counter() - began),
-        *(", ".join(type(module).__name__ for module in model), str(model.dtype), model.device),
-        model.max_seq_length,
+        "%s loaded in %.1f s: %s; %s on %s, at most %s tokens",
+        *(name, time.perf_counter() - began, ", ".join(type(module).__name__ for module in model)),
+        *(model.dtype, model.device, model.max_seq_length),
     )
     return model
 
@@ -177,13 +177,12 @@ def load_poolings(
     named = [pooling for pooling in poolings if pooling is not None]
     if len(named) < len(poolings) or not named:
         raise InputError(f"several poolings must each be named, got {list(poolings)}")
-    spelled = all(pooling.startswith("layers:") for pooling in named)
+    spelled = [pooling for pooling in named if pooling.startswith("layers:")]
     # Blocks above the highest state are cut off; recipes by name go up to the last.
-    states = {state for one in named if spelled for state in hidden_states(one, 1 << 30)}
-    widest = f"layers:{','.join(map(str, sorted(states)))}" if spelled else "embed-last-avg"
-    encoder, blocks = _with_all_states(name, widest, **how)
-    pools = [(hidden_states(one, blocks), one == "cls") for one in named]
-    return side_by_side(encoder, pools)
+    states = {state for pooling in spelled for state in hidden_states(pooling, ANY_BLOCKS)}
+    several = len(spelled) == len(named)
+    widest = f"layers:{','.join(map(str, sorted(states)))}" if several else "embed-last-avg"
+    return side_by_side(load_encoder(name, pooling=widest, **how), named)[0]
 
 
 def load_layers(name: str | Path, **how: Any) -> tuple[SentenceTransformer, list[str]]:
@@ -196,50 +195,22 @@ def load_layers(name: str | Path, **how: Any) -> tuple[SentenceTransformer, list
     Returns:
         The encoder, and the pooling of each part: "layers:0" for the embeddings to "layers:L".
     """
-    encoder, blocks = _with_all_states(name, "embed-last-avg", **how)
-    names = [f"layers:{state}" for state in range(blocks + 1)]
-    return side_by_side(encoder, [((state,), False) for state in range(blocks + 1)]), names
+    return side_by_side(load_encoder(name, pooling="embed-last-avg", **how))
 
 
-def _with_all_states(name: str | Path, pooling: str, **how: Any) -> tuple[SentenceTransformer, int]:
-    """An encoder that gives all its hidden states, and how many blocks it has."""
-    encoder = load_encoder(name, pooling=pooling, **how)
-    config: Any = encoder[0].model.config  # type: ignore[union-attr]
-    config.output_hidden_states = True
-    return encoder, config.get_text_config().num_hidden_layers
-
-
-def _tried_out(
-    transformer: Transformer,
-    pooling: str,
-    name: str,
-    device: str | None,
-    source: _Source,
-    dtype: str,
-    cache: SentenceCache | None,
-) -> SentenceTransformer:
-    """The encoder of a recipe, checked by the probe; of a .gguf the cache remembers the result."""
-    if source.gguf is None or cache is None:
-        model, alone = pooled(transformer, pooling, name, device)
-        check_encoder(
-            model, f"{name} with {pooling}", alone if model.device.type == "cpu" else None
-        )
-        return model
-    recipe = {
-        **describe_gguf(Path(source.name) / source.gguf, dtype),
-        "pooling": pooling,
-        "max_length": transformer.max_seq_length,
-        "device": device,
-        "libraries": library_versions(),
-    }
-    key, began = key_of(recipe), time.perf_counter()
+def _remembered(
+    transformer: Transformer, name: str, recipe: Mapping[str, Any], cache: SentenceCache
+) -> Encoder:
+    """The encoder of a .gguf, whose number of blocks the cache remembers from an earlier probe."""
+    key, pooling, device = key_of(recipe), recipe["pooling"], recipe["device"]
     if (found := cache.results.get(key)) is not None:
         return cut_to(transformer, pooling, found.result["blocks"], device)
-    model = _tried_out(transformer, pooling, name, device, source, dtype, None)
+    began = time.perf_counter()
+    model = pooled(transformer, pooling, name, device)
     config: Any = transformer.model.config
     result = {"blocks": config.get_text_config().num_hidden_layers}
+    seconds = time.perf_counter() - began
     try:
-        seconds = time.perf_counter() - began
         cache.results.put(
             Result(kind="probe", key=key, recipe=recipe, result=result, seconds=seconds)
         )
@@ -250,15 +221,11 @@ def _tried_out(
 
 def _load_transformer(
     source: _Source, dtype: str, cache: SentenceCache | None, trusted: bool
-) -> tuple[Transformer, str | None]:
-    """Load a plain transformer, and the licence that its .gguf names."""
+) -> Transformer:
     how: dict[str, Any] = {"trust_remote_code": trusted, **source.hub}
-    licence = None
     reading: Any = nullcontext()
     if source.gguf is not None:
-        file = Path(source.name) / source.gguf
-        licence, reading = licence_of(file), quick_gguf(file, dtype, cache)
-        how["gguf_file"] = source.gguf
+        reading, how["gguf_file"] = quick_gguf(source.gguf, dtype, cache), source.gguf.name
     with reading:
         transformer = Transformer(
             source.name,
@@ -270,27 +237,24 @@ def _load_transformer(
         )
     check_weights([transformer], source.name, [""], **how)
     if source.gguf is not None:
-        forget_gguf(transformer.model, source.gguf)
-    return transformer, licence
+        forget_gguf(transformer.model, source.gguf.name)
+    return transformer
 
 
 def _load_modules(
     source: _Source, device: str | None, dtype: torch.dtype, trusted: bool
 ) -> SentenceTransformer:
     """Load a sentence-transformers model, of a folder or of the hub."""
-    name = source.name
-    file = load_file_path(name, "modules.json", **source.hub)
-    if file is None:
-        raise ModelError(f"{name} has no modules.json")
-    about = load_file_path(name, "config_sentence_transformers.json", **source.hub)
-    if about is not None:
-        kind = read_json(Path(about)).get("model_type")
-        if kind not in (None, SentenceTransformer.__name__):
+    name, usual = source.name, SentenceTransformer.__name__
+    if about := load_file_path(name, "config_sentence_transformers.json", **source.hub):
+        # sentence-transformers would take the transformer alone, with a pooling of its own.
+        if (kind := read_json(Path(about)).get("model_type") or usual) != usual:
             raise ModelError(
                 f"{name} is a {kind}, whose output is no dense sentence vector; give a "
-                "SentenceTransformer or a plain transformer"
+                f"{usual} or a plain transformer"
             )
-    entries = read_modules(Path(file), trust_remote_code=trusted)
+    listed = Path(load_file_path(name, "modules.json", **source.hub) or "modules.json")
+    entries = read_modules(listed, trust_remote_code=trusted)
     how: dict[str, Any] = {"trust_remote_code": trusted, **source.hub}
     model = Encoder(name, device=device, model_kwargs={"dtype": dtype}, **how)
     check_weights(model, name, [entry["path"] for entry in entries], **how)
@@ -299,17 +263,14 @@ def _load_modules(
 
 @dataclass(frozen=True)
 class _Source:
-    """Where an encoder is.
+    """Where an encoder is: a folder or a name on the hub, with its .gguf file if it is one.
 
-    Attributes:
-        name: A folder, or a name on the hub.
-        gguf: The .gguf file in the folder, if it is one.
-        modules: Whether it is a sentence-transformers model.
-        hub: Keywords with which libraries find it on the hub; empty for a folder.
+    `modules` says that it is a sentence-transformers model. `hub` are the keywords with which
+    libraries find it on the hub, empty for a folder.
     """
 
     name: str
-    gguf: str | None = None
+    gguf: Path | None = None
     modules: bool = False
     hub: Mapping[str, Any] = field(default_factory=dict)
 
@@ -322,8 +283,7 @@ def has_pooling(name: str | Path) -> bool:
 def _locate(name: str | Path, revision: str | None) -> _Source:
     path = Path(name)
     if path.suffix == ".gguf" or path.is_file():
-        check_readable(path)
-        return _Source(str(path.parent), gguf=path.name)
+        return _gguf(path)
     if path.is_dir():
         return _in_folder(path)
     text = str(name)
@@ -338,31 +298,31 @@ def _locate(name: str | Path, revision: str | None) -> _Source:
     return hub
 
 
+def _gguf(path: Path) -> _Source:
+    check_readable(path)
+    return _Source(str(path.parent), path)
+
+
 def _in_folder(path: Path) -> _Source:
-    if (path / "modules.json").is_file():
+    names = ("modules.json", "config.json", "adapter_config.json")
+    if there := [name for name in names if (path / name).is_file()]:
         check_files(path)
-        return _Source(str(path), modules=True)
-    if (path / "config.json").is_file():
-        check_files(path)
-        if b'"calibrator"' in (path / "config.json").read_bytes()[:4096]:
+        if there[0] == "config.json" and b'"calibrator"' in (path / there[0]).read_bytes()[:4096]:
             raise ModelError(
                 f"{path} is a calibrator alone, without an encoder; use it with "
                 "`bertflow transform`, or attach it to its encoder"
             )
-        return _Source(str(path))
-    if (path / "adapter_config.json").is_file():
-        if find_spec("peft") is None:
+        if there[0] == "adapter_config.json" and find_spec("peft") is None:
             raise MissingDependencyError(
                 f"reading the adapter in {path} needs peft: pip install peft"
             )
-        return _Source(str(path))
+        return _Source(str(path), modules=there[0] == "modules.json")
     files = sorted(path.glob("*.gguf"))
     if len(files) != 1:
         raise ModelError(
             f"{path} is no encoder: it holds none of modules.json, config.json or one .gguf file"
         )
-    check_readable(files[0])
-    return _Source(str(path), gguf=files[0].name)
+    return _gguf(files[0])
 
 
 def _explanation(name: str | Path, said: str, source: _Source) -> str:
@@ -376,32 +336,32 @@ def _explanation(name: str | Path, said: str, source: _Source) -> str:
     )
 
 
-def _pad_right(transformer: Transformer, name: str | Path) -> None:
-    tokenizer: Any = transformer.tokenizer
-    if tokenizer is None:
+def _make_poolable(transformer: Any, pooling: str, name: str | Path) -> None:
+    """Let a tokenizer pad on the right, which leaves the positions of tokens as they are."""
+    if not isinstance(transformer, Transformer):
+        raise InputError(
+            f"pooling={pooling!r} needs a transformer, but {name} begins with "
+            f"{type(transformer).__name__}; leave pooling out"
+        )
+    if (tokenizer := cast("Any", transformer.tokenizer)) is None:
         raise ModelError(f"{name} has no tokenizer")
     tokenizer.padding_side = "right"
     if tokenizer.pad_token is None:
-        spare = tokenizer.eos_token or tokenizer.unk_token or tokenizer.bos_token
-        if spare is None:
-            raise ModelError(f"the tokenizer of {name} has no token that could serve as padding")
-        tokenizer.pad_token = spare
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.bos_token
 
 
-def _limit(module: nn.Module, max_length: int | None, default: int | None) -> None:
+def _limit(module: Any, max_length: int | None, default: int | None) -> None:
     """Set how many tokens of a text are read, at most as many as tokenizer and model take."""
-    own: Any = getattr(module, "max_seq_length", None)
-    if not isinstance(module, Transformer):
-        if max_length is None:
-            return
-        if own is None or math.isinf(own):
-            raise InputError(
-                f"max_length {max_length} cannot be set: the encoder begins with "
-                f"{type(module).__name__}, which reads texts of any length; leave it out"
-            )
-        module.max_seq_length = min(max_length, own)
+    own, most = getattr(module, "max_seq_length", None), None
+    if isinstance(module, Transformer):
+        most = positions(module)
+    elif max_length is None:
         return
-    most = positions(module)
+    elif own is None or math.isinf(own):
+        raise InputError(
+            f"max_length {max_length} cannot be set: the encoder begins with "
+            f"{type(module).__name__}, which reads texts of any length; leave it out"
+        )
     if max_length is not None and most is not None and max_length > most:
         raise InputError(f"max_length {max_length} is above the encoder's {most} tokens")
     limits = [max_length or default, own, most]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from inspect import signature
 from typing import Any
@@ -20,31 +21,23 @@ from torch import Tensor, nn
 from bertflow.arrays import Array
 from bertflow.encoders.checks import readable
 from bertflow.encoders.encoder import Encoder
-from bertflow.encoders.probe import difference, probe_texts, probed, tolerance
-from bertflow.errors import InputError, ModelError, shown, unknown
+from bertflow.encoders.probe import check_encoder, difference, probe_texts, probed, tolerance
+from bertflow.errors import InputError, ModelError, unknown
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)
 
-RECIPES = ("cls", "mean", "last2avg", "first-last-avg", "embed-last-avg", "layers:1,12")
-
-
-def parse_pooling(pooling: str) -> tuple[int, ...] | None:
-    """The layers that a recipe spells out, or None for a recipe by name."""
-    if not isinstance(pooling, str):
-        raise InputError(f"pooling must be one of {', '.join(RECIPES)}, got {shown(pooling)}")
-    if pooling in RECIPES[:-1]:
-        return None
-    kind, _, numbers = pooling.partition(":")
-    try:
-        if kind != "layers":
-            raise ValueError
-        layers = tuple(int(number) for number in numbers.split(","))
-    except ValueError:
-        raise unknown("pooling", pooling, RECIPES) from None
-    if len(set(layers)) < len(layers) or min(layers) < 0:
-        raise InputError(f"pooling {pooling!r} must name different hidden states from 0 up")
-    return layers
+# The hidden states of the recipes by name; negative ones are counted from behind the last.
+STATES = {
+    "cls": (-1,),
+    "mean": (-1,),
+    "last2avg": (-2, -1),
+    "first-last-avg": (1, -1),
+    "embed-last-avg": (0, -1),
+}
+RECIPES = (*STATES, "layers:1,12")
+# More blocks than any encoder has.
+ANY_BLOCKS = 1 << 30
 
 
 def hidden_states(pooling: str, blocks: int) -> tuple[int, ...]:
@@ -59,80 +52,56 @@ def hidden_states(pooling: str, blocks: int) -> tuple[int, ...]:
         >>> hidden_states("last2avg", 12), hidden_states("layers:0,6", 12)
         ((11, 12), (0, 6))
     """
-    layers = parse_pooling(pooling)
-    if layers is None:
-        layers = {
-            "cls": (blocks,),
-            "mean": (blocks,),
-            "last2avg": (blocks - 1, blocks),
-            "first-last-avg": (1, blocks),
-            "embed-last-avg": (0, blocks),
-        }[pooling]
-    if max(layers) > blocks:
+    recipe = str(pooling)
+    spelled = re.fullmatch(r"layers:(\d+(?:,\d+)*)", recipe)
+    layers = [int(number) for number in spelled[1].split(",")] if spelled else STATES.get(recipe)
+    if not layers or len(set(layers)) < len(layers):
+        raise unknown("pooling", recipe, RECIPES)
+    found = sorted({layer if layer >= 0 else blocks + 1 + layer for layer in layers})
+    if found[0] < 0 or found[-1] > blocks:
         raise InputError(
-            f"pooling {pooling!r} asks for hidden state {max(layers)}, but the encoder has "
+            f"pooling {recipe!r} asks for hidden state {found[-1]}, but the encoder has "
             f"{blocks} blocks (hidden states 0 to {blocks})"
         )
-    if pooling == "last2avg" and blocks < 2:
-        raise InputError(f"pooling 'last2avg' needs 2 blocks, but the encoder has {blocks}")
-    return tuple(sorted(set(layers)))
+    return tuple(found)
 
 
-def pooled(
-    transformer: Transformer, pooling: str, name: str, device: str | None
-) -> tuple[SentenceTransformer, Array]:
-    """The encoder of a recipe, cut to the blocks that it needs where that changes nothing.
-
-    The probe's vectors come with it, computed on the processor.
-    """
-    states = [_hidden_states(transformer, text, name) for text in probe_texts(transformer)]
-    try:
-        layers = hidden_states(pooling, len(states[0]) - 1)
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from None
-    name = f"{name} with {pooling}"
-    if len({one[layer].shape[-1] for one in states for layer in layers}) > 1:
-        widths = ", ".join(str(states[0][layer].shape[-1]) for layer in layers)
+def pooled(transformer: Transformer, pooling: str, name: str, device: str | None) -> Encoder:
+    """The encoder of a recipe, cut to the blocks that it needs where that changes no vector."""
+    model: Any = transformer.model
+    if getattr(model.config, "is_encoder_decoder", False) and hasattr(model, "decoder"):
         raise ModelError(
-            f"{name} would average hidden states of different widths ({widths}); take one, such as "
-            "pooling mean"
+            f"{name} is an encoder-decoder ({type(model).__name__}), of which "
+            "sentence-transformers would pool the decoder; use another encoder"
         )
-    first = pooling == "cls"
+    states = [_hidden_states(transformer, text, name) for text in probe_texts(transformer)]
+    total, first = len(states[0]) - 1, pooling == "cls"
+    layers, name = hidden_states(pooling, total), f"{name} with {pooling}"
     wanted = np.stack(
         [
             np.mean([one[n][0] if first else one[n].mean(axis=0) for n in layers], axis=0)
             for one in states
         ]
     )
-    total = len(states[0]) - 1
-    cut = Cut(transformer.model, total)
-    off, said = np.inf, ""
+    cut, said = Cut(model, total), ""
     for blocks in cut.choices(layers[-1]):
-        cut.keep(blocks)
-        if blocks < total and not cut.can_be_saved():
-            continue
-        modules = [transformer, *_pools(transformer, layers, blocks, first)]
-        model = Encoder(modules=modules, device="cpu")
         try:
-            alone = probed(model, name)
-            off = difference(wanted, alone)
-        except ModelError as error:  # A model that cannot be cut may still work whole.
+            modules = cut.modules(transformer, layers, blocks, first)
+            encoder = Encoder(modules=modules, device="cpu")
+            alone = probed(encoder, name)
+        except Exception as error:  # A model that cannot be cut may still work whole.
             said = str(error)
             continue
-        if off <= tolerance(model):
+        if (off := difference(wanted, alone)) <= tolerance(encoder):
             log.info("kept %d of %d blocks", blocks, total)
-            return Encoder(modules=modules, device=device).eval(), alone
-    if np.isinf(off):
-        raise ModelError(f"{said} or another pooling")
-    if _is_decoder(transformer.model):
-        raise ModelError(
-            f"{name} is an encoder-decoder ({type(transformer.model).__name__}), of which "
-            "sentence-transformers would pool the decoder; use another encoder"
+            encoder = Encoder(modules=modules, device=device).eval()
+            check_encoder(encoder, name, alone if encoder.device.type == "cpu" else None)
+            return encoder
+        said = (
+            f"{name} is pooled otherwise by sentence-transformers (off by {off:.0%} of a vector's "
+            f"length) than its hidden states {', '.join(map(str, layers))}; use another encoder"
         )
-    raise ModelError(
-        f"{name} is pooled otherwise by sentence-transformers (off by {off:.0%} of a vector's "
-        f"length) than its hidden states {', '.join(map(str, layers))}; use another pooling"
-    )
+    raise ModelError(f"{said} or another pooling")
 
 
 def cut_to(transformer: Transformer, pooling: str, blocks: int, device: str | None) -> Encoder:
@@ -140,9 +109,8 @@ def cut_to(transformer: Transformer, pooling: str, blocks: int, device: str | No
     config: Any = transformer.model.config
     total = config.get_text_config().num_hidden_layers
     layers = hidden_states(pooling, total)
-    Cut(transformer.model, total).keep(blocks)
-    pools = _pools(transformer, layers, blocks, pooling == "cls")
-    return Encoder(modules=[transformer, *pools], device=device).eval()
+    modules = Cut(transformer.model, total).modules(transformer, layers, blocks, pooling == "cls")
+    return Encoder(modules=modules, device=device).eval()
 
 
 @pinned()
@@ -150,46 +118,16 @@ def cut_to(transformer: Transformer, pooling: str, blocks: int, device: str | No
 def _hidden_states(transformer: Transformer, text: str, name: str) -> list[Array]:
     """All hidden states of a text, each of shape (tokens, D), without sentence-transformers."""
     model: Any = transformer.eval().model
-    reader = model.get_encoder() if _is_decoder(model) else model
     with readable(lambda said: f"{name} cannot encode a sentence: {said}; use another encoder"):
         features = transformer.preprocess([text])
         inputs = {key: one for key, one in features.items() if isinstance(one, torch.Tensor)}
-        taken = signature(reader.forward).parameters
+        taken = signature(model.forward).parameters
         if "input_ids" in taken:  # An adapter's forward has no names.
             inputs = {key: one for key, one in inputs.items() if key in taken}
-        found = reader(**inputs, output_hidden_states=True, return_dict=True)
+        found = model(**inputs, output_hidden_states=True, return_dict=True)
         # A model without blocks has only its output.
         states = getattr(found, "hidden_states", None) or (found.last_hidden_state,)
         return [state[0].float().numpy() for state in states]
-
-
-def _is_decoder(model: Any) -> bool:
-    return bool(getattr(model.config, "is_encoder_decoder", False)) and hasattr(model, "decoder")
-
-
-def _pools(
-    transformer: Transformer, layers: Sequence[int], blocks: int, first: bool
-) -> list[nn.Module]:
-    """The modules that average hidden states of a model with so many blocks."""
-    width = transformer.get_embedding_dimension()
-    several = tuple(layers) != (blocks,)
-    # Parts of a model may have configurations of their own, as T5's encoder has.
-    for module in transformer.model.modules():
-        config: Any = getattr(module, "config", None)
-        if hasattr(config, "output_hidden_states"):
-            config.output_hidden_states = several
-    pooling = Pooling(width, pooling_mode="cls" if first else "mean")
-    if not several:
-        return [pooling]
-    weights = torch.zeros(blocks + 1 - layers[0])
-    weights[[layer - layers[0] for layer in layers]] = 1.0
-    mix = WeightedLayerPooling(
-        width,
-        num_hidden_layers=blocks,
-        layer_start=layers[0],
-        layer_weights=nn.Parameter(weights, requires_grad=False),
-    )
-    return [mix, pooling]
 
 
 class Cut:
@@ -201,28 +139,27 @@ class Cut:
     """
 
     def __init__(self, model: nn.Module, total: int) -> None:
-        self.total = total
-        self._configs: list[Any] = []
-        for module in model.modules():
-            config = getattr(module, "config", None)
-            if hasattr(config, "get_text_config"):
-                config = config.get_text_config()  # type: ignore[union-attr]
-            known = any(config is other for other in self._configs)
-            if getattr(config, "num_hidden_layers", None) == total and not known:
-                self._configs.append(config)
+        self.model, self.total = model, total
+        known = [getattr(module, "config", None) for module in model.modules()]
+        texts = [one.get_text_config() for one in known if hasattr(one, "get_text_config")]
+        configs = {id(one): one for one in texts if getattr(one, "num_hidden_layers", 0) == total}
+        # With their lists that have an entry for each block.
+        self._configs = [
+            (
+                config,
+                {
+                    name: of
+                    for name, of in config.to_dict().items()
+                    if isinstance(of, list) and len(of) == total
+                },
+            )
+            for config in configs.values()
+        ]
         self._blocks = [
             (parent, name, child)
             for parent in model.modules()
             for name, child in parent.named_children()
             if isinstance(child, nn.ModuleList) and len(child) == total
-        ]
-        self._lists = [
-            {
-                key: value
-                for key, value in config.to_dict().items()
-                if isinstance(value, list) and len(value) == total
-            }
-            for config in self._configs
         ]
 
     def choices(self, top: int) -> list[int]:
@@ -232,23 +169,37 @@ class Cut:
         least = max(top, 1)
         return sorted({min(least, self.total), min(least + 1, self.total), self.total})
 
-    def keep(self, count: int) -> None:
-        """Keep the first blocks, in place; `total` puts all of them back."""
+    def modules(
+        self, transformer: Transformer, layers: Sequence[int], count: int, first: bool
+    ) -> list[nn.Module]:
+        """The first blocks, in place, and behind them the modules that average hidden states."""
         for parent, name, full in self._blocks:
             setattr(parent, name, full if count == self.total else full[:count])
-        for config, lists in zip(self._configs, self._lists, strict=True):
+        for config, lists in self._configs:
             for key, value in lists.items():
                 setattr(config, key, value[:count])
             config.num_hidden_layers = count
-
-    def can_be_saved(self) -> bool:
-        """Whether the configuration can be read again; some refuse a number of blocks."""
-        try:
-            for config in self._configs:
+            if count < self.total:  # Some refuse to be read again with so many.
                 type(config).from_dict(config.to_dict())
-        except Exception:  # Whatever it says, the model is not cut there.
-            return False
-        return True
+        several = tuple(layers) != (count,)
+        # Parts of a model may have configurations of their own, as T5's encoder has.
+        for module in self.model.modules():
+            config: Any = getattr(module, "config", None)
+            if hasattr(config, "output_hidden_states"):
+                config.output_hidden_states = several
+        width = transformer.get_embedding_dimension()
+        pooling = Pooling(width, pooling_mode="cls" if first else "mean")
+        if not several:
+            return [transformer, pooling]
+        weights = torch.zeros(count + 1 - layers[0])
+        weights[[layer - layers[0] for layer in layers]] = 1.0
+        mix = WeightedLayerPooling(
+            width,
+            num_hidden_layers=count,
+            layer_start=layers[0],
+            layer_weights=nn.Parameter(weights, requires_grad=False),
+        )
+        return [transformer, mix, pooling]
 
 
 class SeveralPoolings(nn.Module):
@@ -290,9 +241,14 @@ class SeveralPoolings(nn.Module):
 
 
 def side_by_side(
-    encoder: SentenceTransformer, pools: Sequence[tuple[Sequence[int], bool]]
-) -> SentenceTransformer:
-    """An encoder with several poolings; its transformer must give all hidden states."""
+    encoder: SentenceTransformer, poolings: Sequence[str] | None = None
+) -> tuple[SentenceTransformer, list[str]]:
+    """An encoder with several poolings, or with the mean of every hidden state; and their names."""
     transformer: Any = encoder[0]
+    config = transformer.model.config
+    config.output_hidden_states = True
+    blocks = config.get_text_config().num_hidden_layers
+    names = list(poolings or [f"layers:{state}" for state in range(blocks + 1)])
+    pools = [(hidden_states(name, blocks), name == "cls") for name in names]
     last = SeveralPoolings(pools, transformer.get_embedding_dimension())
-    return Encoder(modules=[transformer, last], device=str(encoder.device)).eval()
+    return Encoder(modules=[transformer, last], device=str(encoder.device)).eval(), names
