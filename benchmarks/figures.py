@@ -283,7 +283,7 @@ def report(path: Path) -> None:
     from bertflow import SentenceCache, calibrate, load_encoder
     from bertflow.data import sample_sentences
     from bertflow.demo import default_encoder, documentation_sentences
-    from bertflow.encoders import save_model
+    from bertflow.models import save_model
     from bertflow.report import build_report, write_report
 
     program = find_browser()

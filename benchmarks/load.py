@@ -79,7 +79,8 @@ def calls_of(encoder: str, place: Path) -> dict[str, Callable[[int], Any]]:
     import numpy as np
 
     from bertflow import Flow, SentenceCache, calibrate, load, load_encoder
-    from bertflow.encoders import embed, save_model
+    from bertflow.encoders import embed
+    from bertflow.models import save_model
 
     raw = load_encoder(encoder, pooling="first-last-avg", device="cpu")
     sentences = [sentence for sentence, _ in zip(texts(), range(200), strict=False)]

@@ -18,7 +18,7 @@ from transformers import BertConfig, BertModel
 
 from benchmarks.measuring import seconds, versions
 from bertflow.calibrators import Calibrator, Flow, Whitening
-from bertflow.encoders import to_modules
+from bertflow.models import to_modules
 
 WIDTH, BATCH, TOKENS = 768, 32, 13
 

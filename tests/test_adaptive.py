@@ -17,9 +17,9 @@ from bertflow.calibrators import (
     save_calibrator,
 )
 from bertflow.data import read_task
-from bertflow.encoders import to_modules
 from bertflow.errors import InputError
 from bertflow.evaluation import correlate, paired_cosine
+from bertflow.models import to_modules
 
 CLOUDS = ["smollm2-135m_first-last-avg", "smollm2-135m_last2avg", "minilm-l6_mean_first2000"]
 RAW = CLOUDS[:2]

@@ -39,9 +39,10 @@ from bertflow.calibrators import (
 from bertflow.cli import options
 from bertflow.cli.main import app, run
 from bertflow.cli.options import build_calibrator
-from bertflow.encoders import Precision, calibrate, load_encoder, pooling, save_model
+from bertflow.encoders import Precision, load_encoder, pooling
 from bertflow.errors import FewRowsWarning, InputError, ModelError
 from bertflow.evaluation import evaluate
+from bertflow.models import calibrate, save_model
 from bertflow.models.calibrated import CalibratedSentenceTransformer
 from conftest import QUIET, tree
 
@@ -542,7 +543,7 @@ def test_a_calibrator_alone_is_no_encoder(refused, tiny_fitted, index):
 @either_way_of_loading
 def test_a_file_or_folder_that_is_no_encoder_is_refused(refused, work, index):
     Path("notes.txt").write_text("notes")
-    assert "notes.txt is a file, but not a .gguf" in refused(*loading_commands("notes.txt")[index])
+    assert "notes.txt is no .gguf file" in refused(*loading_commands("notes.txt")[index])
     assert "data is no encoder" in refused(*loading_commands("./data")[index])
 
 

@@ -19,16 +19,10 @@ from bertflow.analysis import (
 )
 from bertflow.calibrators import Whitening
 from bertflow.data import read_task, sample_sentences
-from bertflow.encoders import (
-    calibrate,
-    embed,
-    load_encoder,
-    load_layers,
-    load_word_vectors,
-    save_model,
-)
+from bertflow.encoders import embed, load_encoder, load_layers, load_word_vectors
 from bertflow.errors import InputError
 from bertflow.evaluation import score_pairs
+from bertflow.models import calibrate, save_model
 from task_files import graded_rows, write_tasks
 
 pytestmark = pytest.mark.usefixtures("as_in_a_process_of_its_own")

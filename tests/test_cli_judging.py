@@ -14,7 +14,7 @@ import pytest
 from bertflow.calibrators import Whitening
 from bertflow.cli.score_pages import comparison_page, scores_page
 from bertflow.data import CATALOG, STS_TASKS, read_corpus, read_pairs, read_task
-from bertflow.encoders import calibrate, load_encoder, save_model
+from bertflow.encoders import load_encoder
 from bertflow.evaluation import (
     METHODS,
     TASKS,
@@ -27,6 +27,7 @@ from bertflow.evaluation import (
     score_all,
     score_pairs,
 )
+from bertflow.models import calibrate, save_model
 from conftest import save_tiny_encoder, tree
 from task_files import graded_rows, write_qnli, write_tasks
 

@@ -11,8 +11,9 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators import Whitening
-from bertflow.encoders import calibrate, load_encoder, save_model
+from bertflow.encoders import load_encoder
 from bertflow.finetuning import Recipe, siamese
+from bertflow.models import calibrate, save_model
 from task_files import graded_rows
 
 pytestmark = pytest.mark.usefixtures("as_in_a_process_of_its_own")

@@ -28,11 +28,11 @@ from bertflow.encoders import (
     embed,
     embedding,
     encode_file,
-    save_model,
     streaming,
 )
 from bertflow.errors import ModelError
 from bertflow.io.result_store import ResultStore
+from bertflow.models import save_model
 from conftest import REPOSITORY, tree
 
 ARCHIVES = sorted((REPOSITORY / "tests/fixtures/saved").glob("*.tar.xz"))

@@ -18,8 +18,9 @@ from transformers import AutoModel, PreTrainedModel
 
 from bertflow import calibrate, load, load_encoder
 from bertflow.calibrators import Standardization
-from bertflow.encoders import checks, load_layers, load_poolings, open_model
+from bertflow.encoders import checks, load_layers, load_poolings
 from bertflow.errors import ModelError
+from bertflow.models import open_model
 from gguf_files import write_gguf
 
 SENTENCES = ["the dog runs .", "a man plays the guitar on the street .", "bread"]

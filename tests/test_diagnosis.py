@@ -14,8 +14,8 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from bertflow import Whitening, analysis, calibrate, load, load_encoder
 from bertflow.analysis import diagnose
 from bertflow.cli.main import run
-from bertflow.encoders import save_model
 from bertflow.errors import InputError
+from bertflow.models import save_model
 
 
 @pytest.fixture

@@ -214,7 +214,6 @@ def test_a_calibrated_model_shows_its_encoder_and_calibrator(encoder, tiny_sente
         assert f"{name}{value}" in shown
     del model.calibrator
     assert "calibrated" not in repr(model).splitlines()[1]
-    parsed(model._repr_html_())
 
 
 # Bars.

@@ -277,7 +277,8 @@ import bertflow
 from bertflow.errors import FewRowsWarning
 warnings.simplefilter("ignore", FewRowsWarning)
 from bertflow import Flow, Whitening, calibrate, load_encoder, load, save_calibrator
-from bertflow.encoders import encode_file, open_model, save_model
+from bertflow.encoders import encode_file
+from bertflow.models import open_model, save_model
 encoder, data = sys.argv[1:]
 sentences = [f"the dog {'eats ' * n}bread ." for n in range(40)]
 model = calibrate(load_encoder(encoder, device="cpu"), sentences, Flow(epochs=1, device="cpu"))

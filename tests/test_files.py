@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from bertflow.calibrators import Whitening, save_calibrator
-from bertflow.encoders import calibrate, encode_file, load_encoder, save_model
+from bertflow.encoders import encode_file, load_encoder
 from bertflow.errors import InputError, ModelError, quoted
 from bertflow.io.files import (
     check_apart,
@@ -34,6 +34,7 @@ from bertflow.io.files import (
     write_text,
 )
 from bertflow.io.vectors import transform_file
+from bertflow.models import calibrate, save_model
 from bertflow.report import build_report, write_report
 from conftest import save_tiny_encoder, tree
 

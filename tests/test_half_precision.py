@@ -14,7 +14,7 @@ from sklearn.base import clone
 from bertflow import attach, calibrate, load, load_encoder
 from bertflow.calibrators import Flow, Whitening
 from bertflow.calibrators.storage import CALIBRATORS
-from bertflow.encoders import to_modules
+from bertflow.models import to_modules
 
 PORTABLE = {
     **{name: build() for name, build in CALIBRATORS.items()},

@@ -34,18 +34,11 @@ from bertflow import (
     save_calibrator,
 )
 from bertflow.analysis.frequency import frequent_words
-from bertflow.encoders import (
-    VectorCache,
-    embed,
-    embedding,
-    encode_file,
-    encoding,
-    load_poolings,
-    save_model,
-)
+from bertflow.encoders import VectorCache, embed, embedding, encode_file, encoding, load_poolings
 from bertflow.encoders.checks import quietly
 from bertflow.encoders.embedding import count_cut_of
 from bertflow.encoders.encoding import Encoding, Group
+from bertflow.models import save_model
 from conftest import REPOSITORY
 
 THREADS, PROCESSES = 8, 4

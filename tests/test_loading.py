@@ -262,18 +262,6 @@ def test_a_broken_gguf_is_one_error(tmp_path):
         load_encoder(tmp_path / "model.gguf")
 
 
-def test_a_gguf_package_that_is_too_old_is_refused_with_the_remedy(tmp_path, monkeypatch):
-    pytest.importorskip("gguf", reason="needs the extra gguf")
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr("bertflow.encoders.gguf.version", lambda name: "0.17.1")
-    with pytest.raises(MissingDependencyError) as raised:
-        load_encoder(tmp_path / "model.gguf")
-    assert str(raised.value) == (
-        "reading model.gguf needs gguf from 0.18 on, and 0.17.1 is installed: "
-        "pip install 'bertflow[gguf]'"
-    )
-
-
 @pytest.mark.parametrize("how", ["offline by wish", "no network"])
 def test_a_hub_name_without_network_is_one_quick_error(how, monkeypatch, caplog):
     if how == "offline by wish":

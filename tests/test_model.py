@@ -17,9 +17,10 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 
 from bertflow import attach, calibrate, load, load_calibrator, load_encoder, save_calibrator
 from bertflow.calibrators import AllButTheTop, Flow, Standardization, Whitening
-from bertflow.encoders import describe_encoder, embed, open_model, save_model
+from bertflow.encoders import describe_encoder, embed
 from bertflow.encoders.encoding import encode_distinct
 from bertflow.errors import InputError, ModelError
+from bertflow.models import open_model, save_model
 from conftest import save_tiny_encoder, tree
 
 CALIBRATORS = {
@@ -205,7 +206,6 @@ def test_truncated_encoders_are_calibrated_on_what_they_give(tiny_bert, tiny_sen
         ({"devices": ["meta"]}, "there is no device 'meta' here"),
         ({"progress": "x"}, "progress must be a function or a bool, got 'x'"),
         ({"sample": "5"}, "a sample needs at least 2 sentences, got '5'"),
-        ({"provenance": {"probe": 1}}, "provenance has {'probe'}, which calibrate notes"),
         ({"checkpoint": "/"}, "cannot write /: it is a folder"),
     ],
 )
@@ -300,7 +300,7 @@ def test_a_provenance_that_does_not_tell_the_encoder_is_refused(encoder, tiny_se
     without = {name: value for name, value in described.items() if name != "weights"}
     for told in [{}, without, None, "bert"]:
         calibrator.provenance_ = {**calibrator.provenance_, "encoder": told}
-        with pytest.raises(ModelError, match=r"weights None, not '|describes no encoder"):
+        with pytest.raises(ModelError, match="weights None, not '"):
             attach(encoder, calibrator)
     # The name alone may change: the folder was moved.
     calibrator.provenance_["encoder"] = described | {"name": "elsewhere"}

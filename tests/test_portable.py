@@ -22,8 +22,8 @@ from bertflow.calibrators import (
     Whitening,
 )
 from bertflow.calibrators.storage import CALIBRATORS as REGISTERED
-from bertflow.encoders import to_modules
 from bertflow.errors import ModelError
+from bertflow.models import to_modules
 
 CALIBRATORS = {
     "adaptive whitening": AdaptiveWhitening(),

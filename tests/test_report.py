@@ -17,16 +17,10 @@ import pytest
 from bertflow.analysis import diagnose
 from bertflow.analysis.diagnosis import evidence_of
 from bertflow.calibrators import Flow, Whitening, load_calibrator, save_calibrator
-from bertflow.encoders import (
-    SentenceCache,
-    calibrate,
-    embed,
-    encoding,
-    load_encoder,
-    save_model,
-)
+from bertflow.encoders import SentenceCache, embed, encoding, load_encoder
 from bertflow.errors import BertflowError, InputError
 from bertflow.evaluation import Difference
+from bertflow.models import calibrate, save_model
 from bertflow.report import build_report, check_page, draw, page, render, write_report
 from bertflow.report.draw import LOOKS
 from bertflow.report.page import VARIABLES

@@ -23,7 +23,7 @@ import pytest
 from bertflow import evaluation
 from bertflow.calibrators import AllButTheTop, Flow, Standardization
 from bertflow.data import STS_TASKS, read_sentences
-from bertflow.encoders import calibrate, load_encoder
+from bertflow.encoders import load_encoder
 from bertflow.errors import (
     InputError,
     MissingDataError,
@@ -33,6 +33,7 @@ from bertflow.errors import (
 )
 from bertflow.evaluation import Difference, compare, evaluate
 from bertflow.io.result_store import ResultStore
+from bertflow.models import calibrate
 from bertflow.paper import (
     NAMES,
     Material,

@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow import Flow, SentenceCache, Whitening, calibrate, compare, load_encoder
 from bertflow.data import Pairs
-from bertflow.encoders import embed, encode_file, load, save_model
+from bertflow.encoders import embed, encode_file
 from bertflow.encoders.sentence_cache import (
     FILES,
     SentenceIndex,
@@ -27,6 +27,7 @@ from bertflow.encoders.sentence_cache import (
 )
 from bertflow.errors import InputError
 from bertflow.evaluation import score_pairs
+from bertflow.models import load, save_model
 from conftest import WORDS
 
 

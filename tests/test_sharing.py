@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import ModelCard, constants
 
 from bertflow import Flow, Whitening, attach, calibrate, load, load_calibrator, load_encoder
-from bertflow.encoders import save_model
+from bertflow.models import save_model
 from conftest import tree
 from hub_stand_in import hub_running
 

@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 import bertflow
 from bertflow.calibrators import AllButTheTop, Flow, Standardization, Whitening
 from bertflow.data import CATALOG, STS_TASKS, Pairs, read_task
-from bertflow.encoders import calibrate, load_encoder
+from bertflow.encoders import load_encoder
 from bertflow.errors import InputError, MissingDataError
 from bertflow.evaluation import (
     TASKS,
@@ -33,6 +33,7 @@ from bertflow.evaluation import (
     score_all,
     score_pairs,
 )
+from bertflow.models import calibrate
 from conftest import of_probe
 from task_files import write_qnli, write_tasks
 

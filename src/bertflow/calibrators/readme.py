@@ -226,11 +226,6 @@ def named(content: str, name: str) -> str:
     return content.replace(f'"{HERE}"', f'"{name}"')
 
 
-def fenced(lines: str) -> str:
-    """Python code as Markdown has it."""
-    return f"```python\n{lines}\n```\n"
-
-
 def table(facts: Mapping[str, str]) -> str:
     """Names and cells of Markdown as a table."""
     rows = [f"| {name} | {cell} |" for name, cell in facts.items()]

@@ -1,10 +1,4 @@
-"""Encoders: text to matrices.
-
-Calibrated models have a package of their own, `bertflow.models`. Their names are here, too.
-"""
-
-from importlib import import_module
-from typing import Any
+"""Encoders: text to matrices. Calibrated models are in `bertflow.models`."""
 
 from bertflow.encoders.description import describe_encoder, library_versions
 from bertflow.encoders.devices import DevicesEncoding, parse_devices
@@ -53,12 +47,3 @@ __all__ = [
     "resolved_precision",
     "sample_corpus",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    # Models stand on encoders, so their names are looked up when they are asked for.
-    if not name.startswith("_"):
-        models = import_module("bertflow.models")
-        if name in models.__all__:
-            return getattr(models, name)
-    raise AttributeError(f"module 'bertflow.encoders' has no attribute {name!r}")

@@ -87,7 +87,7 @@ def check_weights(
     for part, home in zip(modules, folders, strict=False):
         for model, folder in _models(part, home):
             # The hub's files are in its cache by now.
-            where = {"revision": keywords.get("revision"), "local_files_only": True}
+            where: dict[str, Any] = {"revision": keywords.get("revision"), "local_files_only": True}
             file = load_file_path(name, "config.json", folder, **where)
             if file is not None and "gguf_file" not in keywords:
                 _check_blocks(Path(file))
@@ -97,11 +97,12 @@ def check_weights(
             if not _needed(key for key, one in state if not getattr(one, MARK, False)):
                 continue
             how = {"subfolder": folder, "output_loading_info": True, **keywords}
-            _, report = type(model).from_pretrained(name, **how)
+            kind: Any = type(model)
+            _, report = kind.from_pretrained(name, **how)
             if missing := _needed(report["missing_keys"]):
                 more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
                 raise ModelError(
-                    f"{Path(name) / folder} lacks weights that a {type(model).__name__} as in its "
+                    f"{Path(name) / folder} lacks weights that a {kind.__name__} as in its "
                     f"config.json has: {', '.join(missing[:NAMED])}{more}; get its files again, or "
                     "use another encoder"
                 )

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,18 @@ from sentence_transformers.util import load_file_path
 
 import bertflow
 from bertflow.calibrators.readme import CARD
+from bertflow.encoders.encoder import config_of
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.probe import fingerprint, probed
 from bertflow.errors import InputError
 from bertflow.io.reading import hub_answers
 
+LIBRARIES = ("torch", "transformers", "sentence-transformers", "scikit-learn", "numpy")
+version = cache(metadata.version)  # Looking one up takes as long as encoding a sentence.
 # Settings of a model that its vectors do not depend on, or that are described elsewhere.
 APART = ("_name_or_path", "architectures", "dtype", "transformers_version")
-LARGEST_CARD = 10**6
 # The beginning of a card with metadata; the hub's client complains about cards without.
 METADATA = re.compile(r"\s*---[ \t]*\r?\n")
-COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def describe_encoder(encoder: SentenceTransformer) -> dict[str, Any]:
@@ -53,9 +54,11 @@ def vocabulary_hash(encoder: SentenceTransformer) -> str | None:
     It stays the same when an encoder is saved and loaded again.
     """
     get_vocab = getattr(getattr(encoder[0], "tokenizer", None), "get_vocab", None)
-    if not callable(get_vocab):
-        return None
-    return hashlib.sha256(json.dumps(get_vocab(), sort_keys=True).encode()).hexdigest()
+    return _sha256(json.dumps(get_vocab(), sort_keys=True)) if callable(get_vocab) else None
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def describe_settings(encoder: SentenceTransformer) -> dict[str, Any]:
@@ -68,10 +71,9 @@ def describe_settings(encoder: SentenceTransformer) -> dict[str, Any]:
         if isinstance(module, WeightedLayerPooling):
             used = module.layer_weights.nonzero().flatten().tolist()
             layers = [module.layer_start + int(layer) for layer in used]
-    config = getattr(getattr(encoder[0], "model", None), "config", None)
     limit = encoder.max_seq_length
     return {
-        "name": getattr(config, "_name_or_path", None) or None,
+        "name": getattr(config_of(encoder), "_name_or_path", None) or None,
         "modules": [type(module).__name__ for module in encoder],
         "pooling": pooling,
         "layers": layers,
@@ -90,9 +92,8 @@ def describe_vectors(
     """Describe all that an encoder's vectors depend on, so that nothing else has its description.
 
     `describe_encoder` is for people. This tells apart more: tokenizers, settings of modules, and
-    versions of the libraries.
-
-    `description` is that of `describe_encoder`, if it is known: reading all weights takes a while.
+    versions of the libraries. `description` is what that gives, if it is known: reading all weights
+    takes a while.
 
     Raises:
         InputError: The tokenizer cannot be described.
@@ -104,14 +105,9 @@ def describe_vectors(
         "probe": fingerprint(probed(encoder)),
         "encoder": {name: value for name, value in facts.items() if name != "name"},
         "precision": precision,
-        "modules": hashlib.sha256(modules.encode()).hexdigest(),
-        "versions": _versions(),
+        "modules": _sha256(modules),
+        "versions": {name: version(name) for name in ("transformers", "sentence-transformers")},
     }
-
-
-@cache  # Looking versions up takes as long as encoding a sentence.
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in ("transformers", "sentence-transformers")}
 
 
 def _module(module: Any) -> dict[str, Any]:
@@ -139,14 +135,12 @@ def _module(module: Any) -> dict[str, Any]:
 
 
 def _tokenizer(tokenizer: Any) -> dict[str, Any]:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None and hasattr(tokenizer, "to_str"):
-        backend = tokenizer
-    if backend is not None:
+    backend = getattr(tokenizer, "backend_tokenizer", None) or tokenizer
+    if hasattr(backend, "to_str"):
         text = backend.to_str()
         # Truncation and padding come first; each call sets them.
         _, mark, rest = text.partition('"added_tokens"')
-        content = {"sha256": hashlib.sha256((rest if mark else text).encode()).hexdigest()}
+        content = {"sha256": _sha256(rest if mark else text)}
     elif callable(getattr(tokenizer, "get_vocab", None)):
         content = {"vocabulary": tokenizer.get_vocab()}
         if hasattr(tokenizer, "get_config_dict"):
@@ -159,19 +153,7 @@ def _tokenizer(tokenizer: Any) -> dict[str, Any]:
 
 def library_versions() -> dict[str, str]:
     """Versions of the packages that a result depends on."""
-    names = ["torch", "transformers", "sentence-transformers", "scikit-learn", "numpy"]
-    return {"bertflow": bertflow.__version__, **{name: version(name) for name in names}}
-
-
-def note_hub(model: Any, name: str, revision: str | None) -> None:
-    """Note in an encoder that has just come from the hub its name and commit there."""
-    model._hub_name = name
-    with suppress(Exception):  # Without the commit the name is still right.
-        for file in ("config.json", "modules.json"):
-            where: dict[str, Any] = {"revision": revision, "local_files_only": True}
-            home = Path(load_file_path(name, file, **where) or "").parent.name
-            if COMMIT.fullmatch(home):
-                model._hub_commit = home
+    return {"bertflow": bertflow.__version__, **{name: version(name) for name in LIBRARIES}}
 
 
 def origin_of(encoder: SentenceTransformer) -> dict[str, str]:
@@ -188,50 +170,35 @@ def origin_of(encoder: SentenceTransformer) -> dict[str, str]:
         {}
     """
     origin: dict[str, str] = {}
-    # sentence-transformers has asked the hub before it calls a name a base model.
-    name = getattr(encoder, "_hub_name", None) or encoder.model_card_data.base_model
-    if isinstance(name, str):
-        origin["base_model"] = name
-        if commit := getattr(encoder, "_hub_commit", None):
-            origin["revision"] = commit
-    licence, source = encoder.model_card_data.license, "its file or its owner"
+    data, commit = encoder.model_card_data, getattr(config_of(encoder), "_commit_hash", None)
+    # `load_encoder` notes what came from the hub; sentence-transformers asks the hub before.
+    if isinstance(data.base_model, str):
+        origin = {"base_model": data.base_model, **({"revision": commit} if commit else {})}
+    licence, source = data.license, "its file or its owner"
     if not licence:
-        licence, source = _licence_in_card(_card(encoder, origin)), "its card"
+        licence, source = _licence_in_card(encoder, origin), "its card"
     if licence:
         origin |= {"license": licence.strip().lower(), "license_from": source}
     return origin
 
 
-def _card(encoder: SentenceTransformer, origin: Mapping[str, str]) -> str:
-    """An encoder's card: the one it was loaded with, the hub's, or the one in its folder."""
-    if text := getattr(encoder, "_model_card_text", None):
-        return str(text)
-    if "base_model" in origin:
-        where: dict[str, Any] = {
-            "revision": origin.get("revision"),
-            "local_files_only": not hub_answers(),
-        }
-        with suppress(Exception):  # The hub may have no card, or not answer.
-            return read_card(Path(load_file_path(origin["base_model"], CARD, **where) or ""))
-        return ""
-    name = getattr(getattr(getattr(encoder[0], "model", None), "config", None), "_name_or_path", "")
-    return read_card(Path(name) / CARD) if isinstance(name, str) and name else ""
-
-
-def _licence_in_card(text: str) -> str | None:
+def _licence_in_card(encoder: SentenceTransformer, origin: Mapping[str, str]) -> str | None:
+    """The licence in the card that an encoder was loaded with, the hub's, or its folder's."""
     from huggingface_hub import ModelCard
 
-    if not METADATA.match(text):
-        return None
-    with suppress(Exception):  # Anyone may have written the card.
-        data: Any = ModelCard(text, ignore_metadata_errors=True).data
-        return data.license if isinstance(data.license, str) else None
+    with suppress(Exception):  # There may be no card, and anyone may have written it.
+        text = getattr(encoder, "_model_card_text", None)
+        if not text and "base_model" in origin:
+            where: Any = {
+                "revision": origin.get("revision"),
+                "local_files_only": not hub_answers(),
+            }
+            text = Path(load_file_path(origin["base_model"], CARD, **where) or "").read_text(
+                "utf-8"
+            )
+        elif not text:
+            text = (Path(config_of(encoder)._name_or_path) / CARD).read_text(encoding="utf-8")
+        if METADATA.match(text):
+            data: Any = ModelCard(text, ignore_metadata_errors=True).data
+            return data.license if isinstance(data.license, str) else None
     return None
-
-
-def read_card(path: Path) -> str:
-    """The text of a card; empty if there is none, or a file too large for one."""
-    with suppress(OSError, ValueError):
-        if path.is_file() and path.stat().st_size <= LARGEST_CARD:
-            return path.read_text(encoding="utf-8")
-    return ""

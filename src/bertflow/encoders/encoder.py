@@ -14,10 +14,9 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import nn
 from transformers import PreTrainedModel
 
-from bertflow.errors import InputError, shown
+from bertflow.errors import InputError
 from bertflow.process_state import pinned
 
-NAMED = 3
 # Names of the modules that calibrate begin with this; their place follows.
 CALIBRATOR = "calibrator_"
 # The methods that lead from text to vectors, and the packages whose hooks every model has.
@@ -38,16 +37,19 @@ class Encoder(SentenceTransformer):
     @pinned()
     def encode(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Vectors of sentences, as `SentenceTransformer.encode` gives them."""
-        name = "inputs" if "inputs" in kwargs else "sentences"
-        given = args[0] if args else kwargs.pop(name, None)
+        given = args[0] if args else kwargs.pop("sentences", kwargs.pop("inputs", None))
         if not isinstance(given, str | dict):
-            given = as_sentences(given)
-            given = given if isinstance(given, list) else list(given)
+            given = list(as_sentences(given))
             if not given:
                 return super().encode(["a"], *args[1:], **kwargs)[:0]
             if not any(isinstance(one, dict) for one in given):  # Messages and other inputs.
                 check_text(given)
         return super().encode(given, *args[1:], **kwargs)
+
+
+def config_of(model: SentenceTransformer) -> Any:
+    """Transformers' configuration of a model's first module; None if it is none of theirs."""
+    return getattr(getattr(model[0], "model", None), "config", None)
 
 
 def encoder_of(model: SentenceTransformer) -> SentenceTransformer:
@@ -161,22 +163,14 @@ def as_sentences(given: Any) -> Iterable[str]:
     Raises:
         InputError: It is one text, a table, a mapping, or nothing of one dimension.
     """
-    if isinstance(given, str | bytes):
-        raise InputError("expected sentences, got one text; put it in a list")
-    kind = type(given).__name__
-    names = getattr(given, "column_names", None)
-    if names is None:
-        names = list(given) if isinstance(given, Mapping) else getattr(given, "columns", None)
-    if names is not None:
-        some = ", ".join(shown(name) for name in list(names)[:NAMED])
-        raise InputError(f"expected sentences, got a {kind}; give one column of it ({some} ...)")
-    if len(shape := getattr(given, "shape", (0,))) != 1:
-        raise InputError(f"expected sentences, got a {kind} of shape {shape}; give one column")
-    if hasattr(given, "to_pylist"):
-        return list(given.to_pylist())
-    if not isinstance(given, Iterable):
-        raise InputError(f"expected sentences, got {shown(given)}; give a list of texts")
-    return given
+    several = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+    table = any(getattr(given, name, None) is not None for name in ("column_names", "columns"))
+    if not several or table or len(getattr(given, "shape", (0,))) != 1:
+        raise InputError(
+            f"expected sentences, got {type(given).__name__}; give a list of texts, or one column "
+            "of a table"
+        )
+    return list(given.to_pylist()) if hasattr(given, "to_pylist") else given
 
 
 def check_text(sentences: Sequence[str], first: int = 0) -> None:

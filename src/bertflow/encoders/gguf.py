@@ -8,7 +8,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache as once
 from functools import partial
 from importlib.metadata import version
@@ -18,7 +18,6 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from packaging.version import Version
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -29,8 +28,6 @@ from bertflow.io.files import staged
 if TYPE_CHECKING:
     from bertflow.encoders.sentence_cache import SentenceCache
 
-# Earlier versions lack the names that transformers gives the weights of a model without a head.
-OLDEST_GGUF = Version("0.18")
 # The format of the files in the cache, as part of their keys.
 FORM = 2
 
@@ -39,13 +36,9 @@ _one_at_a_time = RLock()
 
 def check_readable(path: Path) -> None:
     """Refuse a .gguf that is not there, is none by its name, or lacks the packages to read it."""
-    if not path.is_file():
-        raise ModelError(f"{path} does not exist; give the path of a .gguf file")
-    if path.suffix != ".gguf":
-        raise ModelError(f"{path} is a file, but not a .gguf; give a folder or a .gguf file")
+    if not path.is_file() or path.suffix != ".gguf":
+        raise ModelError(f"{path} is no .gguf file; give the path of one, or a folder")
     missing = [package for package in ["gguf", "accelerate"] if find_spec(package) is None]
-    if not missing and Version(there := version("gguf")) < OLDEST_GGUF:
-        missing = [f"gguf from {OLDEST_GGUF} on, and {there} is installed"]
     if missing:
         raise MissingDependencyError(
             f"reading {path.name} needs {' and '.join(missing)}: pip install 'bertflow[gguf]'"
@@ -91,7 +84,7 @@ def quick_gguf(file: Path, dtype: str, cache: SentenceCache | None) -> Iterator[
     from transformers import modeling_gguf_pytorch_utils
 
     reader: Any = modeling_gguf_pytorch_utils
-    with _one_at_a_time:
+    with _one_at_a_time, ExitStack() as undone:
         changes: list[tuple[Any, str, Any]] = [
             (gguf, "GGUFReader", quick_reader()),
             (gguf, "get_tensor_name_map", once(gguf.get_tensor_name_map)),
@@ -100,23 +93,15 @@ def quick_gguf(file: Path, dtype: str, cache: SentenceCache | None) -> Iterator[
             # Draw its bar on terminals only; transformers has no setting for that.
             changes.append((reader, "tqdm", partial(reader.tqdm, disable=None)))
         if cache is not None:
-            load = reader.load_gguf_checkpoint
+            name, load = "load_gguf_checkpoint", reader.load_gguf_checkpoint
             kept = _kept(file, dtype, cache, load)
             # Some versions of transformers import the function into the modules that call it.
-            users = [one for one in list(sys.modules.values()) if _names(one, load)]
-            changes += [(user, "load_gguf_checkpoint", kept) for user in users]
-        before = [(holder, name, getattr(holder, name)) for holder, name, _ in changes]
-        try:
-            for holder, name, value in changes:
-                setattr(holder, name, value)
-            yield
-        finally:
-            for holder, name, value in before:
-                setattr(holder, name, value)
-
-
-def _names(module: Any, function: Any) -> bool:
-    return getattr(module, "__dict__", {}).get("load_gguf_checkpoint") is function
+            modules = [one for one in [*sys.modules.values()] if hasattr(one, "__dict__")]
+            changes += [(one, name, kept) for one in modules if vars(one).get(name) is load]
+        for holder, name, value in changes:
+            undone.callback(setattr, holder, name, getattr(holder, name))
+            setattr(holder, name, value)
+        yield
 
 
 @once

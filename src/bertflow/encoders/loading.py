@@ -18,16 +18,10 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.util import is_sentence_transformer_model, load_file_path
 
 from bertflow.arrays import check_device
+from bertflow.encoders import gguf
 from bertflow.encoders.checks import check_files, check_weights, read_modules, readable
-from bertflow.encoders.description import library_versions, note_hub
+from bertflow.encoders.description import library_versions
 from bertflow.encoders.encoder import Encoder, keep_picklable
-from bertflow.encoders.gguf import (
-    check_readable,
-    describe_gguf,
-    forget_gguf,
-    licence_of,
-    quick_gguf,
-)
 from bertflow.encoders.pooling import ANY_BLOCKS, cut_to, hidden_states, pooled, side_by_side
 from bertflow.encoders.probe import check_encoder, positions
 from bertflow.errors import (
@@ -72,8 +66,7 @@ def load_encoder(
     have none, a padding token.
 
     Args:
-        name: A hub name, a folder (of transformers or sentence-transformers), a .gguf file, or a
-            folder that holds one.
+        name: A hub name, a folder of either library, a .gguf file, or a folder that holds one.
         pooling: How token states become a sentence vector, i counting hidden states from 0, the
             embeddings, to L, the last block:
 
@@ -90,11 +83,7 @@ def load_encoder(
         dtype: "float32", "float16" or "bfloat16".
         revision: Branch, tag or commit on the hub.
         trust_remote_code: Whether code that comes with the encoder may run.
-        cache: Keeps the content of a .gguf, so that it opens quickly the next time; None keeps
-            nothing.
-
-    Returns:
-        The encoder, in evaluation mode.
+        cache: Keeps the content of a .gguf, so that it opens quickly the next time.
 
     Raises:
         InputError: An unknown pooling, a layer the encoder does not have, or too large a
@@ -111,11 +100,9 @@ def load_encoder(
     if device is not None:
         check_device(device)
     began = time.perf_counter()
-    try:
-        source = _locate(name, revision)
-    except OSError as error:  # Such as a name too long for the file system.
-        raise ModelError(f"{str(name)[:80]} is no encoder: {error.strerror}") from None
+    source = _Source(str(name))
     with readable(lambda said: _explanation(name, said, source)):
+        source = _locate(name, revision)
         if source.modules:
             # Another pooling is tried out on the processor.
             place = device if pooling is None else "cpu"
@@ -133,7 +120,7 @@ def load_encoder(
                 model = pooled(transformer, pooling, str(name), device)
             else:
                 recipe = {
-                    **describe_gguf(source.gguf, dtype),
+                    **gguf.describe_gguf(source.gguf, dtype),
                     "pooling": pooling,
                     "max_length": transformer.max_seq_length,
                     "device": device,
@@ -141,11 +128,11 @@ def load_encoder(
                 }
                 model = _remembered(transformer, str(name), recipe, cache)
         keep_picklable(model)
-    if source.gguf is not None and (licence := licence_of(source.gguf)):
+    if source.gguf is not None and (licence := gguf.licence_of(source.gguf)):
         # The model keeps no trace of the .gguf, where it could be found later.
         model.model_card_data.license = licence
     if source.hub:
-        note_hub(model, source.name, revision)
+        model.model_card_data.base_model = source.name
     log.info(
         "%s loaded in %.1f s: %s; %s on %s, at most %s tokens",
         *(name, time.perf_counter() - began, ", ".join(type(module).__name__ for module in model)),
@@ -159,41 +146,29 @@ def load_poolings(
 ) -> SentenceTransformer:
     """Load an encoder that gives the vectors of several poolings in one forward pass.
 
-    It cannot be saved: it is for filling a `VectorCache` for each pooling.
-
-    Args:
-        name: As in `load_encoder`.
-        poolings: At least one, each as in `load_encoder`; None only by itself.
-        how: Other keywords of `load_encoder`.
-
-    Returns:
-        An encoder whose vectors are those of the poolings side by side, shape (poolings · D,).
+    They are side by side, shape (poolings · D,). It cannot be saved: it is for filling a
+    `VectorCache` for each pooling. Arguments are those of `load_encoder`.
 
     Raises:
-        InputError: As `load_encoder`, or None is not alone.
+        InputError: As `load_encoder`, or a pooling is None and not alone.
     """
     if len(poolings) == 1:
         return load_encoder(name, pooling=poolings[0], **how)
     named = [pooling for pooling in poolings if pooling is not None]
-    if len(named) < len(poolings) or not named:
+    if len(named) < max(1, len(poolings)):
         raise InputError(f"several poolings must each be named, got {list(poolings)}")
-    spelled = [pooling for pooling in named if pooling.startswith("layers:")]
+    states = sorted({state for one in named for state in hidden_states(one, ANY_BLOCKS)})
     # Blocks above the highest state are cut off; recipes by name go up to the last.
-    states = {state for pooling in spelled for state in hidden_states(pooling, ANY_BLOCKS)}
-    several = len(spelled) == len(named)
-    widest = f"layers:{','.join(map(str, sorted(states)))}" if several else "embed-last-avg"
+    spelled = f"layers:{','.join(map(str, states))}"
+    widest = spelled if states[-1] < ANY_BLOCKS else "embed-last-avg"
     return side_by_side(load_encoder(name, pooling=widest, **how), named)[0]
 
 
 def load_layers(name: str | Path, **how: Any) -> tuple[SentenceTransformer, list[str]]:
     """Load an encoder that gives the mean over tokens of every hidden state side by side.
 
-    Args:
-        name: As in `load_encoder`.
-        how: Keywords of `load_encoder` except pooling.
-
-    Returns:
-        The encoder, and the pooling of each part: "layers:0" for the embeddings to "layers:L".
+    The pooling of each part comes with it: "layers:0" for the embeddings to "layers:L". Arguments
+    are those of `load_encoder`.
     """
     return side_by_side(load_encoder(name, pooling="embed-last-avg", **how))
 
@@ -225,9 +200,9 @@ def _load_transformer(
     how: dict[str, Any] = {"trust_remote_code": trusted, **source.hub}
     reading: Any = nullcontext()
     if source.gguf is not None:
-        reading, how["gguf_file"] = quick_gguf(source.gguf, dtype, cache), source.gguf.name
+        reading, how["gguf_file"] = gguf.quick_gguf(source.gguf, dtype, cache), source.gguf.name
     with reading:
-        transformer = Transformer(
+        transformer: Transformer = Transformer(
             source.name,
             model_kwargs={"dtype": DTYPES[dtype], **how},
             processor_kwargs=dict(how),
@@ -237,7 +212,7 @@ def _load_transformer(
         )
     check_weights([transformer], source.name, [""], **how)
     if source.gguf is not None:
-        forget_gguf(transformer.model, source.gguf.name)
+        gguf.forget_gguf(transformer.model, source.gguf.name)
     return transformer
 
 
@@ -299,7 +274,7 @@ def _locate(name: str | Path, revision: str | None) -> _Source:
 
 
 def _gguf(path: Path) -> _Source:
-    check_readable(path)
+    gguf.check_readable(path)
     return _Source(str(path.parent), path)
 
 

@@ -17,15 +17,10 @@ MODULE_PATH = "bertflow.encoders.module.CalibratorModule"
 
 
 class CalibratorModule(Module):
-    """Apply a calibrator to the sentence vector, in float32 whatever the encoder computes in.
+    """Apply a fitted calibrator to the sentence vector, in float32, which the result is, too.
 
-    The result is float32, too: half precision might not hold it.
-
-    A model with this module loads with `bertflow.load`, or with sentence-transformers where
-    bertflow is installed and `trust_remote_code=True` is given.
-
-    Args:
-        calibrator: Fitted.
+    Half precision might not hold it. A model with this module loads with `bertflow.load`, or with
+    sentence-transformers where bertflow is installed and `trust_remote_code=True` is given.
     """
 
     def __init__(self, calibrator: Calibrator) -> None:

@@ -79,7 +79,7 @@ def pooled(transformer: Transformer, pooling: str, name: str, device: str | None
     layers, name = hidden_states(pooling, total), f"{name} with {pooling}"
     wanted = np.stack(
         [
-            np.mean([one[n][0] if first else one[n].mean(axis=0) for n in layers], axis=0)
+            sum(one[n][0] if first else one[n].mean(axis=0) for n in layers) / len(layers)
             for one in states
         ]
     )
@@ -140,18 +140,14 @@ class Cut:
 
     def __init__(self, model: nn.Module, total: int) -> None:
         self.model, self.total = model, total
-        known = [getattr(module, "config", None) for module in model.modules()]
+        known: list[Any] = [getattr(module, "config", None) for module in model.modules()]
         texts = [one.get_text_config() for one in known if hasattr(one, "get_text_config")]
         configs = {id(one): one for one in texts if getattr(one, "num_hidden_layers", 0) == total}
         # With their lists that have an entry for each block.
         self._configs = [
             (
                 config,
-                {
-                    name: of
-                    for name, of in config.to_dict().items()
-                    if isinstance(of, list) and len(of) == total
-                },
+                {k: v for k, v in config.to_dict().items() if type(v) is list and len(v) == total},
             )
             for config in configs.values()
         ]
@@ -184,9 +180,9 @@ class Cut:
         several = tuple(layers) != (count,)
         # Parts of a model may have configurations of their own, as T5's encoder has.
         for module in self.model.modules():
-            config: Any = getattr(module, "config", None)
-            if hasattr(config, "output_hidden_states"):
-                config.output_hidden_states = several
+            part: Any = getattr(module, "config", None)
+            if hasattr(part, "output_hidden_states"):
+                part.output_hidden_states = several
         width = transformer.get_embedding_dimension()
         pooling = Pooling(width, pooling_mode="cls" if first else "mean")
         if not several:

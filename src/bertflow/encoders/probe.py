@@ -8,24 +8,22 @@ sentence-transformers. If two ways differ, or a library fails, the encoder is re
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import import_from_string
 
 from bertflow.arrays import Array
 from bertflow.encoders.checks import quietly, readable
-from bertflow.encoders.encoder import encoder_of
+from bertflow.encoders.encoder import config_of, encoder_of
 from bertflow.encoders.precision import HALF
-from bertflow.errors import InputError, ModelError
+from bertflow.errors import InputError, ModelError, check_number
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)
@@ -53,23 +51,23 @@ def check_encoder(
 ) -> Array:
     """Refuse an encoder that fails, or gives a sentence another vector in a batch than alone.
 
-    Args:
-        encoder: Any SentenceTransformer.
-        name: Its name in messages.
-        alone: The vectors of the probe's sentences, each encoded alone, if they are known.
-
-    Returns:
-        The vectors of the probe's sentences, each encoded alone, shape (n, D).
+    `name` is for messages, and `alone` what is returned, if it is known: the vectors of the probe's
+    sentences, each encoded alone, shape (n, D).
 
     Raises:
-        InputError: It is no SentenceTransformer with dense vectors.
-        ModelError: A library fails on it, its tokenizer has tokens without an embedding, or its
-            vectors depend on the batch.
+        InputError: It is no SentenceTransformer with dense vectors, or its maximum length cannot
+            be.
+        ModelError: A library fails on it, its tokenizer is not that of its model, or its vectors
+            depend on the batch.
     """
     check_kind(encoder)
     name = name or name_of(encoder)
     _check_tokens(encoder, name)
-    _check_limit(encoder, name)
+    tokenizer: Any = getattr(encoder[0], "tokenizer", None)
+    if callable(tokenizer) and hasattr(tokenizer, "num_special_tokens_to_add"):
+        least, most = 1 + tokenizer.num_special_tokens_to_add(), positions(encoder[0]) or math.inf
+        limit = f"max_seq_length of {name}"
+        check_number(limit, encoder.max_seq_length, least, most, integer=True)
     bare = encoder_of(encoder)  # A calibrator would enlarge roundings.
     alone = probed(bare, name) if alone is None else alone
     if not np.isfinite(alone).all():
@@ -81,7 +79,7 @@ def check_encoder(
     if (off := difference(alone, together)) > tolerance(bare):
         raise ModelError(
             f"{name} gives a sentence another vector in a batch than alone (they differ by "
-            f"{_part(off)} of its length), so no calibrator fits both: it does not mask padding, "
+            f"{off:.0%} of its length), so no calibrator fits both: it does not mask padding, "
             "pads on the left, is quantized, or random; use another encoder"
         )
     return alone if bare is encoder else probed(encoder, name)
@@ -100,8 +98,8 @@ def check_kind(encoder: Any) -> None:
 
 def name_of(encoder: SentenceTransformer) -> str:
     """The name of an encoder in messages."""
-    config = getattr(getattr(encoder[0], "model", None), "config", None)
-    return getattr(config, "_name_or_path", None) or f"the {type(encoder[0]).__name__} encoder"
+    name = getattr(config_of(encoder), "_name_or_path", None)
+    return name or f"the {type(encoder[0]).__name__} encoder"
 
 
 def probe_texts(encoder: Any) -> list[str]:
@@ -157,16 +155,13 @@ def check_own_encoding(
     if (off := difference(alone, own)) > (tolerance(encoder) if exact else ROUGH):
         raise ModelError(
             f"{name} is encoded otherwise in a corpus than by its own encode (they differ by "
-            f"{_part(off)} of a vector's length); {remedy}"
+            f"{off:.0%} of a vector's length); {remedy}"
         )
 
 
 def rehearse(encoder: SentenceTransformer) -> None:
     """Refuse an encoder that gives other vectors once it was saved and loaded again."""
     name = name_of(encoder)
-    if not can_be_loaded(encoder):
-        log.warning("nothing can load %s once it is saved: its classes have no name", name)
-        return
     with tempfile.TemporaryDirectory(prefix="bertflow-") as folder:
         size = sum(tensor.nbytes for tensor in encoder.state_dict().values())
         if shutil.disk_usage(folder).free < 2 * size:
@@ -199,14 +194,13 @@ def check_saved(folder: Path, model: SentenceTransformer) -> None:
         )
     name, texts = name_of(model), probe_texts(model)
     # Alone is compared to alone, because a calibrator may enlarge roundings between the two ways.
-    for way, batches in [("alone", [[text] for text in texts]), ("in a batch", [texts])]:
-        for batch in batches:
-            off = difference(_encoded(model, batch, name), _encoded(copy, batch, name))
-            if off > tolerance(model):
-                raise ModelError(
-                    f"the saved model gives other vectors {way} than the model in memory (they "
-                    f"differ by {_part(off)} of a vector's length)"
-                )
+    for batch in [*([text] for text in texts), texts]:
+        off = difference(_encoded(model, batch, name), _encoded(copy, batch, name))
+        if off > tolerance(model):
+            raise ModelError(
+                "the saved model gives other vectors than the model in memory (they differ by "
+                f"{off:.0%} of a vector's length)"
+            )
 
 
 def has_built_in_modules(model: SentenceTransformer) -> bool:
@@ -216,17 +210,6 @@ def has_built_in_modules(model: SentenceTransformer) -> bool:
         type(module).__module__.startswith(("sentence_transformers.", "transformers."))
         for module in [*model, own]
     )
-
-
-def can_be_loaded(model: SentenceTransformer) -> bool:
-    """Whether the classes of a model's modules can be imported by their names."""
-    for module in model:
-        kind = type(module)
-        with suppress(ImportError, AttributeError):
-            if import_from_string(f"{kind.__module__}.{kind.__qualname__}") is kind:
-                continue
-        return False
-    return True
 
 
 def difference(expected: Array, found: Array) -> float:
@@ -239,10 +222,6 @@ def difference(expected: Array, found: Array) -> float:
     lengths = np.linalg.norm(expected.astype(np.float64), axis=1).clip(1e-12)
     distances = np.linalg.norm(expected.astype(np.float64) - found, axis=1)
     return float(np.nan_to_num(distances / lengths, nan=np.inf).max())
-
-
-def _part(off: float) -> str:
-    return f"{off:.0%}" if off < 10 else "more than ten times"
 
 
 def tolerance(encoder: SentenceTransformer) -> float:
@@ -258,43 +237,22 @@ def _encoded(encoder: SentenceTransformer, texts: Sequence[str], name: str) -> A
         found = encoder.encode(list(texts), show_progress_bar=False, convert_to_numpy=True)
         vectors = np.asarray(found, dtype=np.float32)
         if vectors.ndim != 2 or len(vectors) != len(texts):
-            raise InputError(
-                f"{name} gives {len(texts)} sentences vectors of shape {vectors.shape}, expected "
-                f"({len(texts)}, D)"
-            )
+            raise ValueError(f"of {len(texts)} it gives vectors of shape {vectors.shape}")
         return vectors
 
 
-def positions(transformer: Any) -> int | None:
-    """How many tokens a model has positions for; None if it has no table of them."""
-    model: Any = transformer.model
-    count = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if count is None or count <= 0:
+def positions(module: Any) -> int | None:
+    """How many tokens a transformer has positions for; None if it has no table of them."""
+    model = getattr(module, "model", None)
+    config: Any = getattr(model, "config", None)
+    settings = config.get_text_config() if hasattr(config, "get_text_config") else None
+    count = getattr(settings, "max_position_embeddings", None)
+    if not isinstance(count, int) or count <= 0:
         return None
     # RoBERTa's kind counts positions from after its padding index.
     table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
-    return int(count) - (0 if padding is None else int(padding) + 1)
-
-
-def _check_limit(encoder: SentenceTransformer, name: str) -> None:
-    """Refuse a maximum length that is no room, or that the model has no positions for."""
-    most, limit = None, getattr(encoder, "max_seq_length", None)
-    tokenizer: Any = getattr(encoder[0], "tokenizer", None)
-    if callable(tokenizer) and hasattr(tokenizer, "num_special_tokens_to_add"):
-        least = 1 + tokenizer.num_special_tokens_to_add()
-        if not isinstance(limit, Real) or limit < least or float(limit) % 1 > 0:
-            raise ModelError(
-                f"{name} cuts at {limit!r} tokens, {least - 1} of which are special; its maximum "
-                f"length (max_seq_length) must be {least} or more"
-            )
-    with suppress(AttributeError, TypeError, ValueError):
-        most = positions(encoder[0])
-    if most is not None and limit is not None and limit > most:
-        raise ModelError(
-            f"{name} cuts at {limit} tokens, but its model has positions for {most}; set its "
-            f"max_seq_length to {most} or less"
-        )
+    return count - (0 if padding is None else int(padding) + 1)
 
 
 def _check_tokens(encoder: SentenceTransformer, name: str) -> None:
@@ -306,13 +264,9 @@ def _check_tokens(encoder: SentenceTransformer, name: str) -> None:
             count = 1 + max(module.tokenizer.get_vocab().values(), default=-1)
         except (AttributeError, NotImplementedError, TypeError):
             continue
-        if count < rows / LEAST_VOCABULARY:
-            raise ModelError(
-                f"the tokenizer of {name} knows {count} tokens, but its model has embeddings "
-                f"for {rows}: files of the tokenizer are missing; get them again"
-            )
-        if count > rows:
+        if not rows / LEAST_VOCABULARY <= count <= rows:
             raise ModelError(
                 f"the tokenizer of {name} has {count} tokens, but its model has embeddings for "
-                f"{rows}; call resize_token_embeddings, and train the new ones"
+                f"{rows}; get the tokenizer's files again, or call resize_token_embeddings, and "
+                "train the new ones"
             )

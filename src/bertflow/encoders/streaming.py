@@ -485,7 +485,7 @@ def sample_corpus(sentences: Iterable[str], size: int = SAMPLE, *, seed: int = 0
     drawn: dict[int, tuple[int, str]] = {}
     limit = 2 ** (8 * DIGEST)
     place = -1
-    for place, sentence in enumerate(sentences):
+    for place, sentence in enumerate(as_sentences(sentences)):
         number = _number(sentence, place, key)
         if number < limit:
             drawn.setdefault(number, (place, sentence))

@@ -22,7 +22,6 @@ from bertflow.calibrators.readme import (
     code,
     encoder_facts,
     encoder_named,
-    fenced,
     front_matter,
     last_part,
     origin_metadata,
@@ -32,7 +31,7 @@ from bertflow.calibrators.readme import (
 from bertflow.finetuning.resuming import CLASSIFIER
 from bertflow.io.files import replaced_folder
 from bertflow.models.calibrated import name_modules_for_every_version
-from bertflow.models.card import PLAIN, TAGS, licence_text
+from bertflow.models.card import TAGS, licence_text
 
 FORMAT = 1
 FACTS = "finetuning.json"
@@ -179,6 +178,5 @@ def finetuned_card(result: FineTuned) -> str:
         accuracy=result.accuracy,
         recall=", ".join(f"{label} {share:.1%}" for label, share in recall.items()),
         licence=licence_text(metadata.get("license"), origin),
-        use=fenced(PLAIN),
         paper=PAPER,
     )

@@ -7,6 +7,7 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -16,34 +17,25 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import import_from_string
 
+from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator
 from bertflow.calibrators.readme import CARD, HERE, calibrator_name, named, preset_name
 from bertflow.calibrators.writing import SUBFOLDER, without_folders, write_calibrator
 from bertflow.display import block, facts_table, unfolded
-from bertflow.encoders.checks import quietly
-from bertflow.encoders.description import (
-    describe_encoder,
-    describe_settings,
-    origin_of,
-    vocabulary_hash,
-)
+from bertflow.encoders.checks import BUILT_IN, quietly
+from bertflow.encoders.description import describe_encoder, origin_of, vocabulary_hash
 from bertflow.encoders.encoder import CALIBRATOR, Encoder, calibrating, part_of
 from bertflow.encoders.module import MODULE_PATH, CalibratorModule
 from bertflow.encoders.precision import kept_from_half, raise_input
-from bertflow.encoders.probe import (
-    can_be_loaded,
-    check_saved,
-    difference,
-    is_fingerprint_of,
-    probed,
-)
-from bertflow.errors import InputError, ModelError, shown, warn
+from bertflow.encoders.probe import check_saved, difference, is_fingerprint_of, probed
+from bertflow.errors import InputError, warn
 from bertflow.io.files import (
     check_replaceable,
     foreign_entries,
     merged_folder,
     replaced_folder,
     write_text,
+    writing,
 )
 from bertflow.models.card import card_of, fitted_settings
 from bertflow.process_state import pinned
@@ -57,12 +49,10 @@ CHANGED = 0.01
 class CalibratedSentenceTransformer(Encoder):
     """A SentenceTransformer whose last modules calibrate, and that knows its calibrator.
 
-    It does everything that a SentenceTransformer of texts does. `save_pretrained` writes a model
-    that plain sentence-transformers loads, and beside it the calibrator itself, in `bertflow/`.
-
-    In half precision (`half()`, `bfloat16()`, an encoder loaded so) the encoder alone is: what
-    calibrates keeps its weights in float32, and gives float32. Plain sentence-transformers casts
-    all of a saved model to the encoder's type.
+    `save_pretrained` writes a model that plain sentence-transformers loads, and beside it the
+    calibrator itself, in `bertflow/`. In half precision the encoder alone is: what calibrates keeps
+    its weights in float32, and gives float32. Plain sentence-transformers casts all of a saved
+    model to the encoder's type.
 
     Attributes:
         calibrator: The fitted calibrator: inverse, likelihood and sampling are there.
@@ -75,75 +65,49 @@ class CalibratedSentenceTransformer(Encoder):
     _scores: tuple[Any, ...] = ()
 
     @pinned(seed=True)
-    def save(
+    def save(  # type: ignore[override]
         self,
         path: str,
         model_name: str | None = None,
         create_model_card: bool = True,
-        train_datasets: list[str] | None = None,
-        safe_serialization: bool = True,
+        **how: Any,
     ) -> None:
         """Write the model, the calibrator, its provenance and a card into a folder.
 
         The folder is then the new one whole, or still the old one. One that holds files of others,
         such as a clone of a repository, keeps them: each of ours is moved to its place whole, but
-        one after another.
-
-        The card, README.md, is bertflow's own: what was fitted, on what, how to use it, limits and
-        licence. One that the model was loaded with stays, as someone may have edited it.
-
-        Args:
-            path: The folder, made if it is not there.
-            model_name: Its name on the hub, for the code in the card.
-            create_model_card: Whether to write a card.
-            train_datasets: As in `SentenceTransformer.save`, which ignores it.
-            safe_serialization: As there: False writes weights as PyTorch does.
+        one after another. The card is bertflow's own, or the one that the model was loaded with,
+        as someone may have edited it. Arguments are those of `SentenceTransformer.save`.
 
         Raises:
             ModelError: It cannot be written.
         """
         folder = Path(path)
-        try:
+        with writing(folder):
             shared = folder.is_dir() and bool(foreign_entries(folder))
-        except OSError as error:
-            raise ModelError(f"cannot write {folder}: {error.strerror or error}") from None
         # A model that was trained further has a card of that, which its trainer knows best.
         trained = "generated_from_trainer" in self.model_card_data.tags
+        how |= {"model_name": model_name, "create_model_card": create_model_card and trained}
         with merged_folder(folder) if shared else replaced_folder(folder) as staging:
             with quietly():
-                SentenceTransformer.save(
-                    self,
-                    str(staging),
-                    model_name=model_name,
-                    create_model_card=create_model_card and trained,
-                    safe_serialization=safe_serialization,
-                )
+                SentenceTransformer.save(self, str(staging), **how)
             for file in staging.rglob("tokenizer.json"):
-                forget_settings(file)
+                _forget_settings(file)
             if create_model_card and not trained:
                 content = named(card_of(self), self.model_card_data.model_id or model_name or HERE)
                 (staging / CARD).write_text(content, encoding="utf-8", newline="\n")
             name_modules_for_every_version(staging / "modules.json")
-            if can_be_loaded(self):
-                check_saved(staging, self)
+            check_saved(staging, self)
             if belongs_to_its_calibrator(self, weights=True):
                 (staging / SUBFOLDER).mkdir(exist_ok=True)
                 write_calibrator(self.calibrator, staging / SUBFOLDER)
             else:
-                told = getattr(self.calibrator, "provenance_", {}).get("encoder")
-                fitted, now = told if isinstance(told, Mapping) else {}, describe_settings(self)
-                said = "; ".join(
-                    f"{name} {shown(now[name])}, fitted with {shown(fitted[name])}"
-                    for name in ("pooling", "max_length", "prompt")
-                    if fitted.get(name, now[name]) != now[name]
-                )
                 warn(
-                    "the model was trained or set otherwise after it was calibrated "
-                    f"({said or 'other vectors'}): its calibrator, which no longer belongs to it, "
-                    "is not saved",
+                    "the model was trained or set otherwise after it was calibrated: its "
+                    "calibrator, which no longer belongs to it, is not saved",
                     UserWarning,
                 )
-        if shared and can_be_loaded(self):  # Files of others may change what is loaded.
+        if shared:  # Files of others may change what is loaded.
             check_saved(folder, self)
         log.info("wrote %s", folder)
 
@@ -151,12 +115,9 @@ class CalibratedSentenceTransformer(Encoder):
         """Upload the folder that `save_model` writes, with its card, to the model hub.
 
         What the calibrator was fitted on is part of it, files and encoder without the folders they
-        lie in here. A folder that is given as `local_model_path` goes up as it is.
-
-        Args:
-            repo_id: Name of the repository, "user/name"; it is made.
-            *args: As in `SentenceTransformer.push_to_hub`.
-            **kwargs: As there: private, exist_ok, replace_model_card and others.
+        lie in here. A folder that is given as `local_model_path` goes up as it is. The arguments
+        are those of `SentenceTransformer.push_to_hub`: private, exist_ok, replace_model_card and
+        others.
 
         Returns:
             The address of the commit or pull request.
@@ -178,10 +139,7 @@ class CalibratedSentenceTransformer(Encoder):
         return str(push(repo_id, *args, **kwargs))
 
     def add_scores(self, *scores: Any) -> None:
-        """Note what the model scores, for the card that is saved with it.
-
-        Args:
-            scores: What `bertflow.evaluate` or `evaluate_all` gave for this model.
+        """Note what `bertflow.evaluate` or `evaluate_all` gave for this model, for its card.
 
         Raises:
             InputError: A score is another model's.
@@ -189,9 +147,8 @@ class CalibratedSentenceTransformer(Encoder):
         Example:
             ``model.add_scores(bertflow.evaluate(model, "stsb"))``
         """
-        several: list[Any] = []
-        for given in scores:
-            several += given.scores.values() if hasattr(given, "scores") else [given]
+        lists = [one.scores.values() if hasattr(one, "scores") else [one] for one in scores]
+        several: list[Any] = [score for some in lists for score in some]
         provenance = getattr(self.calibrator, "provenance_", None)
         own = describe_encoder(self)["weights"], calibrator_name(self.calibrator), provenance
         for score in several:
@@ -238,8 +195,6 @@ class CalibratedSentenceTransformer(Encoder):
         return f"calibrated: {self.calibrator!r}; {', '.join(facts)}"
 
     def _repr_html_(self) -> str:
-        if not hasattr(self, "calibrator"):
-            return block(type(self).__name__)
         modules = unfolded("modules", repr(self))
         return block(type(self).__name__, facts_table(self.facts()), modules)
 
@@ -261,7 +216,7 @@ class CalibratedSentenceTransformer(Encoder):
             )
         model.calibrator = calibrator
         origin = getattr(calibrator, "provenance_", {}).get("origin")
-        model._origin = origin_of(encoder) if origin is None else origin
+        model._origin = origin if isinstance(origin, Mapping) else origin_of(encoder)
         return model.eval()
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
@@ -299,11 +254,7 @@ def save_model(model: CalibratedSentenceTransformer, folder: str | Path) -> None
 def save_card(model: CalibratedSentenceTransformer, folder: str | Path) -> None:
     """Write the card of a saved model anew, with the scores that were added to it since.
 
-    What someone has edited in it stays, and all other files are left alone.
-
-    Args:
-        model: As it was loaded from the folder, with `add_scores`.
-        folder: Of the saved model.
+    The model is as it was loaded from the folder. What someone has edited in the card stays.
 
     Raises:
         ModelError: It cannot be written.
@@ -311,14 +262,21 @@ def save_card(model: CalibratedSentenceTransformer, folder: str | Path) -> None:
     write_text(Path(folder) / CARD, named(card_of(model), model.model_card_data.model_id or HERE))
 
 
+def is_fitted_on(provenance: Mapping[str, Any], encoder: SentenceTransformer, alone: Array) -> bool:
+    """Whether an encoder has the vocabulary, and of the probe's sentences the vectors, noted.
+
+    Earlier versions noted neither. `alone` are its vectors of the probe's sentences.
+    """
+    known = provenance.get("vocabulary") in (None, vocabulary_hash(encoder))
+    return known and is_fingerprint_of(provenance.get("probe"), alone, encoder)
+
+
 def belongs_to_its_calibrator(
     model: CalibratedSentenceTransformer, *, weights: bool = False
 ) -> bool:
     """Whether a model's encoder and calibrating modules still are those of its calibrator.
 
-    Args:
-        model: The model.
-        weights: Compare all weights of the encoder as well, which takes a while.
+    With `weights`, all weights of the encoder are compared as well, which takes a while.
     """
     provenance = getattr(model.calibrator, "provenance_", {})
     described = provenance.get("encoder")
@@ -328,9 +286,7 @@ def belongs_to_its_calibrator(
     encoder = part_of(model, list(model)[:count])
     whole = probed(encoder)
     vectors = whole[:, : model.calibrator.n_features_in_]
-    if not is_fingerprint_of(provenance.get("probe"), vectors, encoder):
-        return False
-    if provenance.get("vocabulary") not in (None, vocabulary_hash(encoder)):
+    if not is_fitted_on(provenance, encoder, vectors):
         return False
     if weights and fitted.get("dtype") == str(encoder.dtype).removeprefix("torch."):
         if fitted.get("weights") not in (None, describe_encoder(encoder)["weights"]):
@@ -348,27 +304,22 @@ def name_modules_for_every_version(path: Path) -> None:
     """Give built-in modules the names that every version of sentence-transformers resolves."""
     entries = json.loads(path.read_text(encoding="utf-8"))
     for entry in entries:
-        kind, _, name = entry["type"].rpartition(".")
-        if not kind.startswith("sentence_transformers."):
-            continue
-        classic = f"sentence_transformers.models.{name}"
-        try:
-            same = import_from_string(classic)
-        except ImportError:
-            continue
-        if same is import_from_string(entry["type"]):
-            entry["type"] = classic
+        kind = entry["type"]
+        classic = f"{BUILT_IN}models.{kind.rpartition('.')[2]}"
+        with suppress(ImportError):  # Newer ones are no classics.
+            if kind.startswith(BUILT_IN) and import_from_string(classic) is import_from_string(
+                kind
+            ):
+                entry["type"] = classic
     path.write_text(json.dumps(entries, indent=2), encoding="utf-8")
 
 
-def forget_settings(path: Path) -> None:
+def _forget_settings(path: Path) -> None:
     """Take out of a tokenizer.json how its tokenizer was last set to cut and pad.
 
     That is the last call's, not the model's: the same model is the same bytes. The tokenizer itself
     is left alone, since other threads may be using it.
     """
-    settings = json.loads(path.read_text(encoding="utf-8"))
-    text = json.dumps(
-        {**settings, "truncation": None, "padding": None}, ensure_ascii=False, indent=2
-    )
+    settings = {**json.loads(path.read_text(encoding="utf-8")), "truncation": None, "padding": None}
+    text = json.dumps(settings, ensure_ascii=False, indent=2)
     path.write_text(text, encoding="utf-8", newline="\n")

@@ -27,7 +27,7 @@ from bertflow.encoders.description import (
     vocabulary_hash,
 )
 from bertflow.encoders.embedding import CorpusEncoder
-from bertflow.encoders.encoder import as_sentences, own_part
+from bertflow.encoders.encoder import own_part
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.precision import Precision, resolved_precision
@@ -36,24 +36,20 @@ from bertflow.encoders.probe import (
     check_encoder,
     difference,
     fingerprint,
-    is_fingerprint_of,
     probe_texts,
     rehearse,
 )
 from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.encoders.streaming import SAMPLE, Rows, encode_rows, sample_corpus
-from bertflow.errors import InputError, ModelError, shown
+from bertflow.errors import InputError, ModelError
 from bertflow.io.files import check_writable
-from bertflow.models.calibrated import CalibratedSentenceTransformer
+from bertflow.models.calibrated import CalibratedSentenceTransformer, is_fitted_on
 from bertflow.models.portable import check_design, check_portable, to_modules
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
-# What `calibrate` itself notes in a provenance.
-NOTED = set("encoder probe sentences distinct cut_to_max_length drawn_from precision".split())
-NOTED |= {"versions", "origin", "vocabulary"}
 
 
 @pinned(seed=True)
@@ -80,37 +76,32 @@ def calibrate(
     passed is changed.
 
     Args:
-        encoder: Any SentenceTransformer, such as `load_encoder` gives, or what that takes by name.
-        sentences: Unlabelled text, at least two distinct sentences: a list, or anything that gives
-            them one by one.
-        calibrator: Not fitted, or fitted before (it is fitted anew), or its name on the command
-            line, such as "whitening"; None takes `AdaptiveWhitening()`.
+        encoder: Any SentenceTransformer, or what `load_encoder` takes.
+        sentences: At least two distinct ones: a list, or anything that gives them one by one.
+        calibrator: One that is fitted anew, or its name, such as "whitening"; None takes
+            `AdaptiveWhitening()`.
         portable: Write the calibrator as built-in modules, so that the saved model loads without
             bertflow. False uses bertflow's own module.
-        sample: How many sentences are enough; drawn by the calibrator's seed, if it has a number
-            for one. None takes all there are, a chunk at a time.
+        sample: How many sentences are enough; drawn by the calibrator's seed, if it is a number.
+            None takes all there are, a chunk at a time.
         batch_size: Sentences a forward pass.
-        cache: Where vectors are taken from and kept, such as `SentenceCache()`; None encodes all.
-        precision: What the encoder computes in while the corpus is encoded: "float32", "mixed"
-            (products and attention in bfloat16), "fast" (all of it), or "auto": "mixed" where the
-            device has units for it. The model that is returned computes in the encoder's own type.
-        devices: Of the processes that encode, such as ["cuda:0", "cuda:1"], see `DevicesEncoding`;
-            None encodes in this one.
+        cache: Where vectors are taken from and kept; None encodes all.
+        precision: In which the corpus is encoded, see `resolved_precision`. The model that is
+            returned computes in the encoder's own type.
+        devices: Of the processes that encode, see `DevicesEncoding`; None encodes in this one.
         provenance: More to be kept with the model, such as the names of files.
-        progress: None shows a bar for each stage, "encode" and "fit", where someone watches, as in
-            `bertflow.Flow.fit`; False never does, True at once and in any thread. A function is
-            called with the name of the stage, the steps done and their total.
-        checkpoint: File from which the fit of a flow goes on after it was stopped, as in
-            `bertflow.Flow.fit`; other calibrators are fitted too quickly to need one.
+        progress: None shows a bar for each stage, "encode" and "fit", where someone watches; False
+            never does, True at once and in any thread. A function is called with the name of the
+            stage, the steps done and their total.
+        checkpoint: File from which a stopped fit of a flow goes on, as in `bertflow.Flow.fit`.
 
     Returns:
         A SentenceTransformer that gives calibrated vectors; `.calibrator` is the fitted one.
 
     Raises:
-        InputError: Too few sentences, something else than sentences, or the encoder gives a vector
-            that is not finite.
-        ModelError: The encoder is not one function of the text (see `check_encoder`), would not be
-            the same once it is saved, or the calibrator cannot be portable; the message says why.
+        InputError: Too few sentences, no sentences, or a vector that is not finite.
+        ModelError: The encoder is not one function of the text, would not be the same once it is
+            saved, or the calibrator cannot be portable.
         TrainingError: A step of the fit is not finite; `error.kept` is the flow before that, which
             `attach` appends.
 
@@ -120,16 +111,8 @@ def calibrate(
     CorpusEncoder.check_options(batch_size, cache, devices)
     if checkpoint is not None:
         check_writable(checkpoint)
-    calibrator = cast("Calibrator", clone(as_calibrator(calibrator)))
-    check_savable(calibrator)
-    if (place := getattr(calibrator, "device", "auto")) != "auto":
-        check_device(place)  # Before the corpus is encoded.
+    calibrator = _to_fit(calibrator, portable)
     more = plain_provenance(provenance or {})
-    if reserved := NOTED & more.keys():
-        raise InputError(f"provenance has {shown(reserved)}, which calibrate notes; rename that")
-    if portable:
-        check_design(calibrator)  # Before an hour of encoding.
-    sentences = as_sentences(sentences)
     if isinstance(encoder, str | Path):
         encoder = load_encoder(encoder)
     alone = _tried(encoder)
@@ -154,8 +137,9 @@ def calibrate(
                 f"got {encoded.rows} sentences, {encoded.distinct} of them distinct, but "
                 "calibrating needs at least 2 (and is worth it from some hundreds)"
             )
-        origin = origin_of(encoder)
+        computed, origin = resolved_precision(precision, encoder), origin_of(encoder)
         calibrator.provenance_ = {
+            **more,
             "encoder": description,
             "probe": fingerprint(alone),
             "vocabulary": vocabulary_hash(encoder),
@@ -163,15 +147,14 @@ def calibrate(
             "distinct": encoded.distinct,
             "cut_to_max_length": encoded.cut,
             **drawn,
-            "precision": resolved_precision(precision, encoder),
+            "precision": computed,
             "versions": library_versions(),
             **({"origin": origin} if origin else {}),
-            **more,
         }
         log.info(
             "%d sentences, %d distinct, %d of these cut to %s tokens; in %s (asked: %s)",
             *(encoded.rows, encoded.distinct, encoded.cut, encoder.max_seq_length),
-            *(calibrator.provenance_["precision"], precision),
+            *(computed, precision),
         )
         rows, began = store.array(), time.perf_counter()
         fitting = False if report is None else of_stage(report, "fit")
@@ -179,6 +162,17 @@ def calibrate(
         log.info("%r fitted in %.1f s", calibrator, time.perf_counter() - began)
         first_rows = np.array(rows[encoded.first])
     return _appended(encoder, calibrator, portable, first_rows)
+
+
+def _to_fit(calibrator: Calibrator | str | None, portable: bool) -> Calibrator:
+    """A calibrator to fit, checked before an hour of encoding."""
+    calibrator = cast("Calibrator", clone(as_calibrator(calibrator)))
+    check_savable(calibrator)
+    if (place := getattr(calibrator, "device", "auto")) != "auto":
+        check_device(place)
+    if portable:
+        check_design(calibrator)
+    return calibrator
 
 
 def _drawn(
@@ -196,8 +190,7 @@ def _drawn(
 def _tried(encoder: SentenceTransformer) -> Array:
     """Refuse, before any work, an encoder whose calibrated model would be another function.
 
-    Returns:
-        Its vectors of the probe's sentences.
+    Its vectors of the probe's sentences are returned.
     """
     alone = check_encoder(encoder)
     declared, width = encoder.get_embedding_dimension(), alone.shape[1]
@@ -229,20 +222,12 @@ def attach(
     calibrator: Calibrator,
     *,
     portable: bool = True,
-    sample: Array | None = None,
 ) -> CalibratedSentenceTransformer:
     """Append a fitted calibrator to the encoder it belongs to.
 
-    Args:
-        encoder: The encoder. Its modules are shared with the result, not copied.
-        calibrator: Fitted, here or in another session (`load_calibrator`). If it was fitted on an
-            encoder's vectors, this must be that encoder, with the same pooling, length and type.
-        portable: As in `calibrate`.
-        sample: Vectors of the encoder, shape (n, D), to compare the portable form on; None
-            draws them around the calibrator's centre.
-
-    Returns:
-        The calibrated model.
+    If it was fitted on an encoder's vectors, this must be that encoder, with the same pooling,
+    length and type. The encoder's modules are shared with the result. `portable` is as in
+    `calibrate`.
 
     Raises:
         sklearn.exceptions.NotFittedError: The calibrator has not been fitted.
@@ -251,20 +236,23 @@ def attach(
         InputError: The widths differ.
     """
     check_is_fitted(calibrator)
-    provenance = getattr(calibrator, "provenance_", {})
+    provenance, other = getattr(calibrator, "provenance_", {}), "another encoder than this one"
     if "encoder" in provenance:
-        _compare_encoders(provenance["encoder"], describe_encoder(encoder))
-    if not is_fingerprint_of(provenance.get("probe"), check_encoder(encoder), encoder):
+        told, given = provenance["encoder"], describe_encoder(encoder)
+        fitted = told if isinstance(told, Mapping) else {}
+        differing = [
+            f"{name} {fitted.get(name)!r}, not {value!r}"
+            for name, value in given.items()
+            if name != "name" and fitted.get(name) != value
+        ]
+        if differing:
+            raise ModelError(f"the calibrator was fitted on {other}: {'; '.join(differing)}")
+    if not is_fitted_on(provenance, encoder, check_encoder(encoder)):
         raise ModelError(
-            "the calibrator was fitted on another encoder than this one: their vectors of the same "
-            "sentences differ"
+            f"the calibrator was fitted on {other}: their vectors of the same sentences differ, or "
+            "their tokenizers have other tokens"
         )
-    if provenance.get("vocabulary") not in (None, vocabulary_hash(encoder)):
-        raise ModelError(
-            "the calibrator was fitted on another encoder than this one: its tokenizer has other "
-            "tokens"
-        )
-    return _appended(encoder, calibrator, portable, sample)
+    return _appended(encoder, calibrator, portable, None)
 
 
 def _appended(
@@ -285,18 +273,3 @@ def _appended(
         modules = to_modules(calibrator, width)
         check_portable(calibrator, modules, width, sample)
     return CalibratedSentenceTransformer._of(encoder, modules, calibrator)
-
-
-def _compare_encoders(fitted: Any, given: Mapping[str, Any]) -> None:
-    """Refuse an encoder that differs from the fitted one in more than its name."""
-    if not isinstance(fitted, Mapping):
-        raise ModelError(f"the calibrator's provenance describes no encoder: {fitted!r}")
-    differing = [
-        f"{name} {fitted.get(name)!r}, not {given[name]!r}"
-        for name in given
-        if name != "name" and (name not in fitted or fitted[name] != given[name])
-    ]
-    if differing:
-        raise ModelError(
-            f"the calibrator was fitted on another encoder than this one: {'; '.join(differing)}"
-        )

@@ -8,23 +8,8 @@ from contextlib import suppress
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from bertflow.calibrators.readme import (
-    HERE,
-    LIMITS,
-    WHAT,
-    calibrator_name,
-    code,
-    encoder_facts,
-    encoder_named,
-    fenced,
-    front_matter,
-    last_part,
-    made_of,
-    origin_metadata,
-    preset_of,
-    table,
-    text,
-)
+from bertflow.calibrators import readme
+from bertflow.calibrators.readme import code, text
 from bertflow.encoders.description import METADATA, describe_settings
 from bertflow.encoders.module import CalibratorModule
 
@@ -37,24 +22,6 @@ SCORES, SCORES_END = "<!-- scores -->", "<!-- end of scores -->"
 # sentence-transformers' own, in the order of its own cards.
 TAGS = ("sentence-transformers", "sentence-similarity", "feature-extraction")
 MEASURES = {"spearman": "Spearman", "pearson": "Pearson", "auc": "AUC"}
-HALF = (
-    "In half precision sentence-transformers casts what calibrates as well, which costs digits; "
-    "bertflow keeps it in float32."
-)
-NEEDS_BERTFLOW = (
-    "sentence-transformers loads it only where bertflow is installed, with "
-    "`trust_remote_code=True`."
-)
-PLAIN = f"""from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("{HERE}")
-vectors = model.encode(["Any sentence.", "Another one."])
-print(model.similarity(vectors, vectors))"""
-OURS = f"""import bertflow
-
-model = bertflow.load("{HERE}")
-vectors = model.encode(["Any sentence.", "Another one."])
-print(model.calibrator)"""
 
 
 def card_of(model: CalibratedSentenceTransformer) -> str:
@@ -66,7 +33,7 @@ def card_of(model: CalibratedSentenceTransformer) -> str:
     card = model._card or ""
     if not card.strip() or GENERATED in card:
         card = _new_card(model)
-    return with_scores(card, model._scores) if model._scores else card
+    return _with_scores(card, model._scores) if model._scores else card
 
 
 def fitted_settings(model: CalibratedSentenceTransformer) -> dict[str, Any]:
@@ -79,65 +46,52 @@ def fitted_settings(model: CalibratedSentenceTransformer) -> dict[str, Any]:
 
 
 def _new_card(model: CalibratedSentenceTransformer) -> str:
+    from jinja2 import Template
+
     calibrator, owner = model.calibrator, model.model_card_data
-    kind = type(calibrator).__name__
-    what, source = WHAT[kind]
+    kind, name = type(calibrator).__name__, readme.calibrator_name(calibrator)
     # What the calibrator was fitted on says more than the encoder that is there now.
-    provenance = dict(getattr(calibrator, "provenance_", {}))
-    if not isinstance(provenance.get("encoder"), Mapping):
-        provenance["encoder"] = fitted_settings(model)
-    if not isinstance(provenance.get("origin"), Mapping):
-        provenance["origin"] = model._origin if isinstance(model._origin, Mapping) else {}
-    origin = origin_metadata(provenance["origin"])
-    encoder, name = encoder_named(provenance), provenance["encoder"].get("name")
-    base = last_part(str(origin.get("base_model") or name or "An encoder"))
-    title = owner.model_name or f"{base}, calibrated ({preset_of(calibrator)[0]})"
+    about = getattr(calibrator, "provenance_", {}).get("encoder")
+    about = about if isinstance(about, Mapping) else fitted_settings(model)
+    origin = readme.origin_metadata(model._origin)
+    encoder = readme.encoder_named({"encoder": about, "origin": origin})
+    base = readme.last_part(str(origin.get("base_model") or about.get("name") or "An encoder"))
     licence = owner.license or origin.get("license")
     portable = not any(isinstance(module, CalibratorModule) for module in model)
     extra = [tag for tag in owner.tags or () if tag not in (*TAGS, "dense", "bertflow")]
-    metadata = front_matter(
-        library_name="sentence-transformers" if portable else "bertflow",
-        pipeline_tag="sentence-similarity",
-        tags=[*TAGS[0 if portable else 1 :], "bertflow", calibrator_name(calibrator), *extra],
-        language=owner.language or None,
-        **{**origin, "license": licence},
-    )
-    made = {**encoder_facts(provenance["encoder"]), **made_of(calibrator)}
-    limits = "\n".join(f"- {limit}" for limit in (*LIMITS, HALF if portable else NEEDS_BERTFLOW))
-    template = (files("bertflow.models") / "card.md").read_text(encoding="utf-8")
-    return template.format(
-        metadata=metadata,
-        title=text(title),
+    template = Template((files("bertflow.models") / "card.md").read_text(encoding="utf-8"))
+    card = template.render(
+        metadata=readme.front_matter(
+            library_name="sentence-transformers" if portable else "bertflow",
+            pipeline_tag="sentence-similarity",
+            tags=[*TAGS[0 if portable else 1 :], "bertflow", name, *extra],
+            language=owner.language or None,
+            **{**origin, "license": licence},
+        ),
+        title=text(owner.model_name or f"{base}, calibrated ({readme.preset_of(calibrator)[0]})"),
         encoder=encoder,
-        what=what,
+        what=readme.WHAT[kind][0],
         width=model.get_embedding_dimension() or 0,
-        use=_use(kind, portable),
-        made=table({"encoder": encoder, **made}),
-        scores=_scores_part(()),
-        limits=limits,
-        licence=licence_text(licence, provenance["origin"]),
-        source=source,
+        portable=portable,
+        density=kind == "Flow",
+        made=readme.table(
+            {"encoder": encoder, **readme.encoder_facts(about), **readme.made_of(calibrator)}
+        ),
+        limits=readme.LIMITS,
+        licence=licence_text(licence, model._origin),
+        source=readme.WHAT[kind][1],
     )
+    return f"{card}\n"
 
 
-def _use(kind: str, portable: bool) -> str:
-    more = ", density and sampling" if kind == "Flow" else ""
-    own = f"which has the calibrator besides, with its inverse{more}:\n\n{fenced(OURS)}"
-    if portable:
-        plain = f"With sentence-transformers alone:\n\n{fenced(PLAIN)}"
-        return f"{plain}\nWith bertflow, {own}"
-    return f"This model has a module of bertflow's own, so that it needs bertflow, {own}"
-
-
-def with_scores(content: str, scores: Sequence[Any]) -> str:
+def _with_scores(content: str, scores: Sequence[Any]) -> str:
     """A card with these scores in their place, or at its end, and in its metadata."""
     from huggingface_hub import EvalResult, ModelCard
 
-    shown = _scores_part(scores)
+    shown = f"{SCORES}\n{_scores_table(scores)}\n{SCORES_END}"
     between = re.compile(f"{re.escape(SCORES)}.*?{re.escape(SCORES_END)}", re.DOTALL)
-    if between.search(content):
-        content = between.sub(lambda _: shown, content, count=1)
-    else:
+    content, placed = between.subn(lambda _: shown, content, count=1)
+    if not placed:
         content = f"{content.rstrip()}\n\n## Scores\n\n{shown}\n"
     if not METADATA.match(content):
         return content
@@ -153,27 +107,18 @@ def with_scores(content: str, scores: Sequence[Any]) -> str:
                 dataset_name=f"{score.task} {score.split}",
                 metric_type=f"{measure}_cosine",
                 metric_name=f"{MEASURES[measure]} of cosine ({aggregation})",
-                metric_value=round(found[measure].value, 6),
+                metric_value=round(one.value, 6),
             )
             for score in scores
             for aggregation, found in score.aggregations.items()
-            for measure in found
-            if found[measure].value is not None
+            for measure, one in found.items()
+            if one.value is not None
         ]
         return str(card)
     return content
 
 
-def _scores_part(scores: Sequence[Any]) -> str:
-    return f"{SCORES}\n{scores_text(scores)}\n{SCORES_END}"
-
-
-def scores_text(scores: Sequence[Any]) -> str:
-    """Scores as a table, each named by its measure and aggregation; or how to have some."""
-    if not scores:
-        return (
-            "None are noted here; `bertflow evaluate` measures them, and with `--card` notes them."
-        )
+def _scores_table(scores: Sequence[Any]) -> str:
     rows = [
         "| task | pairs | measure of cosine, × 100 | value | 95 % interval |",
         "|---|---:|---|---:|---:|",

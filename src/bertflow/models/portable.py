@@ -1,8 +1,8 @@
 r"""A fitted calibrator as built-in sentence-transformers modules: a chain of `Dense`.
 
-A model saved this way loads with plain sentence-transformers, without bertflow and without
-`trust_remote_code`. Affine calibrators are two `Dense`: one subtracts the centre (exactly: its
-weight is the identity), one multiplies.
+A model saved this way loads with plain sentence-transformers, without `trust_remote_code`. Affine
+calibrators are two `Dense`: one subtracts the centre (exactly: its weight is the identity), one
+multiplies.
 
 A flow of additive couplings is a residual network in the coordinates of its input, see
 `bertflow.flows.ResidualForm`: :math:`u \leftarrow u + V h(u) + v`. Only h bends, and only 32 units
@@ -49,18 +49,23 @@ SLOPE = float(torch.tensor(0.01, dtype=torch.float32))
 def to_modules(calibrator: Calibrator, in_features: int) -> list[Dense | Normalize]:
     """Write a fitted calibrator as built-in modules.
 
-    Args:
-        calibrator: Fitted.
-        in_features: Width of the vectors that arrive; if it is more than the calibrator's, only
-            the first are taken, which is what an encoder's `truncate_dim` does.
-
-    Returns:
-        Modules to append to a SentenceTransformer: `Dense`, and `Normalize` where a flow does.
+    They are to append to a SentenceTransformer: `Dense`, and `Normalize` where a flow does. If the
+    vectors that arrive have more dimensions, `in_features`, than the calibrator's, only the first
+    are taken, as an encoder's `truncate_dim` does.
 
     Raises:
         ModelError: The calibrator has no such form; the message says why.
     """
-    modules = _modules(calibrator, in_features)
+    modules: list[Dense | Normalize]
+    if isinstance(calibrator, Flow):
+        modules = _flow_modules(calibrator, in_features)
+    elif isinstance(calibrator, LinearCalibrator):
+        centre, matrix = calibrator.affine()
+        modules = [_centring(centre, in_features)] if bool(centre.any()) else []
+        unread = torch.zeros(len(matrix), 0 if modules else in_features - matrix.shape[1])
+        modules.append(_dense(torch.cat([matrix, unread], dim=1), torch.zeros(len(matrix))))
+    else:
+        raise ModelError(f"{type(calibrator).__name__} has no form in built-in modules")
     if not all(bool(p.isfinite().all()) for module in modules for p in module.parameters()):
         raise ModelError(
             f"the {type(calibrator).__name__} was fitted on numbers too far from 1 for float32, in "
@@ -69,24 +74,8 @@ def to_modules(calibrator: Calibrator, in_features: int) -> list[Dense | Normali
     return modules
 
 
-def _modules(calibrator: Calibrator, in_features: int) -> list[Dense | Normalize]:
-    if isinstance(calibrator, LinearCalibrator):
-        centre, matrix = calibrator.affine()
-        if not bool(centre.any()):
-            unread = torch.zeros(len(matrix), in_features - matrix.shape[1])
-            return [_dense(torch.cat([matrix, unread], dim=1), torch.zeros(len(matrix)))]
-        return [_centring(centre, in_features), _dense(matrix, torch.zeros(len(matrix)))]
-    if isinstance(calibrator, Flow):
-        return _flow_modules(calibrator, in_features)
-    raise ModelError(f"{type(calibrator).__name__} has no form in built-in modules")
-
-
 def check_design(calibrator: Calibrator) -> None:
-    """Refuse a calibrator, fitted or not, whose design has no form in built-in modules.
-
-    Raises:
-        ModelError: It is a flow of affine couplings.
-    """
+    """Refuse a flow, fitted or not, whose affine couplings have no form in built-in modules."""
     if isinstance(calibrator, Flow) and calibrator.coupling == "affine":
         raise ModelError(
             "AffineCoupling multiplies one half by a function of the other, which no chain of "

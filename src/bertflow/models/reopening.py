@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import import_from_string
 
 from bertflow.arrays import check_device
 from bertflow.calibrators import load_calibrator
 from bertflow.calibrators.readme import CARD
 from bertflow.calibrators.writing import SUBFOLDER
 from bertflow.encoders.checks import check_files, check_weights, read_modules, readable
-from bertflow.encoders.description import read_card
 from bertflow.encoders.encoder import CALIBRATOR, keep_picklable
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import MODULE_PATH
@@ -31,15 +31,9 @@ log = logging.getLogger(__name__)
 def load(
     path: str | Path, *, device: str | None = None, trust_remote_code: bool = False
 ) -> CalibratedSentenceTransformer:
-    """Load a saved calibrated model together with its calibrator.
+    """Load what `save_pretrained` or `bertflow fit --encoder` wrote, with its calibrator.
 
-    Args:
-        path: What `save_pretrained` or `bertflow fit --encoder` wrote.
-        device: Where it runs; None takes a GPU if there is one.
-        trust_remote_code: Whether code that came with the encoder may run.
-
-    Returns:
-        The model; `.calibrator` gives inverse, likelihood and sampling.
+    `device` and `trust_remote_code` are as in `load_encoder`.
 
     Raises:
         ModelError: The folder is not such a model; the message says what is missing.
@@ -47,13 +41,12 @@ def load(
     path = Path(path)
     if device is not None:
         check_device(device)
-    if not (path / "modules.json").is_file():
-        raise ModelError(f"{path} is no calibrated model: it holds no modules.json")
-    if not (path / SUBFOLDER).is_dir():
-        raise ModelError(
-            f"{path} is no calibrated model: it holds no {SUBFOLDER}/, which one that was trained "
-            "or set otherwise after it was calibrated does not have; SentenceTransformer loads it"
-        )
+    for name in ("modules.json", SUBFOLDER):
+        if not (path / name).exists():
+            raise ModelError(
+                f"{path} is no calibrated model: it holds no {name}, as one that was trained or "
+                "set otherwise after it was calibrated; SentenceTransformer may load it"
+            )
     trust: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     with readable(lambda said: f"{path} cannot be loaded: {said}"):
         check_files(path)
@@ -62,16 +55,19 @@ def load(
         model = CalibratedSentenceTransformer(str(path), device=device, **trust)
         check_weights(model, str(path), [entry["path"] for entry in entries], **trust)
         for entry in entries:
-            name, kind = entry["name"], entry["type"]
-            if name.startswith(CALIBRATOR):
-                if model.dtype in HALF and kind != MODULE_PATH:  # Read it again, in float32.
-                    whole = import_from_string(kind).load(str(path), subfolder=entry["path"])
-                    model._modules[name] = whole.to(model.device)
-                model._modules[name].register_forward_pre_hook(raise_input)
+            if (name := entry["name"]).startswith(CALIBRATOR):
+                module: Any = model._modules[name]
+                if model.dtype in HALF and entry["type"] != MODULE_PATH:
+                    # Read it again, in float32.
+                    module = type(module).load(str(path), subfolder=entry["path"])
+                    model._modules[name] = module.to(model.device)
+                module.register_forward_pre_hook(raise_input)
     log.info("%s: a calibrated model, %r", path, calibrator)
     model.calibrator = calibrator
-    model._origin = getattr(calibrator, "provenance_", {}).get("origin", {})
-    model._card = read_card(path / CARD)
+    origin, model._card = getattr(calibrator, "provenance_", {}).get("origin"), ""
+    model._origin = origin if isinstance(origin, Mapping) else {}
+    with suppress(OSError, ValueError):  # It may be gone, or be no text.
+        model._card = (path / CARD).read_text(encoding="utf-8")
     if not belongs_to_its_calibrator(model.eval()):
         raise ModelError(
             f"{path} holds a calibrator that does not belong to its model, which was trained, "
