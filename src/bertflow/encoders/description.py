@@ -35,11 +35,7 @@ METADATA = re.compile(r"\s*---[ \t]*\r?\n")
 
 
 def describe_encoder(encoder: SentenceTransformer) -> dict[str, Any]:
-    """Describe an encoder such that two that give the same vectors have the same description.
-
-    It has name, modules, pooling, averaged hidden states (None if its own), maximum length, data
-    type, prompt, width and a SHA-256 of all weights.
-    """
+    """Describe an encoder by its name, settings and a SHA-256 of all weights, for people."""
     digest = hashlib.sha256()
     for name, tensor in encoder.state_dict().items():
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
@@ -49,10 +45,7 @@ def describe_encoder(encoder: SentenceTransformer) -> dict[str, Any]:
 
 
 def vocabulary_hash(encoder: SentenceTransformer) -> str | None:
-    """A SHA-256 of the tokens and their numbers; None where the tokenizer does not tell them.
-
-    It stays the same when an encoder is saved and loaded again.
-    """
+    """A SHA-256 of the tokens and their numbers; None where the tokenizer does not tell them."""
     get_vocab = getattr(getattr(encoder[0], "tokenizer", None), "get_vocab", None)
     return _sha256(json.dumps(get_vocab(), sort_keys=True)) if callable(get_vocab) else None
 
@@ -91,9 +84,8 @@ def describe_vectors(
 ) -> dict[str, Any]:
     """Describe all that an encoder's vectors depend on, so that nothing else has its description.
 
-    `describe_encoder` is for people. This tells apart more: tokenizers, settings of modules, and
-    versions of the libraries. `description` is what that gives, if it is known: reading all weights
-    takes a while.
+    `describe_encoder` is for people, and gives `description`. This tells apart tokenizers, settings
+    of modules and versions, too.
 
     Raises:
         InputError: The tokenizer cannot be described.
@@ -159,9 +151,8 @@ def library_versions() -> dict[str, str]:
 def origin_of(encoder: SentenceTransformer) -> dict[str, str]:
     """Where an encoder comes from: its name on the hub and its licence.
 
-    As far as they are known: "base_model" and "revision", its name and commit on the hub;
-    "license", and where that was found in "license_from". The name counts only if the encoder was
-    loaded from there, so that no folder is taken for a name on the hub.
+    As far as they are known: "base_model" and "revision", its name and commit there; "license", and
+    where that was found, "license_from". No folder is taken for a name on the hub.
 
     Example:
         >>> from sentence_transformers import SentenceTransformer
@@ -189,10 +180,8 @@ def _licence_in_card(encoder: SentenceTransformer, origin: Mapping[str, str]) ->
     with suppress(Exception):  # There may be no card, and anyone may have written it.
         text = getattr(encoder, "_model_card_text", None)
         if not text and "base_model" in origin:
-            where: Any = {
-                "revision": origin.get("revision"),
-                "local_files_only": not hub_answers(),
-            }
+            where: Any = {"revision": origin.get("revision")}
+            where["local_files_only"] = not hub_answers()
             text = Path(load_file_path(origin["base_model"], CARD, **where) or "").read_text(
                 "utf-8"
             )

@@ -74,10 +74,7 @@ def part_of(model: SentenceTransformer, modules: Sequence[Any]) -> SentenceTrans
 
 
 def own_part(model: SentenceTransformer) -> str | None:
-    """The name of a method between text and vectors that a model has replaced, or "hooks"; or None.
-
-    Neither its settings nor a saved model would show the difference.
-    """
+    """The name of a replaced method on the way to vectors, or "hooks": no setting would show it."""
     for name in METHODS:
         if _is_own(model, name) or any(name in vars(module) for module in model):
             return name
@@ -102,12 +99,8 @@ def _is_own(model: SentenceTransformer, name: str) -> bool:
 
 def is_usual(model: SentenceTransformer) -> bool:
     """Whether a model encodes as the library does, not by an `encode` or `forward` of its own."""
-    return (
-        not _is_own(model, "encode")
-        and not _is_own(model, "forward")
-        and isinstance(model[0], Transformer)
-        and hasattr(model, "preprocess")
-    )
+    own = _is_own(model, "encode") or _is_own(model, "forward")
+    return not own and isinstance(model[0], Transformer)
 
 
 class _Hook:
@@ -145,10 +138,7 @@ def _not_installed(kind: type[PreTrainedModel], config: Any) -> bool:
 
 
 def keep_picklable(encoder: nn.Module) -> None:
-    """Let an encoder be pickled after its transformer has given hidden states.
-
-    transformers' first forward pass has installed hooks for those, which cannot be pickled.
-    """
+    """Let an encoder be pickled though transformers' first forward pass has installed hooks."""
     for module in encoder.modules():
         for key, hook in module._forward_hooks.items():
             if str(getattr(hook, "__module__", "")).startswith("transformers."):
@@ -158,11 +148,7 @@ def keep_picklable(encoder: nn.Module) -> None:
 
 
 def as_sentences(given: Any) -> Iterable[str]:
-    """Sentences that can be looped over: a list, a column of any library, or an iterable.
-
-    Raises:
-        InputError: It is one text, a table, a mapping, or nothing of one dimension.
-    """
+    """Sentences to loop over: a list, a column of any library, or an iterable; else InputError."""
     several = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
     table = any(getattr(given, name, None) is not None for name in ("column_names", "columns"))
     if not several or table or len(getattr(given, "shape", (0,))) != 1:

@@ -56,8 +56,7 @@ def forget_gguf(model: nn.Module, name: str) -> None:
     config: Any = model.config
     config._name_or_path = name
     for holder, attribute in [(config, "quantization_config"), (model, "hf_quantizer")]:
-        if hasattr(holder, attribute):
-            delattr(holder, attribute)
+        vars(holder).pop(attribute, None)
     model.is_quantized = False  # type: ignore[assignment]
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,13 +23,7 @@ from bertflow.encoders.description import library_versions
 from bertflow.encoders.encoder import Encoder, keep_picklable
 from bertflow.encoders.pooling import ANY_BLOCKS, cut_to, hidden_states, pooled, side_by_side
 from bertflow.encoders.probe import check_encoder, positions
-from bertflow.errors import (
-    InputError,
-    MissingDependencyError,
-    ModelError,
-    check_choice,
-    check_number,
-)
+from bertflow.errors import InputError, ModelError, check_number, unknown
 from bertflow.io.reading import hub_answers, read_json
 from bertflow.io.result_store import Result, key_of
 from bertflow.process_state import pinned
@@ -60,7 +53,7 @@ def load_encoder(
     trust_remote_code: bool = False,
     cache: SentenceCache | None = None,
 ) -> SentenceTransformer:
-    """Load an encoder as a SentenceTransformer made of built-in modules only.
+    """Load an encoder as a SentenceTransformer of built-in modules, in evaluation mode.
 
     Blocks that the pooling does not need are removed. Causal models get right padding and, if they
     have none, a padding token.
@@ -75,10 +68,9 @@ def load_encoder(
               "embed-last-avg": of states 0 and L;
             - "layers:1,12": of any states.
 
-            None keeps a sentence-transformers model as it is, and takes "first-last-avg" for
-            others.
-        max_length: Tokens a sentence is cut to, or as many as the tokenizer takes if those are
-            fewer. None takes a sentence-transformers model's own, and 64 (the paper's) for others.
+            None keeps a sentence-transformers model's own; others get "first-last-avg".
+        max_length: Tokens a sentence is cut to, at most as many as the tokenizer takes. None keeps
+            a sentence-transformers model's own; others get 64, as in the paper.
         device: Where it runs, such as "cpu" or "cuda:0"; None takes a GPU if there is one.
         dtype: "float32", "float16" or "bfloat16".
         revision: Branch, tag or commit on the hub.
@@ -86,15 +78,15 @@ def load_encoder(
         cache: Keeps the content of a .gguf, so that it opens quickly the next time.
 
     Raises:
-        InputError: An unknown pooling, a layer the encoder does not have, or too large a
-            max_length.
-        ModelError: The encoder cannot be found, its architecture is not known, its files are
-            damaged or lack weights, or it comes with code that is not trusted.
+        InputError: A pooling or length that the encoder cannot have.
+        ModelError: The encoder cannot be found, is damaged, lacks weights, is no function of the
+            text, or comes with code that is not trusted.
         MissingDependencyError: A .gguf without its packages; the message is the pip line.
     """
     if pooling is not None:
         hidden_states(pooling, ANY_BLOCKS)
-    check_choice("dtype", dtype, tuple(DTYPES))
+    if dtype not in DTYPES:
+        raise unknown("dtype", str(dtype), DTYPES)
     if max_length is not None:
         check_number("max_length", max_length, 1, integer=True)
     if device is not None:
@@ -287,10 +279,6 @@ def _in_folder(path: Path) -> _Source:
                 f"{path} is a calibrator alone, without an encoder; use it with "
                 "`bertflow transform`, or attach it to its encoder"
             )
-        if there[0] == "adapter_config.json" and find_spec("peft") is None:
-            raise MissingDependencyError(
-                f"reading the adapter in {path} needs peft: pip install peft"
-            )
         return _Source(str(path), modules=there[0] == "modules.json")
     files = sorted(path.glob("*.gguf"))
     if len(files) != 1:
@@ -303,10 +291,9 @@ def _in_folder(path: Path) -> _Source:
 def _explanation(name: str | Path, said: str, source: _Source) -> str:
     if not source.hub:
         return f"{name} cannot be loaded: {said}"
-    if source.hub["local_files_only"]:
-        said = "no connection, and it is not in the cache"
+    reason = "no connection, and it is not in the cache" if source.hub["local_files_only"] else said
     return (
-        f"{name} is no folder here and cannot be had from the model hub ({said}); check the "
+        f"{name} is no folder here and cannot be had from the model hub ({reason}); check the "
         "name and the network, or give a folder or a .gguf file"
     )
 

@@ -133,9 +133,8 @@ def _hidden_states(transformer: Transformer, text: str, name: str) -> list[Array
 class Cut:
     """The blocks of a transformers model; the last ones can be left out and put back.
 
-    Models like GPT and Llama normalise after their last block, whichever that is. Cut right after
-    block i, their hidden state i would change, so they need one block more. Only trying tells, with
-    the numbers of `choices` in turn.
+    Models like GPT and Llama normalise after their last block, so that hidden state i would change
+    if they were cut right after block i: they need one more. Only trying tells.
     """
 
     def __init__(self, model: nn.Module, total: int) -> None:
@@ -204,8 +203,8 @@ class SeveralPoolings(nn.Module):
     .. math:: s = \Big[\, \tfrac1{|L_1|} \sum_{l \in L_1} \operatorname{pool}_1(h_l) \;\Big|\;
         \tfrac1{|L_2|} \sum_{l \in L_2} \operatorname{pool}_2(h_l) \;\Big|\; \dots \Big]
 
-    A pooling is the hidden states that it averages, 0 being the embeddings, and whether it takes
-    the first token alone instead of the mean over tokens. `width` is that of a hidden state, D.
+    A pooling is the hidden states that it averages, and whether it takes the first token alone
+    instead of the mean over tokens. `width` is that of a hidden state, D.
     """
 
     def __init__(self, poolings: Sequence[tuple[Sequence[int], bool]], width: int) -> None:

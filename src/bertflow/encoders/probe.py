@@ -1,8 +1,7 @@
 """Probes: whether an encoder is one function of the text on every way to its vectors.
 
-A calibrator fits only the vectors that it was fitted on. So a few sentences are encoded in each way
-that users have: alone, in a batch, by bertflow's own encoding, and by a saved copy in plain
-sentence-transformers. If two ways differ, or a library fails, the encoder is refused by name.
+A few sentences are encoded in each way that users have: alone, in a batch, by bertflow's own
+encoding, and by a saved copy in plain sentence-transformers. An encoder that differs is refused.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from bertflow.arrays import Array
-from bertflow.encoders.checks import quietly, readable
-from bertflow.encoders.encoder import config_of, encoder_of
+from bertflow.encoders.checks import BUILT_IN, quietly, readable
+from bertflow.encoders.encoder import config_of, encoder_of, own_part
 from bertflow.encoders.precision import HALF
 from bertflow.errors import InputError, ModelError, check_number
 from bertflow.process_state import pinned
@@ -55,10 +54,8 @@ def check_encoder(
     sentences, each encoded alone, shape (n, D).
 
     Raises:
-        InputError: It is no SentenceTransformer with dense vectors, or its maximum length cannot
-            be.
-        ModelError: A library fails on it, its tokenizer is not that of its model, or its vectors
-            depend on the batch.
+        InputError: It is no SentenceTransformer with dense vectors, or its maximum length is wrong.
+        ModelError: A library fails on it, its tokenizer is another's, or the vectors differ.
     """
     check_kind(encoder)
     name = name or name_of(encoder)
@@ -148,18 +145,47 @@ def check_own_encoding(
     `exact` says that it computes in the encoder's own type.
     """
     alone = check_encoder(encoder)
-    name, texts = name_of(encoder), probe_texts(encoder)
-    remedy = "report it" if exact else "use float32 precision"
+    name = name_of(encoder)
     with readable(lambda said: f"{name} cannot be encoded: {said}"):
-        own = encode(texts)
+        own = encode(probe_texts(encoder))
     if (off := difference(alone, own)) > (tolerance(encoder) if exact else ROUGH):
         raise ModelError(
             f"{name} is encoded otherwise in a corpus than by its own encode (they differ by "
-            f"{off:.0%} of a vector's length); {remedy}"
+            f"{off:.0%} of a vector's length); {'report it' if exact else 'use float32 precision'}"
         )
 
 
-def rehearse(encoder: SentenceTransformer) -> None:
+def tried_out(encoder: SentenceTransformer) -> Array:
+    """Refuse, before any work, an encoder whose calibrated model would be another function.
+
+    Its vectors of the probe's sentences are returned, as `check_encoder` gives them.
+    """
+    alone = check_encoder(encoder)
+    declared, width = encoder.get_embedding_dimension(), alone.shape[1]
+    if declared != width or width < 2:
+        raise ModelError(
+            f"the encoder gives vectors of {width} dimensions, expected at least 2 and as many as "
+            f"it declares, {declared}; mend truncate_dim, or the config.json of its pooling"
+        )
+    if (own := own_part(encoder)) is not None:
+        raise InputError(
+            f"{type(encoder).__name__} has its own {own}, which the calibrated model would not "
+            "have; say what it adds by prompts and default_prompt_name of a SentenceTransformer"
+        )
+    _rehearse(encoder)
+    if any(hasattr(module, "sub_modules") for module in encoder):  # A Router.
+        asked = [
+            ask(probe_texts(encoder)) for ask in (encoder.encode_query, encoder.encode_document)
+        ]
+        if max(difference(alone, np.asarray(found)) for found in asked) > ROUGH:
+            log.warning(
+                "queries and documents are encoded on different routes; the calibrator is fitted "
+                "on the vectors of encode, and fits only the route that it takes"
+            )
+    return alone
+
+
+def _rehearse(encoder: SentenceTransformer) -> None:
     """Refuse an encoder that gives other vectors once it was saved and loaded again."""
     name = name_of(encoder)
     with tempfile.TemporaryDirectory(prefix="bertflow-") as folder:
@@ -180,7 +206,10 @@ def rehearse(encoder: SentenceTransformer) -> None:
 
 def check_saved(folder: Path, model: SentenceTransformer) -> None:
     """Refuse a saved model that plain sentence-transformers loads as another one than `model`."""
-    how: Any = {"device": str(model.device), "trust_remote_code": not has_built_in_modules(model)}
+    # Only code that is not of the libraries needs trust.
+    parts = [*model, getattr(model[0], "model", model[0])]
+    built_in = all(type(part).__module__.startswith((BUILT_IN, "transformers.")) for part in parts)
+    how: Any = {"device": str(model.device), "trust_remote_code": not built_in}
     with quietly(), readable(lambda said: f"plain sentence-transformers cannot load it: {said}"):
         try:
             copy = SentenceTransformer(str(folder), **how)
@@ -201,15 +230,6 @@ def check_saved(folder: Path, model: SentenceTransformer) -> None:
                 "the saved model gives other vectors than the model in memory (they differ by "
                 f"{off:.0%} of a vector's length)"
             )
-
-
-def has_built_in_modules(model: SentenceTransformer) -> bool:
-    """Whether a model can be loaded without code that is not of the libraries."""
-    own = getattr(model[0], "model", model[0])
-    return all(
-        type(module).__module__.startswith(("sentence_transformers.", "transformers."))
-        for module in [*model, own]
-    )
 
 
 def difference(expected: Array, found: Array) -> float:

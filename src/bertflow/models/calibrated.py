@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
-import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import import_from_string
 
@@ -29,15 +28,9 @@ from bertflow.encoders.module import MODULE_PATH, CalibratorModule
 from bertflow.encoders.precision import kept_from_half, raise_input
 from bertflow.encoders.probe import check_saved, difference, is_fingerprint_of, probed
 from bertflow.errors import InputError, warn
-from bertflow.io.files import (
-    check_replaceable,
-    foreign_entries,
-    merged_folder,
-    replaced_folder,
-    write_text,
-    writing,
-)
+from bertflow.io import files
 from bertflow.models.card import card_of, fitted_settings
+from bertflow.models.portable import image_of
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)
@@ -83,12 +76,12 @@ class CalibratedSentenceTransformer(Encoder):
             ModelError: It cannot be written.
         """
         folder = Path(path)
-        with writing(folder):
-            shared = folder.is_dir() and bool(foreign_entries(folder))
+        with files.writing(folder):
+            shared = folder.is_dir() and bool(files.foreign_entries(folder))
         # A model that was trained further has a card of that, which its trainer knows best.
         trained = "generated_from_trainer" in self.model_card_data.tags
         how |= {"model_name": model_name, "create_model_card": create_model_card and trained}
-        with merged_folder(folder) if shared else replaced_folder(folder) as staging:
+        with (files.merged_folder if shared else files.replaced_folder)(folder) as staging:
             with quietly():
                 SentenceTransformer.save(self, str(staging), **how)
             for file in staging.rglob("tokenizer.json"):
@@ -116,11 +109,7 @@ class CalibratedSentenceTransformer(Encoder):
 
         What the calibrator was fitted on is part of it, files and encoder without the folders they
         lie in here. A folder that is given as `local_model_path` goes up as it is. The arguments
-        are those of `SentenceTransformer.push_to_hub`: private, exist_ok, replace_model_card and
-        others.
-
-        Returns:
-            The address of the commit or pull request.
+        are those of `SentenceTransformer.push_to_hub`, and so is the address that is returned.
 
         Raises:
             huggingface_hub.errors.HfHubHTTPError: The hub refuses; nothing is uploaded then.
@@ -209,11 +198,7 @@ class CalibratedSentenceTransformer(Encoder):
             every[f"{CALIBRATOR}{place}"] = module
         # An encoder that is itself calibrated has such modules, too.
         with kept_from_half(m for name, m in every.items() if name.startswith(CALIBRATOR)):
-            model = cls(
-                modules=every,
-                similarity_fn_name=encoder.similarity_fn_name,
-                **_settings(encoder),
-            )
+            model = cls(modules=every, **_settings(encoder))
         model.calibrator = calibrator
         origin = getattr(calibrator, "provenance_", {}).get("origin")
         model._origin = origin if isinstance(origin, Mapping) else origin_of(encoder)
@@ -236,6 +221,7 @@ def _settings(model: SentenceTransformer) -> dict[str, Any]:
         "device": str(model.device),
         "prompts": {name: text for name, text in model.prompts.items() if text is not None},
         "default_prompt_name": model.default_prompt_name,
+        "similarity_fn_name": model.similarity_fn_name,
     }
 
 
@@ -247,7 +233,7 @@ def save_model(model: CalibratedSentenceTransformer, folder: str | Path) -> None
     Raises:
         ModelError: The folder holds something that bertflow did not write, or cannot be written.
     """
-    check_replaceable(folder)
+    files.check_replaceable(folder)
     model.save(str(folder))
 
 
@@ -259,7 +245,9 @@ def save_card(model: CalibratedSentenceTransformer, folder: str | Path) -> None:
     Raises:
         ModelError: It cannot be written.
     """
-    write_text(Path(folder) / CARD, named(card_of(model), model.model_card_data.model_id or HERE))
+    files.write_text(
+        Path(folder) / CARD, named(card_of(model), model.model_card_data.model_id or HERE)
+    )
 
 
 def is_fitted_on(provenance: Mapping[str, Any], encoder: SentenceTransformer, alone: Array) -> bool:
@@ -291,13 +279,10 @@ def belongs_to_its_calibrator(
     if weights and fitted.get("dtype") == str(encoder.dtype).removeprefix("torch."):
         if fitted.get("weights") not in (None, describe_encoder(encoder)["weights"]):
             return False
-    features = {"sentence_embedding": torch.from_numpy(whole).to(model.device)}
-    with pinned(), torch.no_grad():
-        for module in calibrating(model):
-            if module not in encoder:
-                features = module(features)
-    expected = model.calibrator._rows(vectors.astype(np.float64))
-    return difference(expected, features["sentence_embedding"].float().cpu().numpy()) <= CHANGED
+    behind = [module for module in calibrating(model) if module not in encoder]
+    with pinned():
+        image = image_of(behind, whole, model.device)
+    return difference(model.calibrator._rows(vectors.astype(np.float64)), image) <= CHANGED
 
 
 def name_modules_for_every_version(path: Path) -> None:

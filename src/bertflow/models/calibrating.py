@@ -27,18 +27,10 @@ from bertflow.encoders.description import (
     vocabulary_hash,
 )
 from bertflow.encoders.embedding import CorpusEncoder
-from bertflow.encoders.encoder import own_part
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.precision import Precision, resolved_precision
-from bertflow.encoders.probe import (
-    ROUGH,
-    check_encoder,
-    difference,
-    fingerprint,
-    probe_texts,
-    rehearse,
-)
+from bertflow.encoders.probe import check_encoder, fingerprint, tried_out
 from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.encoders.streaming import SAMPLE, Rows, encode_rows, sample_corpus
 from bertflow.errors import InputError, ModelError
@@ -115,7 +107,7 @@ def calibrate(
     more = plain_provenance(provenance or {})
     if isinstance(encoder, str | Path):
         encoder = load_encoder(encoder)
-    alone = _tried(encoder)
+    alone = tried_out(encoder)
     calibrator.n_features_in_ = alone.shape[1]
     calibrator._check_arguments()
     description = describe_encoder(encoder)
@@ -185,35 +177,6 @@ def _drawn(
     seed = int(given) if isinstance(given, Integral) else 0
     found = sample_corpus(sentences, sample, seed=seed)
     return found.sentences, {} if found.whole else {"drawn_from": found.rows}
-
-
-def _tried(encoder: SentenceTransformer) -> Array:
-    """Refuse, before any work, an encoder whose calibrated model would be another function.
-
-    Its vectors of the probe's sentences are returned.
-    """
-    alone = check_encoder(encoder)
-    declared, width = encoder.get_embedding_dimension(), alone.shape[1]
-    if declared != width or width < 2:
-        raise ModelError(
-            f"the encoder gives vectors of {width} dimensions, expected at least 2 and as many as "
-            f"it declares, {declared}; mend truncate_dim, or the config.json of its pooling"
-        )
-    if (own := own_part(encoder)) is not None:
-        raise InputError(
-            f"{type(encoder).__name__} has its own {own}, which the calibrated model would not "
-            "have; say what it adds by prompts and default_prompt_name of a SentenceTransformer"
-        )
-    rehearse(encoder)
-    if any(hasattr(module, "sub_modules") for module in encoder):  # A Router.
-        texts = probe_texts(encoder)
-        asked = [np.asarray(ask(texts)) for ask in (encoder.encode_query, encoder.encode_document)]
-        if max(difference(alone, found) for found in asked) > ROUGH:
-            log.warning(
-                "queries and documents are encoded on different routes; the calibrator is fitted "
-                "on the vectors of encode, and fits only the route that it takes"
-            )
-    return alone
 
 
 @pinned(seed=True)

@@ -23,7 +23,7 @@ built-in `Normalize` before that; principal axes, gains and offset are part of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator, Flow, LinearCalibrator
+from bertflow.encoders.probe import difference
 from bertflow.encoders.streaming import FIRST
 from bertflow.errors import ModelError
 from bertflow.flows import ResidualCoupling, ResidualForm
@@ -131,18 +132,15 @@ def _coupling_modules(
     connection, h1, which LeakyReLU leaves as it is because it is not negative.
     """
     width, hidden = embed.shape[1], coupling.width
-    relu = _relu_of_pairs(hidden)
+    relu, pad = _relu_of_pairs(hidden), nn.functional.pad
     w1 = coupling.w1 @ embed
     first = torch.cat([entry, w1 @ entry, -w1 @ entry])
     p1 = w1 @ start + coupling.b1
-    none = torch.zeros(hidden, width, dtype=torch.float64)
-    w2 = torch.cat([none, coupling.w2 @ relu], dim=1)
-    carry = torch.zeros(width, width + 2 * hidden, dtype=torch.float64)
-    carry[:, :width] = -torch.eye(width, dtype=torch.float64)
-    second = [carry, w2, -w2]
+    w2 = pad(coupling.w2 @ relu, (width, 0))
+    second = [pad(-torch.eye(width, dtype=torch.float64), (0, 2 * hidden)), w2, -w2]
     bias = [torch.zeros(width, dtype=torch.float64), coupling.b2, -coupling.b2]
     if coupling.residual:
-        second.append(torch.cat([none, relu], dim=1))
+        second.append(pad(relu, (width, 0)))
         bias.append(torch.zeros(hidden, dtype=torch.float64))
     return [
         _dense(first, torch.cat([start, p1, -p1]), nn.LeakyReLU()),
@@ -179,19 +177,21 @@ def check_portable(
         if not isinstance(calibrator, Flow):
             return
         sample = calibrator.sample(CHECKED_ROWS, random_state=0)
-    expected = calibrator._rows(sample.astype(np.float64))
-    padded = np.zeros((len(sample), width), dtype=np.float32)
-    padded[:, : sample.shape[1]] = sample
-    features = {"sentence_embedding": torch.from_numpy(padded)}
-    with torch.no_grad():
-        for module in modules:
-            features = module(features)
-    got = features["sentence_embedding"].double().numpy()
-    norms = np.linalg.norm(expected, axis=1)
-    difference = float((np.linalg.norm(got - expected, axis=1) / norms.clip(1e-12)).max())
-    if not difference <= TOLERANCE:
+    padded = np.pad(sample.astype(np.float32), ((0, 0), (0, width - sample.shape[1])))
+    off = difference(calibrator._rows(sample.astype(np.float64)), image_of(modules, padded))
+    if off > TOLERANCE:
         raise ModelError(
-            f"the built-in modules differ from the calibrator by {difference:.1e} (allowed "
+            f"the built-in modules differ from the calibrator by {off:.1e} (allowed "
             f"{TOLERANCE:.0e}): its map is too ill-conditioned for float32; train it less, or "
             f"{OTHERWISE}"
         )
+
+
+@torch.no_grad()
+def image_of(modules: Iterable[Any], rows: Array, device: torch.device | str = "cpu") -> Array:
+    """The vectors that modules make of rows."""
+    features = {"sentence_embedding": torch.from_numpy(rows).to(device)}
+    for module in modules:
+        features = module(features)
+    image: Array = features["sentence_embedding"].float().cpu().numpy()
+    return image

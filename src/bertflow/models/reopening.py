@@ -41,7 +41,7 @@ def load(
     path = Path(path)
     if device is not None:
         check_device(device)
-    for name in ("modules.json", SUBFOLDER):
+    for name in ("modules.json", f"{SUBFOLDER}/"):
         if not (path / name).exists():
             raise ModelError(
                 f"{path} is no calibrated model: it holds no {name}, as one that was trained or "
