@@ -265,7 +265,7 @@ def test_a_calibrator_is_not_attached_to_an_encoder_with_the_same_weights_and_ot
     calibrator = whitened(encoder, tiny_sentences).calibrator
     attach(encoder, calibrator)
     hooked(encoder)
-    with pytest.raises(ModelError, match="their vectors of the same sentences differ"):
+    with pytest.raises(ModelError, match="differs in vectors of the same sentences"):
         attach(encoder, calibrator)
 
 
@@ -533,9 +533,7 @@ def test_another_vocabulary_is_another_encoder_though_the_probe_is_the_same(
         first, second = (w for w in ("cat", "dog"))
         vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
         path.write_text(json.dumps(content))
-    with pytest.raises(
-        ModelError, match="vectors of the same sentences differ, or their tokenizers"
-    ):
+    with pytest.raises(ModelError, match="differs in .*the tokens of the tokenizer"):
         attach(load_encoder(folder), model.calibrator)
     with pytest.raises(ModelError, match="does not belong to its model"):
         load(tmp_path / "model")

@@ -81,8 +81,7 @@ def check_weights(
     """Refuse a model whose files lack weights, or have more blocks than it.
 
     transformers makes up what is missing, drops what it has no place for, and only logs both.
-    `folders` are those of the modules in the folder or hub name that they were loaded from, with
-    the `keywords` of `from_pretrained`.
+    `folders` of the modules are in `name`; `keywords` are those of `from_pretrained`.
     """
     for part, home in zip(modules, folders, strict=False):
         for model, folder in _models(part, home):
@@ -159,11 +158,7 @@ def check_files(folder: Path) -> None:
 def read_modules(
     file: Path, *, trust_remote_code: bool = False, own: str | None = None
 ) -> list[dict[str, str]]:
-    """Read the list of a sentence-transformers model's modules.
-
-    Without trust, a class that is neither of sentence-transformers nor `own` is refused: versions
-    before 6 run code that lies in a folder.
-    """
+    """Read a list of modules; untrusted, only with classes of sentence-transformers or `own`."""
     entries: list[dict[str, str]] = read_json(file)
     try:
         kinds, names = [str(entry["type"]) for entry in entries], {one["name"] for one in entries}

@@ -75,9 +75,8 @@ def describe_gguf(file: Path, dtype: str) -> dict[str, Any]:
 def quick_gguf(file: Path, dtype: str, cache: SentenceCache | None) -> Iterator[None]:
     """Have transformers read a .gguf quickly while inside, in one thread at a time.
 
-    The package gguf makes several arrays for each token of the header, and its table of tensor
-    names once for each module. Here the header is read in one pass and the table is made once. A
-    cache keeps the settings, tokens and de-quantised weights under a hash of the file.
+    The header is read in one pass, without arrays for each token, and the table of tensor names is
+    made once. A cache keeps settings, tokens and de-quantised weights under a hash of the file.
     """
     import gguf
     from transformers import modeling_gguf_pytorch_utils

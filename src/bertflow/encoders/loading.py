@@ -151,8 +151,8 @@ def load_poolings(
         raise InputError(f"several poolings must each be named, got {list(poolings)}")
     states = sorted({state for one in named for state in hidden_states(one, ANY_BLOCKS)})
     # Blocks above the highest state are cut off; recipes by name go up to the last.
-    spelled = f"layers:{','.join(map(str, states))}"
-    widest = spelled if states[-1] < ANY_BLOCKS else "embed-last-avg"
+    every = states[-1] == ANY_BLOCKS
+    widest = "embed-last-avg" if every else f"layers:{','.join(map(str, states))}"
     return side_by_side(load_encoder(name, pooling=widest, **how), named)[0]
 
 
@@ -230,11 +230,7 @@ def _load_modules(
 
 @dataclass(frozen=True)
 class _Source:
-    """Where an encoder is: a folder or a name on the hub, with its .gguf file if it is one.
-
-    `modules` says that it is a sentence-transformers model. `hub` are the keywords with which
-    libraries find it on the hub, empty for a folder.
-    """
+    """Where an encoder is: a folder, maybe a .gguf in it, or a name and keywords for the hub."""
 
     name: str
     gguf: Path | None = None

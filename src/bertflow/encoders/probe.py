@@ -140,10 +140,7 @@ def is_fingerprint_of(saved: Any, alone: Array, encoder: SentenceTransformer) ->
 def check_own_encoding(
     encoder: SentenceTransformer, encode: Callable[[Sequence[str]], Array], *, exact: bool
 ) -> None:
-    """Refuse an encoder to which bertflow's own encoding gives other vectors than its `encode`.
-
-    `exact` says that it computes in the encoder's own type.
-    """
+    """Refuse an encoder to which bertflow's encoding, `exact` in its type, gives other vectors."""
     alone = check_encoder(encoder)
     name = name_of(encoder)
     with readable(lambda said: f"{name} cannot be encoded: {said}"):
@@ -156,10 +153,7 @@ def check_own_encoding(
 
 
 def tried_out(encoder: SentenceTransformer) -> Array:
-    """Refuse, before any work, an encoder whose calibrated model would be another function.
-
-    Its vectors of the probe's sentences are returned, as `check_encoder` gives them.
-    """
+    """As `check_encoder`, and refuse an encoder whose calibrated model would not be the same."""
     alone = check_encoder(encoder)
     declared, width = encoder.get_embedding_dimension(), alone.shape[1]
     if declared != width or width < 2:
@@ -208,11 +202,10 @@ def check_saved(folder: Path, model: SentenceTransformer) -> None:
     """Refuse a saved model that plain sentence-transformers loads as another one than `model`."""
     # Only code that is not of the libraries needs trust.
     parts = [*model, getattr(model[0], "model", model[0])]
-    built_in = all(type(part).__module__.startswith((BUILT_IN, "transformers.")) for part in parts)
-    how: Any = {"device": str(model.device), "trust_remote_code": not built_in}
+    own = not all(type(part).__module__.startswith((BUILT_IN, "transformers.")) for part in parts)
     with quietly(), readable(lambda said: f"plain sentence-transformers cannot load it: {said}"):
         try:
-            copy = SentenceTransformer(str(folder), **how)
+            copy = SentenceTransformer(str(folder), device=str(model.device), trust_remote_code=own)
         except torch.OutOfMemoryError:
             log.warning("%s is not loaded again to compare: no memory for a second one", folder)
             return

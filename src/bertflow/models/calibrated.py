@@ -23,7 +23,7 @@ from bertflow.calibrators.writing import SUBFOLDER, without_folders, write_calib
 from bertflow.display import block, facts_table, unfolded
 from bertflow.encoders.checks import BUILT_IN, quietly
 from bertflow.encoders.description import describe_encoder, origin_of, vocabulary_hash
-from bertflow.encoders.encoder import CALIBRATOR, Encoder, calibrating, part_of
+from bertflow.encoders.encoder import CALIBRATOR, Encoder, calibrating, encoder_of, part_of
 from bertflow.encoders.module import MODULE_PATH, CalibratorModule
 from bertflow.encoders.precision import kept_from_half, raise_input
 from bertflow.encoders.probe import check_saved, difference, is_fingerprint_of, probed
@@ -153,10 +153,7 @@ class CalibratedSentenceTransformer(Encoder):
     @property
     def encoder(self) -> SentenceTransformer:
         """The encoder alone: the same modules without those that calibrate."""
-        behind = calibrating(self)
-        encoder = Encoder(
-            modules=[module for module in self if module not in behind], **_settings(self)
-        )
+        encoder = Encoder(modules=[*encoder_of(self)], **_settings(self))
         width = self.calibrator.n_features_in_
         encoder.truncate_dim = width if width < (encoder.get_embedding_dimension() or 0) else None
         return encoder
@@ -251,10 +248,7 @@ def save_card(model: CalibratedSentenceTransformer, folder: str | Path) -> None:
 
 
 def is_fitted_on(provenance: Mapping[str, Any], encoder: SentenceTransformer, alone: Array) -> bool:
-    """Whether an encoder has the vocabulary, and of the probe's sentences the vectors, noted.
-
-    Earlier versions noted neither. `alone` are its vectors of the probe's sentences.
-    """
+    """Whether an encoder has the vocabulary and the vectors of the probe that are noted, if any."""
     known = provenance.get("vocabulary") in (None, vocabulary_hash(encoder))
     return known and is_fingerprint_of(provenance.get("probe"), alone, encoder)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from bertflow.encoders.description import (
     vocabulary_hash,
 )
 from bertflow.encoders.embedding import CorpusEncoder
+from bertflow.encoders.encoder import part_of
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.precision import Precision, resolved_precision
@@ -199,7 +199,7 @@ def attach(
         InputError: The widths differ.
     """
     check_is_fitted(calibrator)
-    provenance, other = getattr(calibrator, "provenance_", {}), "another encoder than this one"
+    provenance, differing = getattr(calibrator, "provenance_", {}), []
     if "encoder" in provenance:
         told, given = provenance["encoder"], describe_encoder(encoder)
         fitted = told if isinstance(told, Mapping) else {}
@@ -208,12 +208,12 @@ def attach(
             for name, value in given.items()
             if name != "name" and fitted.get(name) != value
         ]
-        if differing:
-            raise ModelError(f"the calibrator was fitted on {other}: {'; '.join(differing)}")
     if not is_fitted_on(provenance, encoder, check_encoder(encoder)):
+        differing += ["vectors of the same sentences, or the tokens of the tokenizer"]
+    if differing:
         raise ModelError(
-            f"the calibrator was fitted on {other}: their vectors of the same sentences differ, or "
-            "their tokenizers have other tokens"
+            "the calibrator was fitted on another encoder than this one, which differs in "
+            f"{'; '.join(differing)}"
         )
     return _appended(encoder, calibrator, portable, None)
 
@@ -222,9 +222,7 @@ def _appended(
     encoder: SentenceTransformer, calibrator: Calibrator, portable: bool, sample: Array | None
 ) -> CalibratedSentenceTransformer:
     """Append a calibrator to the encoder that it is known to belong to."""
-    whole = copy.copy(encoder)  # Other threads may rely on truncate_dim.
-    whole.truncate_dim = None
-    width = int(whole.get_embedding_dimension() or 0)
+    width = int(part_of(encoder, [*encoder]).get_embedding_dimension() or 0)
     expected = calibrator.n_features_in_
     if min(width, encoder.truncate_dim or width) != expected:
         raise InputError(

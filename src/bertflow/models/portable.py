@@ -193,5 +193,4 @@ def image_of(modules: Iterable[Any], rows: Array, device: torch.device | str = "
     features = {"sentence_embedding": torch.from_numpy(rows).to(device)}
     for module in modules:
         features = module(features)
-    image: Array = features["sentence_embedding"].float().cpu().numpy()
-    return image
+    return np.asarray(features["sentence_embedding"].float().cpu())
