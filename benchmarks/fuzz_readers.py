@@ -20,7 +20,7 @@ from safetensors.torch import save
 from bertflow import AllButTheTop, Flow, Standardization, Whitening, load_encoder
 from bertflow.calibrators import load_calibrator, save_calibrator
 from bertflow.calibrators.training import NAMES, Checkpoint, State
-from bertflow.cli.options import build_calibrator, three
+from bertflow.cli.options import Chosen
 from bertflow.data import (
     CATALOG,
     read_corpus,
@@ -471,15 +471,13 @@ def _settings() -> list[Reader]:
         kind, _, setting = text.partition(" ")
         if kind == "size":
             parse_size(setting)
-        elif kind == "columns":
-            three(setting)
         else:
-            build_calibrator("flow", [setting], 0, "cpu")
+            Chosen(calibrator="flow", set=[setting]).build("cpu")
 
     texts = [b"set epochs=2", b"set scale_rate=0.5", b"set max_grad_norm=null", b"size 1.5 GB"]
     return [
         Reader(
             name=f"setting {text.decode()}", files={"x": text}, read=read, named=False, share=0.5
         )
-        for text in [*texts, b"columns a,b,c"]
+        for text in texts
     ]

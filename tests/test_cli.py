@@ -37,8 +37,9 @@ from bertflow.calibrators import (
     training,
 )
 from bertflow.cli import options
+from bertflow.cli.console import Page
 from bertflow.cli.main import app, run
-from bertflow.cli.options import build_calibrator
+from bertflow.cli.options import Chosen
 from bertflow.encoders import Precision, load_encoder, pooling
 from bertflow.errors import FewRowsWarning, InputError, ModelError
 from bertflow.evaluation import evaluate
@@ -345,22 +346,22 @@ SETTINGS = [
 
 def test_a_setting_is_read_as_what_it_is():
     for name, setting, key, value in SETTINGS:
-        got = build_calibrator(name, [setting], 0, "auto").get_params()[key]
+        got = Chosen(calibrator=name, set=[setting]).build("auto").get_params()[key]
         assert got == value, setting
         assert type(got) is type(value), setting
 
 
 def test_seed_and_device_go_to_who_takes_them():
-    flow = build_calibrator("flow", [], 3, "cpu")
+    flow = Chosen(calibrator="flow", random_state=3).build("cpu")
     assert (flow.random_state, flow.device) == (3, "cpu")
     for name in ["whitening", "standardization", "all-but-the-top"]:
         default = CALIBRATORS[name]().get_params()
-        assert build_calibrator(name, [], 0, "cpu").get_params() == default
+        assert Chosen(calibrator=name).build("cpu").get_params() == default
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_a_flow_with_its_settings_and_what_is_set_besides(name):
-    built = build_calibrator(name, ["epochs=0.5"], 3, "cpu")
+    built = Chosen(calibrator=name, set=["epochs=0.5"], random_state=3).build("cpu")
     expected = PRESETS[name](epochs=0.5, random_state=3, device="cpu")
     assert type(built) is Flow
     assert built.get_params() == expected.get_params() != Flow().get_params()
@@ -369,42 +370,15 @@ def test_a_preset_is_a_flow_with_its_settings_and_what_is_set_besides(name):
 @every_calibrator
 def test_an_unknown_setting_is_refused_and_the_known_are_listed(name):
     with pytest.raises(InputError, match=f"{name} has no 'colour'") as caught:
-        build_calibrator(name, ["colour=1"], 0, "auto")
+        Chosen(calibrator=name, set=["colour=1"]).build("auto")
     for known in CALIBRATORS[name]().get_params():
         assert known in str(caught.value)
-
-
-OF_ANOTHER_TYPE = [
-    ("flow", "epochs=many"),
-    ("flow", "epochs=true"),
-    ("flow", "epochs=[1]"),
-    ("flow", "levels=2.5"),
-    ("flow", "levels=null"),
-    ("flow", "levels=true"),
-    ("flow", "residual=1"),
-    ("flow", "residual=yes"),
-    ("flow", "coupling=3"),
-    ("flow", "max_grad_norm=off"),
-    ("whitening", "dim=all"),
-    ("whitening", "dim=true"),
-    ("whitening", "shrinkage={}"),
-    ("whitening", "shrinkage=automatic"),
-    ("all-but-the-top", "standardize=0"),
-    ("all-but-the-top", "n_components="),
-]
-
-
-def test_a_setting_of_another_type_is_refused_by_name():
-    for name, setting in OF_ANOTHER_TYPE:
-        key = setting.partition("=")[0]
-        with pytest.raises(InputError, match=rf"--set {key} takes"):
-            build_calibrator(name, [setting], 0, "auto")
 
 
 @pytest.mark.parametrize("setting", ["epochs", "", "epochs:2"])
 def test_a_setting_without_a_value_is_refused(setting):
     with pytest.raises(InputError, match="KEY=VALUE"):
-        build_calibrator("flow", [setting], 0, "auto")
+        Chosen(calibrator="flow", set=[setting]).build("auto")
 
 
 # What cannot be done: exit code 1, one line, nothing written.
@@ -678,7 +652,7 @@ def test_a_file_that_is_no_vectors_is_refused(refused, work, tiny_fitted, comman
 @pytest.mark.parametrize("output", ["z.csv", "z", "z.npz"])
 def test_transform_writes_npy_or_nothing(refused, tiny_fitted, output):
     said = refused("transform", tiny_fitted, "--vectors", "vectors.npy", "--output", output)
-    assert said.startswith(f"{output} must end in .npy, to which transform writes")
+    assert said.startswith(f"{output} must end in .npy")
 
 
 @pytest.mark.parametrize("inverse", [[], ["--inverse"]])
@@ -732,7 +706,7 @@ def test_an_output_file_that_cannot_be_is_refused(
     assert f"cannot write {output}" in refused(*given[command], "--output", output)
 
 
-OUT_OF_RANGE = [
+REFUSED = [
     ("flow", "epochs=null"),
     ("flow", "epochs=0"),
     ("flow", "epochs=-1"),
@@ -765,11 +739,27 @@ OUT_OF_RANGE = [
     ("all-but-the-top", "n_components=-1"),
     ("all-but-the-top", "n_components=16"),
     ("all-but-the-top", "n_components=1.5"),
+    ("flow", "epochs=many"),
+    ("flow", "epochs=true"),
+    ("flow", "epochs=[1]"),
+    ("flow", "levels=2.5"),
+    ("flow", "levels=null"),
+    ("flow", "levels=true"),
+    ("flow", "residual=1"),
+    ("flow", "residual=yes"),
+    ("flow", "coupling=3"),
+    ("flow", "max_grad_norm=off"),
+    ("whitening", "dim=all"),
+    ("whitening", "dim=true"),
+    ("whitening", "shrinkage={}"),
+    ("whitening", "shrinkage=automatic"),
+    ("all-but-the-top", "standardize=0"),
+    ("all-but-the-top", "n_components="),
 ]
 
 
-def test_a_setting_out_of_its_range_is_refused_by_name(refused):
-    for name, setting in OUT_OF_RANGE:
+def test_a_setting_of_another_type_or_range_is_refused_by_name(refused):
+    for name, setting in REFUSED:
         line = refused(
             *["fit", "--vectors", "vectors.npy", "--output", "out"],
             *["--calibrator", name, "--set", setting],
@@ -939,6 +929,17 @@ def test_a_warning_is_one_plain_line(cli, work):
     assert (code, err.count("\n")) == (0, 1)
     assert err.startswith("warning: ")
     assert "10 rows" in err
+
+
+def test_notes_are_wrapped_by_words_on_a_terminal_alone(monkeypatch):
+    page = Page({}, [], ["four-letter words " * 20 + "/a/path-that-stays-whole" * 5])
+    assert page.text().count("\n") == 1
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    _, first, *lines, path = page.text().splitlines()
+    assert first.startswith("- four-letter words ")
+    assert all(line.startswith("  four-letter ") and len(line) <= 60 for line in lines)
+    assert path.endswith("/a/path-that-stays-whole" * 5)
 
 
 # In a process of its own.

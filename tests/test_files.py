@@ -574,28 +574,6 @@ def test_what_sigterm_stops_goes_on(work, tiny_sentences, done):
     assert np.load("z.npy").shape == (300, WIDTH)
 
 
-FORKING = """
-import os, signal
-from bertflow.cli import main
-main._catch_termination()
-child = os.fork()
-if not child:
-    signal.pause()
-os.kill(child, signal.SIGTERM)
-_, status = os.waitpid(child, 0)
-assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM, status
-"""
-
-
-@posix
-@pytest.mark.slow
-def test_a_forked_process_ends_by_sigterm_without_a_word():
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_the_library_leaves_sigterm_alone(work):
     before = signal.getsignal(signal.SIGTERM)
     transform_file(np.negative, "v.npy", "z.npy")

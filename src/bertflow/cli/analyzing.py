@@ -5,25 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bertflow.cli.opening import check_own, load_raw, open_sides
-from bertflow.cli.options import (
-    ENCODER,
-    INPUT,
-    EncoderOptions,
-    PairOptions,
-    ResultOptions,
-    Shared,
-    SpeedOptions,
-    TextOptions,
-    changed,
-    device_or_none,
-    known_pooling,
-    option,
-    refuse,
-)
-from bertflow.cli.output import Page, busy, check_results, counts, give, progress_bar
+from bertflow.cli import console, opening, options
+from bertflow.cli.options import ENCODER, INPUT, Shared, changed, option, refuse
 from bertflow.display import Grid
 from bertflow.display.grid import fixed, with_interval
 
@@ -38,7 +23,7 @@ def words(
     encoder: str = Shared.encoder,
     *,
     language: str = option("en", "CODE"),
-    results: ResultOptions,
+    results: console.Results,
     trust_remote_code: bool = Shared.trust_remote_code,
 ) -> None:
     """Norms and neighbours of word embeddings by frequency of the word (the paper's Table 1).
@@ -46,15 +31,45 @@ def words(
     Args:
         language: Language of the frequencies, such as en or de.
     """
-    check_results(results.files(), {"ENCODER": encoder})
+    results.check({"ENCODER": encoder})
     from bertflow.analysis import frequent_words, word_embeddings, word_statistics
 
-    loading = EncoderOptions(trust_remote_code=trust_remote_code)
-    loaded = load_raw(encoder, loading, SpeedOptions(device="cpu"))
+    how = options.Loading(trust_remote_code=trust_remote_code, device="cpu")
+    loaded = opening.load_raw(encoder, how)
     ranked = frequent_words(loaded[0].tokenizer, language=language)
     found = word_statistics(word_embeddings(loaded), ranked)
     content = {"encoder": encoder, "language": language, **found.to_dict()}
-    give([words_page(encoder, language, found)], content, results)
+    results.give([words_page(encoder, language, found)], content)
+
+
+def words_page(encoder: str, language: str, found: WordStatistics) -> console.Page:
+    """Word embeddings by frequency."""
+    groups = found.groups
+    columns = [f"[{group.low:,}, {group.high:,})" for group in groups]
+    rows = [
+        ["words of one piece", *(f"{group.words:,}" for group in groups)],
+        ["mean ℓ2 norm", *(_mean(group.norm) for group in groups)],
+    ]
+    for measure, title in {"distance": "ℓ2 distance", "dot": "dot product"}.items():
+        for k in getattr(groups[0], measure):
+            means = (_mean(getattr(group, measure)[k]) for group in groups)
+            rows.append([f"mean k-NN {title}, k = {k}", *means])
+    facts = {
+        "encoder": f"{encoder}: {found.vocabulary:,} word embeddings of {found.width} dimensions",
+        "ranks": f"by frequency, wordfreq, {language}; words of one whole piece",
+    }
+    notes = [
+        "neighbours among all word embeddings; ± 1.96 standard errors of the mean over words",
+    ]
+    return console.Page(facts, [Grid("rank of the word", ["", *columns], rows)], notes)
+
+
+def _mean(one: Mean | None) -> str:
+    if one is None or one.value is None:
+        return ""
+    if one.low is None or one.high is None:
+        return fixed(one.value, 3)
+    return f"{fixed(one.value, 3)} ± {fixed((one.high - one.low) / 2, 3)}"
 
 
 def lexical(
@@ -63,14 +78,13 @@ def lexical(
     against: str | None = option(None, "[MODEL]"),
     task: str | None = option(None, "NAME"),
     split: str | None = option(None, "NAME"),
-    own: PairOptions,
+    own: options.Graded,
     unit: str = option("characters", "NAME"),
     short: int = option(4, "N", min=0),
     figure: Path | None = option(None, "FILE"),
     data: Path | None = Shared.data,
-    results: ResultOptions,
-    loading: EncoderOptions,
-    speed: SpeedOptions,
+    results: console.Results,
+    how: options.Encoder,
 ) -> None:
     """How far similarity is only edit distance (the paper's Table 6 and Figure 2).
 
@@ -84,33 +98,38 @@ def lexical(
         short: Pairs at most so far apart are set apart.
         figure: Draw it: .svg, .png or .pdf (the paper's Figure 2).
     """
-    reads = {"MODEL": model, "--against": against or None, "--pairs": own.pairs}
-    check_results({**results.files(), "--figure": figure}, reads)
-    check_own(against, model)
-    pairs = _pairs(task, split, own, data)
-    from bertflow.analysis import edit_distances, lexical_statistics
+    results.check({"MODEL": model, "--against": against or None, "--pairs": own.pairs}, figure)
+    opening.check_own(against, model)
+    own.check()
+    from bertflow.data import read_task
+
+    if own.pairs is not None:
+        refuse({"--task": task, "--split": split}, "does not go with --pairs")
+        pairs = own.read()[0]
+    else:
+        pairs = read_task(task or "stsb", data, split if task else split or "dev")
+    from bertflow import analysis
     from bertflow.evaluation import score_pairs
     from bertflow.evaluation.scores import gold_of
-    from bertflow.report.draw import check_figure, edit_distance_scatter, save_figure
+    from bertflow.report import draw
     from bertflow.report.measures import relate_to_edits
 
     if figure is not None:
-        check_figure(figure)
-    distances = edit_distances(pairs.first, pairs.second, unit=unit)
+        draw.check_figure(figure)
+    distances = analysis.edit_distances(pairs.first, pairs.second, unit=unit)
     names = [model] if against is None else [against, model]
     found: dict[int, Score] = {}
-    for place, loaded in open_sides(names, loading, speed):
-        with progress_bar("encode") as report:
-            found[place] = score_pairs(loaded, pairs, progress=report, **speed.encoding())
+    for place, loaded in opening.open_sides(names, how):
+        with console.progress_bar("encode") as report:
+            found[place] = score_pairs(loaded, pairs, progress=report, **how.encoding())
         del loaded
     scores = {name or "its encoder": found[place] for place, name in enumerate(names)}
     gold, cosines = gold_of(pairs), {name: score.cosines for name, score in scores.items()}
-    statistics = lexical_statistics(gold, cosines, distances, short=short)
+    statistics = analysis.lexical_statistics(gold, cosines, distances, short=short)
     figures = {}
     if figure is not None:
-        panels = {"gold": gold, **cosines}
-        related = relate_to_edits(panels, distances, short=short, unit=unit)
-        figures[figure] = partial(save_figure, edit_distance_scatter(related))
+        related = relate_to_edits({"gold": gold, **cosines}, distances, short=short, unit=unit)
+        figures[figure] = partial(draw.save_figure, draw.edit_distance_scatter(related))
     content = {
         "task": pairs.task,
         "split": pairs.split,
@@ -120,106 +139,12 @@ def lexical(
         "not_scored": {name: score.skipped for name, score in scores.items()},
         **statistics.to_dict(),
     }
-    give([lexical_page(pairs, unit, statistics, scores)], content, results, figures)
+    results.give([lexical_page(pairs, unit, statistics, scores)], content, figures)
 
 
-def _pairs(task: str | None, split: str | None, own: PairOptions, data: Path | None) -> Pairs:
-    from bertflow.data import read_task
-
-    if own.pairs is not None:
-        refuse({"--task": task, "--split": split}, "does not go with --pairs")
-        return own.read()[0]
-    refuse({"--columns": own.columns, "--format": own.format}, "goes with --pairs")
-    return read_task("stsb", data, split or "dev") if task is None else read_task(task, data, split)
-
-
-def isotropy(
-    encoder: str = Shared.encoder,
-    *,
-    corpus: list[str] | None = Shared.corpus,
-    text: TextOptions,
-    limit: int = option(2000, "N", group=INPUT, min=3),
-    pooling: list[str] | None = option(None, "NAME", group=ENCODER),
-    results: ResultOptions,
-    max_length: int | None = Shared.max_length,
-    speed: SpeedOptions,
-    trust_remote_code: bool = Shared.trust_remote_code,
-) -> None:
-    """Isotropy of the sentence vectors of every hidden state, or of the poolings named.
-
-    Without --corpus it is of sentences that come along.
-
-    Args:
-        limit: Take the first N sentences.
-        pooling: Only these, such as layers:1. May be repeated. Default: all hidden states.
-    """
-    if not corpus:
-        refuse(changed(text), "goes with --corpus")
-    for name in pooling or []:
-        known_pooling(name)
-    check_results(results.files(), {"ENCODER": encoder, "--corpus": corpus})
-    from bertflow.data import read_corpus, sample_sentences
-
-    if corpus:
-        sentences = read_corpus(corpus, column=text.column, format=text.format)
-    else:
-        sentences = sample_sentences()
-    import numpy as np
-
-    from bertflow.analysis import measure_isotropy
-    from bertflow.encoders import embed, load_layers, load_poolings
-
-    distinct = list(dict.fromkeys(sentences))[:limit]
-    how: dict[str, Any] = {
-        "max_length": max_length,
-        "device": device_or_none(speed.device),
-        "trust_remote_code": trust_remote_code,
-        "cache": speed.cache,
-    }
-    with busy(f"loading {encoder}"):
-        if pooling:
-            poolings = list(dict.fromkeys(pooling))
-            loaded = load_poolings(encoder, poolings, **how)
-        else:
-            loaded, poolings = load_layers(encoder, **how)
-    with progress_bar("encode") as report:
-        embedded = embed(loaded, distinct, progress=report, **speed.encoding())
-    parts = np.split(embedded.rows(), len(poolings), axis=1)
-    found = {name: measure_isotropy(part) for name, part in zip(poolings, parts, strict=True)}
-    content = {
-        "encoder": encoder,
-        "cut": embedded.cut,
-        "poolings": {name: one.to_dict() for name, one in found.items()},
-    }
-    give([isotropy_page(encoder, found, embedded.cut)], content, results)
-
-
-def words_page(encoder: str, language: str, found: WordStatistics) -> Page:
-    """Word embeddings by frequency."""
-    groups = found.groups
-    columns = [f"[{group.low:,}, {group.high:,})" for group in groups]
-    rows = [
-        ["words of one piece", *(f"{group.words:,}" for group in groups)],
-        ["mean ℓ2 norm", *(_mean(group.norm) for group in groups)],
-    ]
-    for measure in ("distance", "dot"):
-        title = {"distance": "ℓ2 distance", "dot": "dot product"}[measure]
-        for k in getattr(groups[0], measure):
-            means = (_mean(getattr(group, measure)[k]) for group in groups)
-            rows.append([f"mean k-NN {title}, k = {k}", *means])
-    facts = {
-        "encoder": f"{encoder}: {found.vocabulary:,} word embeddings of {found.width} dimensions",
-        "ranks": f"by frequency, wordfreq, {language}; words of one whole piece",
-    }
-    notes = [
-        "neighbours among all word embeddings; ± 1.96 standard errors of the mean over words",
-        "norms and distances that grow with the rank are what the paper finds in BERT: frequent "
-        "words near the origin and dense, rare ones far out and sparse",
-    ]
-    return Page(facts, [Grid("rank of the word", ["", *columns], rows)], notes)
-
-
-def lexical_page(pairs: Pairs, unit: str, found: Lexical, scores: Mapping[str, Score]) -> Page:
+def lexical_page(
+    pairs: Pairs, unit: str, found: Lexical, scores: Mapping[str, Score]
+) -> console.Page:
     """How similarities go with edit distance; scores are by model."""
     from bertflow.cli.score_pages import side_of
 
@@ -239,46 +164,85 @@ def lexical_page(pairs: Pairs, unit: str, found: Lexical, scores: Mapping[str, S
     )
     if len(set(pairs.subset)) > 1:
         notes.append("over all pairs together, of whichever subset (all)")
-    for name in list(found.edit)[1:]:
+    for name, score in scores.items():
         apart = found.difference(name, "gold")
         if apart.value is not None:
             more = "more" if apart.value < 0 else "less"
             sure = "" if apart.real else "; chance is enough to explain it"
-            notes.append(
-                f"{name} goes with edit distance {more} than gold does: "
-                f"{with_interval(apart, signed=True)}{sure}"
-            )
+            difference = with_interval(apart, signed=True)
+            notes.append(f"{name} goes with edit distance {more} than gold: {difference}{sure}")
+        if skipped := console.counts(score.skipped):
+            notes.append(f"{name}: not scored: {skipped}")
     if found.skipped:
         notes.append(f"{found.skipped:,} pairs left out: without gold or without a cosine")
-    for name, score in scores.items():
-        if skipped := counts(score.skipped):
-            notes.append(f"{name}: not scored: {skipped}")
-    return Page(facts, [Grid("Spearman × 100, 95 % interval", heads, rows)], notes)
+    return console.Page(facts, [Grid("Spearman × 100, 95 % interval", heads, rows)], notes)
 
 
-def isotropy_page(encoder: str, found: Mapping[str, Isotropy], cut: int) -> Page:
+def isotropy(
+    encoder: str = Shared.encoder,
+    *,
+    corpus: list[str] | None = Shared.corpus,
+    text: options.Text,
+    limit: int = option(2000, "N", group=INPUT, min=3),
+    pooling: list[str] | None = option(None, "NAME", group=ENCODER),
+    results: console.Results,
+    how: options.Encoder,
+) -> None:
+    """Isotropy of the sentence vectors of every hidden state, or of the poolings named.
+
+    Without --corpus it is of sentences that come along.
+
+    Args:
+        limit: Take the first N sentences.
+        pooling: Only these, such as layers:1. May be repeated. Default: all hidden states.
+    """
+    if not corpus:
+        refuse(changed(text), "goes with --corpus")
+    results.check({"ENCODER": encoder, "--corpus": corpus})
+    from bertflow import data
+
+    sentences = data.sample_sentences()
+    if corpus:
+        sentences = data.read_corpus(corpus, column=text.column, format=text.format)
+    import numpy as np
+
+    from bertflow import encoders
+    from bertflow.analysis import measure_isotropy
+
+    distinct = list(dict.fromkeys(sentences))[:limit]
+    loading = {**how.loading(), "cache": how.cache}
+    del loading["pooling"]
+    with console.busy(f"loading {encoder}"):
+        if pooling:
+            poolings = list(dict.fromkeys(pooling))
+            loaded = encoders.load_poolings(encoder, poolings, **loading)
+        else:
+            loaded, poolings = encoders.load_layers(encoder, **loading)
+    with console.progress_bar("encode") as report:
+        embedded = encoders.embed(loaded, distinct, progress=report, **how.encoding())
+    parts = np.split(embedded.rows(), len(poolings), axis=1)
+    found = {name: measure_isotropy(part) for name, part in zip(poolings, parts, strict=True)}
+    content = {
+        "encoder": encoder,
+        "cut": embedded.cut,
+        "poolings": {name: one.to_dict() for name, one in found.items()},
+    }
+    results.give([isotropy_page(encoder, found, embedded.cut)], content)
+
+
+def isotropy_page(encoder: str, found: Mapping[str, Isotropy], cut: int) -> console.Page:
     """Isotropy pooling by pooling."""
     rows = [
         [
             name,
-            f"{one.mean_cosine:.3f}",
-            f"{one.partition_isotropy:.3f}",
-            f"{one.isoscore:.3f}",
-            f"{one.effective_rank:.0f}",
-            f"{100 * one.leading_share:.0f} %",
+            *(f"{one.mean_cosine:.3f}", f"{one.partition_isotropy:.3f}", f"{one.isoscore:.3f}"),
+            *(f"{one.effective_rank:.0f}", f"{100 * one.leading_share:.0f} %"),
         ]
         for name, one in found.items()
     ]
     first = next(iter(found.values()))
-    columns = [
-        "pooling",
-        "mean cosine",
-        "partition isotropy",
-        "IsoScore",
-        "effective rank",
-        "leading dimension",
-    ]
     rows.append(["at best", "0", "1", "1", f"{min(first.width, first.rows - 1)}", ""])
+    measures = ["mean cosine", "partition isotropy", "IsoScore", "effective rank"]
     facts = {
         "encoder": encoder,
         "vectors": f"{first.rows:,} sentences, {first.width} dimensions",
@@ -289,12 +253,5 @@ def isotropy_page(encoder: str, found: Mapping[str, Isotropy], cut: int) -> Page
         "the mean cosine",
         "the most isotropic pooling is not always the best one: bertflow compare tells",
     ]
-    return Page(facts, [Grid("isotropy", columns, rows)], notes)
-
-
-def _mean(one: Mean | None) -> str:
-    if one is None or one.value is None:
-        return ""
-    if one.low is None or one.high is None:
-        return fixed(one.value, 3)
-    return f"{fixed(one.value, 3)} ± {fixed((one.high - one.low) / 2, 3)}"
+    grid = Grid("isotropy", ["pooling", *measures, "leading dimension"], rows)
+    return console.Page(facts, [grid], notes)

@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertflow.cli.opening import check_own, open_any, opened_cluster, to_limit, vectors_named
-from bertflow.cli.options import (
-    REQUIRED,
-    ClusterOptions,
-    EncoderOptions,
-    EncodingClusterOptions,
-    Shared,
-    SpeedOptions,
-    TextOptions,
-    argument,
-    device_or_none,
-    flag,
-    option,
-)
-from bertflow.cli.output import (
-    Given,
-    busy,
-    check_files,
-    check_folder,
-    from_cache,
-    interruptible,
-    progress_bar,
-    resumes_from,
-    show,
-)
+from bertflow.cli import console, opening, options
+from bertflow.cli.options import REQUIRED, Shared, argument, flag, option
 from bertflow.errors import InputError, ModelError, one_line
 from bertflow.io.files import part_path
 
 if TYPE_CHECKING:
     from bertflow.scale import Outcome, Worker
-
-# Endings of files, where a folder is to be made.
-FILES = (".npy", ".parquet", ".csv", ".tsv", ".jsonl", ".json", ".txt")
 
 
 def transform(
@@ -47,7 +20,7 @@ def transform(
     vectors: str = option(REQUIRED, "IN.npy"),
     output: Path = option(REQUIRED, "OUT.npy"),
     inverse: bool = flag("--inverse"),
-    cluster: ClusterOptions,
+    cluster: options.Cluster,
 ) -> None:
     """Apply a saved calibrator to vectors.
 
@@ -60,20 +33,19 @@ def transform(
     if cluster.take(vectors):
         from bertflow.scale import Transform
 
-        check_folder(output, {"DIR": folder}, ours=False)
+        console.check_folder(output, {"DIR": folder}, ours=False)
         worker = Transform(str(folder.absolute()), vector=cluster.vector, inverse=inverse)
         _run_shards(worker, vectors, output, cluster, "transform")
         return
-    check_files({"--output": output}, {"DIR": folder, "--vectors": vectors}, rows=True)
-    _refuse_other_than_npy(output, "transform", "of a folder of .parquet files it makes a folder")
+    console.check_files({"--output": output}, {"DIR": folder, "--vectors": vectors}, rows=True)
     from bertflow.calibrators import load_calibrator
     from bertflow.io.vectors import transform_file
 
     calibrator = load_calibrator(folder)
     apply = calibrator.inverse_transform if inverse else calibrator.transform
-    with vectors_named(vectors), progress_bar("transform") as report:
+    with opening.vectors_named(vectors), console.progress_bar("transform") as report:
         rows, width = transform_file(apply, vectors, output, progress=report)
-    show(f"wrote {rows:,} vectors of {width} dimensions to {one_line(output)}")
+    console.show(f"wrote {rows:,} vectors of {width} dimensions to {one_line(output)}")
 
 
 def encode(
@@ -81,11 +53,10 @@ def encode(
     *,
     corpus: list[str] = option(REQUIRED, "FILE", "--corpus", "--input"),
     output: Path = option(REQUIRED, "FILE"),
-    text: TextOptions,
-    loading: EncoderOptions,
-    speed: SpeedOptions,
+    text: options.Text,
+    how: options.Encoder,
     devices: str | None = Shared.devices,
-    cluster: EncodingClusterOptions,
+    cluster: options.EncodingCluster,
 ) -> None:
     """Encode sentences to vectors, row i for sentence i; of a folder of shards, a folder.
 
@@ -93,61 +64,53 @@ def encode(
         output: File to write. Stopped, the same command goes on where it was.
     """
     if cluster.take(None):
-        worker = _encoding_worker(model, corpus, output, text, loading, speed, cluster)
+        worker = _encoding_worker(model, corpus, output, text, how, cluster)
         _run_shards(worker, corpus[0], output, cluster, "encode")
         return
     from bertflow.data import checked_corpus
 
-    check_files({"--output": output}, {"MODEL": model, "--corpus": corpus}, rows=True)
-    _refuse_other_than_npy(
-        output, "encode", "for a folder of .parquet files, ids and all, give --engine local"
-    )
+    console.check_files({"--output": output}, {"MODEL": model, "--corpus": corpus}, rows=True)
     sentences = checked_corpus(corpus, column=text.column, blank="refuse", format=text.format)
     from bertflow.encoders import encode_file, parse_devices
 
     places = parse_devices(devices) if devices else None
-    loaded = open_any(model, loading, speed)
+    loaded = opening.open_any(model, how)
+    kept = part_path(output)
     with (
-        interruptible(lambda: resumes_from(part_path(output), speed.cache)),
-        progress_bar("encode") as report,
+        console.interruptible(lambda: console.resumes_from(kept, how.cache)),
+        console.progress_bar("encode") as report,
     ):
         encoded = encode_file(
-            loaded, sentences, output, devices=places, progress=report, **speed.encoding()
+            loaded, sentences, output, devices=places, progress=report, **how.encoding()
         )
-    show(
+    console.show(
         f"wrote {encoded.rows:,} vectors of {encoded.width} dimensions to {one_line(output)} "
-        f"({from_cache(speed.cache)}{encoded.cut:,} distinct sentences cut{to_limit(loaded)})"
+        f"({console.from_cache(how.cache)}{encoded.cut:,} distinct sentences cut"
+        f"{opening.to_limit(loaded)})"
     )
-
-
-def _refuse_other_than_npy(output: Path, command: str, otherwise: str) -> None:
-    if output.suffix.lower() != ".npy":
-        raise InputError(f"{output} must end in .npy, to which {command} writes; {otherwise}")
 
 
 def _encoding_worker(
     model: str,
     corpus: list[str],
     output: Path,
-    text: TextOptions,
-    loading: EncoderOptions,
-    speed: SpeedOptions,
-    cluster: EncodingClusterOptions,
+    text: options.Text,
+    how: options.Encoder,
+    cluster: options.EncodingCluster,
 ) -> Worker:
     from bertflow.scale import Encode
 
     if text.format is not None:
         raise InputError("--engine goes without --format: it reads a folder of .parquet files")
-    check_folder(output, {"MODEL": model}, ours=False)
+    console.check_folder(output, {"MODEL": model}, ours=False)
     if len(corpus) != 1 or corpus[0] == "-":
         raise InputError(f"--engine takes one --corpus, a folder of .parquet, got {len(corpus)}")
     return Encode(
         str(Path(model).absolute()) if Path(model).exists() else model,
         column=text.column,
-        **asdict(loading),
-        device=device_or_none(speed.device),
-        batch_size=speed.batch_size,
-        precision=speed.precision,  # type: ignore[arg-type]
+        **how.loading(),
+        batch_size=how.batch_size,
+        precision=how.precision,  # type: ignore[arg-type]
         vector=cluster.vector,
         keep=cluster.keep,
         numbers=cluster.numbers,
@@ -156,30 +119,22 @@ def _encoding_worker(
 
 
 def _run_shards(
-    worker: Worker, source: str, output: Path, cluster: ClusterOptions, stage: str
+    worker: Worker, source: str, output: Path, cluster: options.Cluster, stage: str
 ) -> None:
     """Work on a folder of .parquet files, which makes another."""
     from bertflow.scale import run
     from bertflow.scale.manifest import MANIFEST
 
-    if output.suffix in FILES and not output.exists():
-        raise InputError(f"{output} looks like a file, but of shards a folder is made; name one")
     with (
-        interruptible(lambda: resumes_from(output, mark=MANIFEST)),
-        opened_cluster(cluster) as engine,
-        progress_bar(stage) as report,
+        console.interruptible(lambda: console.resumes_from(output, mark=MANIFEST)),
+        opening.opened_cluster(cluster) as engine,
+        console.progress_bar(stage) as report,
     ):
-        outcome = run(
-            worker,
-            source,
-            output,
-            engine=engine,
-            skip_unreadable=cluster.skip_unreadable,
-            progress=report,
-        )
-    before = f", {outcome.done_before:,} of them there before" if outcome.done_before else ""
-    show(f"{one_line(output)} has {outcome.rows:,} vectors in {count_of(outcome)}{before}")
-    show_left_out(outcome)
+        skip = cluster.skip_unreadable
+        done = run(worker, source, output, engine=engine, skip_unreadable=skip, progress=report)
+    before = f", {done.done_before:,} of them there before" if done.done_before else ""
+    console.show(f"{one_line(output)} has {done.rows:,} vectors in {count_of(done)}{before}")
+    show_left_out(done)
 
 
 def count_of(outcome: Outcome) -> str:
@@ -190,12 +145,12 @@ def count_of(outcome: Outcome) -> str:
 def show_left_out(outcome: Outcome) -> None:
     """Print the rows and files that were left out, if any."""
     if outcome.left_out:
-        show(f"{outcome.left_out:,} rows without text left out")
+        console.show(f"{outcome.left_out:,} rows without text left out")
     if outcome.skipped:
         files = "1 file" if len(outcome.skipped) == 1 else f"{len(outcome.skipped):,} files"
-        show(f"{files} skipped, which the same command tries again:")
-        for one in outcome.skipped:
-            show(one_line(f"  {one.path}: {one.reason}"))
+        console.show(f"{files} skipped, which the same command tries again:")
+    for one in outcome.skipped:
+        console.show(one_line(f"  {one.path}: {one.reason}"))
 
 
 def report(
@@ -203,7 +158,7 @@ def report(
     *,
     output: Path = option(REQUIRED, "FILE.html"),
     corpus: Path | None = option(None, "FILE"),
-    text: TextOptions,
+    text: options.Text,
     against: str | None = option(None, "[OTHER]"),
     task: list[str] | None = option(None, "NAME"),
     data: Path | None = option(None, "DIR"),
@@ -232,12 +187,12 @@ def report(
     from bertflow.report.reproduced import is_run
 
     check_page(output)
-    check_own(against, source)
+    opening.check_own(against, source)
     # A page is none of the records of a run, in whose folder it may well lie.
-    reads: dict[str, Given] = {} if is_run(Path(source)) else {"the report": source}
+    reads: dict[str, console.Given] = {} if is_run(Path(source)) else {"the report": source}
     reads |= {"--corpus": corpus and [corpus], "--against": against or None}
-    check_files({"--output": output}, reads)
-    with progress_bar("encode") as told:
+    console.check_files({"--output": output}, reads)
+    with console.progress_bar("encode") as told:
         found = build_report(
             source,
             corpus=corpus,
@@ -249,10 +204,10 @@ def report(
             progress=told,
         )
     size = write_report(found, output)
-    show(one_line(found.verdict))
+    console.show(one_line(found.verdict))
     for names, reason in found.left_out():
-        show(one_line(f"- without {', '.join(names)}: {reason}"))
-    show(f"wrote {one_line(output)}, {size / 1e6:.1f} MB: open it in a browser")
+        console.show(one_line(f"- without {', '.join(names)}: {reason}"))
+    console.show(f"wrote {one_line(output)}, {size / 1e6:.1f} MB: open it in a browser")
 
 
 def push(
@@ -278,23 +233,21 @@ def push(
     calibrator_folder(folder)  # Refused here it takes no import of an encoder.
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
-    from bertflow.calibrators import load_calibrator
-    from bertflow.models import is_calibrated, load
+    from bertflow import calibrators, models
 
-    what = (
-        load(folder, device="cpu", trust_remote_code=trust_remote_code)
-        if is_calibrated(folder)
-        else load_calibrator(folder)
-    )
+    if models.is_calibrated(folder):
+        what = models.load(folder, device="cpu", trust_remote_code=trust_remote_code)
+    else:
+        what = calibrators.load_calibrator(folder)
     try:
-        with busy(f"uploading to {repository}"):
+        with console.busy(f"uploading to {repository}"):
             address = what.push_to_hub(repository, private=private or None, exist_ok=update)
     except HFValidationError as error:
         raise InputError(f"{repository!r} is no name on the hub: {error}") from None
     except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
         remedy = "log in by `hf auth login` or HF_TOKEN, or give --update if it is there already"
         raise ModelError(f"cannot push to {repository}: {error}; {remedy}") from error
-    show(f"uploaded to {repository}: {address}")
+    console.show(f"uploaded to {repository}: {address}")
 
 
 def cache(*, clear: bool = flag("--clear")) -> None:
@@ -310,22 +263,24 @@ def cache(*, clear: bool = flag("--clear")) -> None:
     from bertflow.encoders import SentenceCache
 
     found = SentenceCache()
-    before, results, room = found.contents(), len(found.results.keys()), found.results.bytes()
-    encoders = sum(not one.gguf for one in before)
-    size = room + sum(one.bytes for one in before)
+    held, fits, of_fits = found.contents(), len(found.results.keys()), found.results.bytes()
+    gguf = [one.bytes for one in held if one.gguf]
+    encoders, size = len(held) - len(gguf), of_fits + sum(one.bytes for one in held)
     if clear:
         left = found.clear()
         freed = size - sum(one.bytes for one in left) - found.results.bytes()
         gone = encoders - sum(not one.gguf for one in left)
-        show(f"removed {gone:,} encoders, {freed / 1e6:,.1f} MB")
+        console.show(f"removed {gone:,} encoders, {freed / 1e6:,.1f} MB")
         if left:
-            show(f"{len(left):,} are in use, or hold what bertflow did not write: {found.folder}")
+            why = "are in use, or hold what bertflow did not write"
+            console.show(f"{len(left):,} {why}: {found.folder}")
         return
-    show(
-        f"{found.folder}\n{encoders:,} encoders, {sum(one.sentences for one in before):,} "
-        f"sentences, {size / 1e6:,.1f} MB of at most {found.size / 1e6:,.0f} MB"
+    sentences, most = sum(one.sentences for one in held), f"{found.size / 1e6:,.0f} MB"
+    console.show(str(found.folder))
+    console.show(
+        f"{encoders:,} encoders, {sentences:,} sentences, {size / 1e6:,.1f} MB of at most {most}"
     )
-    if read := [one.bytes for one in before if one.gguf]:
-        show(f"{len(read):,} .gguf files as they were read, {sum(read) / 1e6:,.1f} MB of that")
-    if results:
-        show(f"{results:,} fits of comparisons, {room / 1e6:,.1f} MB of that")
+    read = (len(gguf), ".gguf files as they were read", sum(gguf))
+    for count, what, room in (read, (fits, "fits of comparisons", of_fits)):
+        if count:
+            console.show(f"{count:,} {what}, {room / 1e6:,.1f} MB of that")

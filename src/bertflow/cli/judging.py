@@ -7,29 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertflow.cli.opening import check_own, open_any, open_sides, vectors_named
-from bertflow.cli.options import (
-    OWN_ENCODER,
-    EncoderOptions,
-    PairOptions,
-    ResultOptions,
-    Shared,
-    SpeedOptions,
-    argument,
-    changed,
-    flag,
-    option,
-    refuse,
-)
-from bertflow.cli.output import (
-    NOTHING,
-    check_files,
-    check_results,
-    give,
-    interruptible,
-    progress_bar,
-    resumes_from,
-)
+from bertflow.cli import console, opening, options
+from bertflow.cli.options import Shared, argument, flag, option, refuse
 from bertflow.data import STS_TASKS, TASKS
 from bertflow.display import Bars
 from bertflow.errors import InputError, MissingDataError, unknown
@@ -48,14 +27,13 @@ def evaluate(
     model: str = Shared.model,
     *,
     task: list[str] | None = option(None, "NAME"),
-    own: PairOptions,
+    own: options.Graded,
     against: str | None = option(None, "[MODEL]"),
     data: Path | None = Shared.data,
     split: str | None = option(None, "NAME"),
     card: bool = flag("--card"),
-    results: ResultOptions,
-    loading: EncoderOptions,
-    speed: SpeedOptions,
+    results: console.Results,
+    how: options.Encoder,
 ) -> None:
     """Score a model, calibrated or bare, on tasks or on pairs of your own.
 
@@ -68,81 +46,64 @@ def evaluate(
         split: train, dev or test. Default: the one scores are published for.
         card: Note the scores in the model's card, in place of those noted before.
     """
-    names = _named(task, own, of_all=TASKS)
-    if own.pairs is None:
-        refuse({"--columns": own.columns, "--format": own.format}, "goes with --pairs")
+    names = _named(task, own)
+    own.check()
     if not task:
         refuse({"--split": split}, "goes with --task")
-    reads = {"MODEL": model, "--against": against or None, "--pairs": own.pairs}
-    check_results(results.files(), reads)
+    results.check({"MODEL": model, "--against": against or None, "--pairs": own.pairs})
     pairs = own.read()
+    from bertflow import evaluation
+    from bertflow.calibrators.readme import CARD
     from bertflow.cli.score_pages import difference_page, scores_page
-    from bertflow.evaluation import Scores, differences, score_all
     from bertflow.evaluation.score_grids import encoder_name
-    from bertflow.models import save_card
+    from bertflow.models import is_calibrated, save_card
 
-    check_own(against, model)
+    opening.check_own(against, model)
     if card:
-        _check_card(model)
-    tasks, absent = _read(names, pairs, task, data, split)
+        if not is_calibrated(model):
+            raise InputError(f"--card needs a calibrated model that bertflow saved, not {model}")
+        console.check_files({"--card": Path(model) / CARD}, {})
+    found, absent = _read(names, TASKS, data, split)
     sides = [model] if against is None else [model, against]
-    scores: dict[int, Scores] = {}
-    carded: Any = None
-    for place, loaded in open_sides(sides, loading, speed):
-        with progress_bar("encode") as report:
-            several = score_all(loaded, tasks, progress=report, **speed.encoding())
-        if sides[place] == OWN_ENCODER:
+    scores: dict[int, evaluation.Scores] = {}
+    for place, loaded in opening.open_sides(sides, how):
+        with console.progress_bar("encode") as report:
+            several = evaluation.score_all(
+                loaded, [*found, *pairs], progress=report, **how.encoding()
+            )
+        if sides[place] == options.OWN_ENCODER:
             # Its files are the model's, which knows from its fit what the encoder is called.
             name = encoder_name(next(iter(scores[0].scores.values())))
             several = [replace(one, encoder={**one.encoder, "name": name}) for one in several]
             sides[place] = "its encoder"
-        scores[place] = Scores(scores={one.task: one for one in several}, absent=absent)
+        scores[place] = evaluation.Scores(scores={one.task: one for one in several}, absent=absent)
         if card and place == 0:
-            carded = loaded
-            carded.add_scores(*several)
+            loaded.add_scores(*several)
+            save_card(loaded, model)
         del loaded
     pages = [scores_page(name, scores[place]) for place, name in enumerate(sides)]
     content: dict[str, Any] = {"model": model, **scores[0].to_dict()}
     if against is not None:
-        apart = differences(scores[1], scores[0])
+        apart = evaluation.differences(scores[1], scores[0])
         pages.append(difference_page(sides, [scores[0], scores[1]], apart))
         other = against or encoder_name(next(iter(scores[1].scores.values())))
         content["against"] = {"model": other, **scores[1].to_dict()}
         content["differences"] = {name: one.to_dict() for name, one in apart.items()}
-    try:
-        give(pages, content, results)
-    finally:
-        if carded is not None:
-            save_card(carded, model)
-
-
-def _check_card(model: str) -> None:
-    """Refuse --card where there is no card to write to."""
-    from bertflow.calibrators.readme import CARD
-    from bertflow.models import is_calibrated
-
-    if not is_calibrated(model):
-        raise InputError(
-            f"--card needs a calibrated model that bertflow saved, and {model} is none"
-        )
-    check_files({"--card": Path(model) / CARD}, {})
+    results.give(pages, content)
 
 
 def compare(
     encoder: str = argument("ENCODER"),
     *,
     task: list[str] | None = option(None, "NAME"),
-    own: PairOptions,
+    own: options.Material,
     fit: str | None = option(None, "NAME"),
-    corpus: list[str] | None = option(None, "FILE"),
-    column: str | None = Shared.column,
     method: list[str] | None = option(None, "NAME"),
     seeds: int = option(5, "N", min=1),
     jobs: int | None = option(None, "N", min=1),
     data: Path | None = Shared.data,
-    results: ResultOptions,
-    loading: EncoderOptions,
-    speed: SpeedOptions,
+    results: console.Results,
+    how: options.Encoder,
 ) -> None:
     """Fit every calibrator on an encoder, score them side by side, and say what is chance.
 
@@ -162,60 +123,44 @@ def compare(
         seeds: How often each flow is fitted.
         jobs: Processes that fit at a time; default: the CPUs.
     """
-    fit = fit or ("corpus" if corpus else "target")
+    fit = fit or ("corpus" if own.corpus else "target")
     if fit not in ("target", "nli", "corpus"):
         raise InputError(f"--fit takes target, nli or corpus, got {fit!r}")
-    if (fit == "corpus") != bool(corpus):
+    if (fit == "corpus") != bool(own.corpus):
         raise InputError("--fit corpus goes with --corpus FILE, and --corpus with --fit corpus")
-    names = _named(task, own, of_all=STS_TASKS)
-    _refuse_unread(own, corpus, column)
-    reads = {"ENCODER": encoder, "--pairs": own.pairs, "--corpus": corpus}
-    check_results(results.files(), reads)
-    pairs = own.read()
-    from bertflow.data import read_corpus
-
-    sentences: str | Sequence[str] = fit
-    if corpus:
-        sentences = read_corpus(corpus, column=column, format=own.format)
+    names = _named(task, own)
+    own.check()
+    results.check({"ENCODER": encoder, "--pairs": own.pairs, "--corpus": own.corpus})
+    pairs, sentences = own.read(), own.sentences() if own.corpus else fit
+    from bertflow import evaluation
     from bertflow.cli.score_pages import comparison_page
-    from bertflow.evaluation import METHODS
-    from bertflow.evaluation import compare as compare_calibrators
 
-    methods = method or list(METHODS)
-    for name in methods:
-        if name not in METHODS:
-            raise unknown("method", name, METHODS)
-    tasks, absent = _read(names, pairs, task, data, None)
-    loaded, cache = open_any(encoder, loading, speed), speed.cache
-    with (
-        interruptible(lambda: NOTHING if cache is None else resumes_from(cache.folder)),
-        Bars() as report,
-    ):
-        result = compare_calibrators(
+    found, absent = _read(names, STS_TASKS, data)
+    loaded, cache = opening.open_any(encoder, how), how.cache
+    folder = None if cache is None else cache.folder
+    with console.interruptible(lambda: console.resumes_from(folder)), Bars() as report:
+        result = evaluation.compare(
             loaded,
-            tasks,
+            [*found, *pairs],
             fit=sentences,
-            methods=methods,
+            methods=method or list(evaluation.METHODS),
             seeds=seeds,
             data=data,
             jobs=jobs,
             progress=report,
-            **speed.encoding(),
+            **how.encoding(),
         )
     result = replace(result, absent=absent)
-    give([comparison_page(encoder, result)], {"given": encoder, **result.to_dict()}, results)
+    results.give([comparison_page(encoder, result)], {"given": encoder, **result.to_dict()})
 
 
 def diagnose(
     source: str = argument("ENCODER|FILE.npy"),
     *,
-    corpus: list[str] | None = option(None, "FILE"),
-    column: str | None = Shared.column,
-    own: PairOptions,
+    own: options.Material,
     limit: int = option(10000, "N", min=2),
-    results: ResultOptions,
-    loading: EncoderOptions,
-    speed: SpeedOptions,
+    results: console.Results,
+    how: options.Encoder,
 ) -> None:
     """Look at vectors without labels, and say whether calibration is likely to help.
 
@@ -225,34 +170,32 @@ def diagnose(
         limit: Take the first N sentences, or N vectors at random.
     """
     vectors = source.endswith(".npy")
-    reads = {"VECTORS" if vectors else "ENCODER": source, "--corpus": corpus, "--pairs": own.pairs}
-    check_results(results.files(), reads)
-    _refuse_unread(own, corpus, column)
+    name = "VECTORS" if vectors else "ENCODER"
+    results.check({name: source, "--corpus": own.corpus, "--pairs": own.pairs})
+    own.check()
     if vectors:
-        given = {"--corpus": corpus, "--pairs": own.pairs, **changed(loading)}
-        refuse({**given, **changed(speed, "no_cache")}, "does not go with vectors")
-        with vectors_named(source):
+        given = options.changed(own) | options.changed(how, "no_cache")
+        refuse(given, "does not go with vectors")
+        with opening.vectors_named(source):
             found = _diagnose_file(Path(source), limit)
     else:
-        from bertflow.data import read_corpus, sample_sentences
+        from bertflow.data import sample_sentences
 
         pairs = own.read()
-        if corpus:
-            sentences = read_corpus(corpus, column=column, limit=limit, format=own.format)
+        if own.corpus:
+            sentences = own.sentences(limit)
         elif pairs:
             sentences = [*pairs[0].first, *pairs[0].second][:limit]
         else:
             sentences = sample_sentences()[:limit]
-        loaded = open_any(source, loading, speed)
-        found = _diagnose_encoder(loaded, sentences, pairs, speed)
+        found = _diagnose_encoder(opening.open_any(source, how), sentences, pairs, how)
     from bertflow.cli.score_pages import diagnosis_page
 
     page = diagnosis_page(source, found, ALIKE)
-    give([page], {"source": source, **found.to_dict()}, results)
+    results.give([page], {"source": source, **found.to_dict()})
 
 
 def _diagnose_file(path: Path, limit: int) -> Diagnosis:
-    """Diagnose vectors in a .npy file."""
     import numpy as np
 
     from bertflow.analysis import diagnose
@@ -268,73 +211,49 @@ def _diagnose_file(path: Path, limit: int) -> Diagnosis:
 
 
 def _diagnose_encoder(
-    encoder: SentenceTransformer, sentences: Sequence[str], own: list[Pairs], speed: SpeedOptions
+    encoder: SentenceTransformer, sentences: list[str], own: list[Pairs], how: options.Encoder
 ) -> Diagnosis:
     """Diagnose an encoder's vectors of distinct sentences and, with pairs, their alignment."""
     from bertflow.analysis import diagnose
 
     alike: list[tuple[str, str]] = []
     for pairs in own:
-        best = max(grade for grade in pairs.gold if grade is not None)
+        grades = [grade or 0.0 for grade in pairs.gold]
         alike = [
             (first, second)
-            for first, second, grade in zip(pairs.first, pairs.second, pairs.gold, strict=True)
-            if grade is not None and grade >= ALIKE * best > 0 and first != second
+            for first, second, grade in zip(pairs.first, pairs.second, grades, strict=True)
+            if grade >= ALIKE * max(grades) > 0 and first != second
         ]
-    enough = len(alike) > 1
-    with progress_bar("encode") as report:
-        found = diagnose(
-            encoder,
-            sentences,
-            pairs=tuple(zip(*alike, strict=True)) if enough else None,  # type: ignore[arg-type]
-            progress=report,
-            **speed.encoding(),
-        )
+    enough: Any = tuple(zip(*alike, strict=True)) if len(alike) > 1 else None
+    with console.progress_bar("encode") as report:
+        found = diagnose(encoder, sentences, pairs=enough, progress=report, **how.encoding())
     if not own or enough:
         return found
     few = f"no alignment: {len(alike)} pairs are alike (score from {ALIKE} of the highest, above 0)"
     return replace(found, warnings=(*found.warnings, few))
 
 
-def _refuse_unread(own: PairOptions, corpus: list[str] | None, column: str | None) -> None:
-    """Refuse options of how a corpus or pairs are read, where none are."""
-    if not corpus:
-        refuse({"--column": column}, "goes with --corpus")
-    if own.pairs is None:
-        refuse({"--columns": own.columns}, "goes with --pairs")
-        if not corpus:
-            refuse({"--format": own.format}, "goes with --corpus or --pairs")
-
-
-def _named(tasks: list[str] | None, own: PairOptions, *, of_all: Sequence[str]) -> list[str]:
-    """The tasks that --task names, "all" meaning these.
-
-    It imports no encoder, so that a mistake is reported at once.
-    """
+def _named(tasks: list[str] | None, own: options.Graded) -> list[str]:
+    """The tasks that --task names. No encoder is imported, so that a mistake is told at once."""
     if not tasks and own.pairs is None:
         raise InputError("give --task NAME (or all), or --pairs FILE")
-    names: list[str] = []
-    for name in tasks or []:
-        for part in map(str.strip, name.split(",")):
-            if part not in (*TASKS, "all"):
-                raise unknown("task", part, (*TASKS, "all"))
-            names += of_all if part == "all" else [part]
+    names = [part.strip() for name in tasks or [] for part in name.split(",")]
+    for name in names:
+        if name not in (*TASKS, "all"):
+            raise unknown("task", name, (*TASKS, "all"))
     return names
 
 
 def _read(
-    names: list[str],
-    own: list[Pairs],
-    tasks: list[str] | None,
-    data: Path | None,
-    split: str | None,
+    names: list[str], of_all: Sequence[str], data: Path | None, split: str | None = None
 ) -> tuple[list[Pairs], dict[str, str]]:
-    """The pairs of the tasks and one's own, and why some are absent."""
+    """The pairs of tasks, and why some are absent, which only tasks of "all" may be."""
     from bertflow.evaluation import read_tasks
 
     if not names:
-        return own, {}
-    found, absent = read_tasks(names, data, split)
-    if absent and "all" not in ",".join(tasks or []).split(","):
+        return [], {}
+    every = [task for name in names for task in (of_all if name == "all" else [name])]
+    found, absent = read_tasks(every, data, split)
+    if absent and "all" not in names:
         raise MissingDataError("; ".join(absent.values()))
-    return [*found, *own], absent
+    return found, absent

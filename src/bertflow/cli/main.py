@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +22,6 @@ from bertflow.cli.applying import cache, encode, push, report, transform
 from bertflow.cli.fitting import demo, finetune, fit
 from bertflow.cli.judging import compare, diagnose, evaluate
 from bertflow.cli.options import Command, flattened, summary
-from bertflow.cli.output import Interrupted
 from bertflow.cli.reproducing import reproduce
 from bertflow.errors import BertflowError, FewRowsWarning
 
@@ -29,6 +29,7 @@ EXIT_CODES = (
     "0 done; 1 an input, model, file or step of the fit is at fault, and the message says what to "
     "do; 2 the command line is wrong; 130 interrupted (Ctrl-C); 143 terminated (SIGTERM)"
 )
+FULL = (errno.ENOSPC, errno.EIO)
 # Other libraries print nothing while they load, unless the user wants it.
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -65,7 +66,14 @@ def options(
     ] = False,
 ) -> None:
     """Options before the command."""
-    context.with_resource(_logging(verbose))
+    # Warnings that bertflow logs are shown on standard error, or all with the time and the module.
+    log, handler = logging.getLogger("bertflow"), logging.StreamHandler()
+    if verbose:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s", "%H:%M:%S"))
+        log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    context.call_on_close(partial(log.removeHandler, handler))
+    context.call_on_close(partial(log.setLevel, logging.NOTSET))
 
 
 analyze = typer.Typer(
@@ -85,7 +93,9 @@ app.add_typer(analyze, name="analyze")
 
 def main() -> None:
     """Run the command line and exit."""
-    _catch_termination()
+    # SIGTERM, which schedulers send, becomes the same interruption as Ctrl-C, unless it is ignored.
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # It is closed.
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
@@ -93,8 +103,17 @@ def main() -> None:
     code = run(sys.argv[1:])
     # The command has ended: a signal while libraries are unloaded ends the process without a word.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _let_termination_end()
+    if signal.getsignal(signal.SIGTERM) is _terminate:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.exit(code)
+
+
+_terminated = threading.Event()
+
+
+def _terminate(*_: object) -> None:
+    _terminated.set()
+    raise KeyboardInterrupt
 
 
 def run(arguments: list[str]) -> int:
@@ -106,10 +125,9 @@ def run(arguments: list[str]) -> int:
             code = _called(arguments)
         sys.stdout.flush()
         return code
-    except Interrupted as error:
-        return _stopped(f"; {error}")
-    except KeyboardInterrupt:
-        return _stopped()
+    except KeyboardInterrupt as error:
+        word, code = ("terminated", 143) if _terminated.is_set() else ("interrupted", 130)
+        return _fail(f"{word}; {error}" if str(error) else word, code)
     except (BrokenPipeError, SystemExit) as error:
         # Rich exits where the reader of a pipe has gone.
         if not isinstance(error.__context__ or error, BrokenPipeError):
@@ -117,11 +135,11 @@ def run(arguments: list[str]) -> int:
         _drop_output()
         return 0
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO):
-            if error.filename is None:  # Errors of files have a name.
-                _drop_output()
-                why = f"{error.strerror}; what was written to files is there"
-                return _fail(f"cannot write to standard output: {why}", 1)
+        # Errors of files have a name.
+        if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
+            _drop_output()
+            why = f"{error.strerror}; what was written to files is there"
+            return _fail(f"cannot write to standard output: {why}", 1)
         if "--debug" in arguments:
             raise
         return _explain(error)
@@ -145,11 +163,6 @@ def _explain(error: Exception) -> int:
     if isinstance(error, BertflowError):
         return _fail(str(error), 1)
     return _fail(f"unexpected {type(error).__name__}: {error} (--debug shows where)", 1)
-
-
-def _stopped(why: str = "") -> int:
-    word, code = ("terminated", 143) if _terminated.is_set() else ("interrupted", 130)
-    return _fail(f"{word}{why}", code)
 
 
 def _fail(message: str, code: int) -> int:
@@ -177,61 +190,3 @@ def _plain_warnings() -> Iterator[None]:
 
         warnings.showwarning = show
         yield
-
-
-@contextmanager
-def _logging(verbose: bool) -> Iterator[None]:
-    """Show on standard error what bertflow logs: warnings, or all with the time and the module."""
-    log, handler = logging.getLogger("bertflow"), logging.StreamHandler()
-    form = "%(asctime)s %(name)s: %(message)s" if verbose else "%(message)s"
-    handler.setFormatter(logging.Formatter(form, "%H:%M:%S"))
-    log.setLevel(logging.INFO if verbose else logging.WARNING)
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.setLevel(logging.NOTSET)
-        log.removeHandler(handler)
-
-
-# SIGTERM, which schedulers send, becomes the same interruption as Ctrl-C.
-
-_terminated = threading.Event()
-
-
-def _catch_termination() -> None:
-    """Let SIGTERM interrupt this process, but end the processes that it forks.
-
-    A process that was started to ignore SIGTERM goes on ignoring it.
-    """
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        return
-    signal.signal(signal.SIGTERM, _terminate)
-    if hasattr(os, "register_at_fork"):
-        # Hold SIGTERM back during a fork: Python would lose one that comes to the child before it
-        # has let go of our handler.
-        os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_end_in_child)
-
-
-def _let_termination_end() -> None:
-    """Let SIGTERM end the process without a word, as it does where nothing catches it."""
-    if signal.getsignal(signal.SIGTERM) is _terminate:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _hold() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-
-def _release() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-
-def _end_in_child() -> None:
-    _let_termination_end()
-    _release()
-
-
-def _terminate(*_: object) -> None:
-    _terminated.set()
-    raise KeyboardInterrupt

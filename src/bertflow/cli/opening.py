@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertflow.cli.options import (
-    OWN_ENCODER,
-    ClusterOptions,
-    EncoderOptions,
-    SpeedOptions,
-    device_or_none,
-)
-from bertflow.cli.output import busy
+from bertflow.cli import options
+from bertflow.cli.console import busy
 from bertflow.errors import InputError, one_line
 
 if TYPE_CHECKING:
@@ -25,38 +19,21 @@ if TYPE_CHECKING:
 
     from bertflow.scale import Engine
 
-# The modules of an encoder that a pooling gives, of the last hidden state and of others.
-POOLED = ["Transformer", "Pooling"]
-MIXED = ["Transformer", "WeightedLayerPooling", "Pooling"]
 
-
-def load_raw(name: str, encoder: EncoderOptions, speed: SpeedOptions) -> SentenceTransformer:
+def load_raw(name: str, how: options.Loading) -> SentenceTransformer:
     """Load an encoder without calibration."""
     from bertflow.encoders import load_encoder
 
-    return _loaded(load_encoder, name, encoder, speed)
+    with busy(f"loading {one_line(name)}"):
+        return load_encoder(name, **how.loading(), cache=how.cache)
 
 
-def open_any(name: str, encoder: EncoderOptions, speed: SpeedOptions) -> SentenceTransformer:
+def open_any(name: str, how: options.Loading) -> SentenceTransformer:
     """Open a model, calibrated or not."""
     from bertflow.models import open_model
 
-    return _loaded(open_model, name, encoder, speed)
-
-
-def _loaded(
-    load: Callable[..., SentenceTransformer],
-    name: str,
-    encoder: EncoderOptions,
-    speed: SpeedOptions,
-) -> SentenceTransformer:
     with busy(f"loading {one_line(name)}"):
-        return load(
-            name,
-            **asdict(encoder),
-            device=device_or_none(speed.device),
-            cache=speed.cache,
-        )
+        return open_model(name, **how.loading(), cache=how.cache)
 
 
 def to_limit(encoder: SentenceTransformer) -> str:
@@ -67,7 +44,7 @@ def to_limit(encoder: SentenceTransformer) -> str:
 
 def check_own(against: str | None, model: str) -> None:
     """Refuse --against without a value where there is no encoder that it could mean."""
-    if against != OWN_ENCODER:
+    if against != options.OWN_ENCODER:
         return
     from bertflow.models import is_calibrated
 
@@ -78,83 +55,49 @@ def check_own(against: str | None, model: str) -> None:
         )
 
 
-def open_sides(
-    names: Sequence[str], options: EncoderOptions, speed: SpeedOptions
-) -> Iterator[tuple[int, SentenceTransformer]]:
+def open_sides(names: Sequence[str], how: options.Loading) -> Iterator[tuple[int, Any]]:
     """Open one or two models that are set side by side, one after another, calibrated ones first.
 
-    Beside a calibrated model, its own encoder (OWN_ENCODER, which is not loaded again) and raw ones
-    have its pooling and maximum length unless others are asked for: what differs is then the
-    calibration. Each comes with its place among the names.
+    Beside a calibrated model, its own encoder (OWN_ENCODER, which is not loaded again) and those
+    without a pooling of their own have its pooling and maximum length unless others are asked for:
+    what differs is then the calibration. Each comes with its place among the names.
     """
+    from bertflow.encoders.loading import has_pooling
     from bertflow.models import is_calibrated
 
-    calibrated = [name != OWN_ENCODER and is_calibrated(name) for name in names]
-    alone = all(own for name, own in zip(names, calibrated, strict=True) if name != OWN_ENCODER)
+    raw = {name for name in names if name != options.OWN_ENCODER and not is_calibrated(name)}
     encoder: Any = None
     fitted: dict[str, Any] = {}
-    for place in sorted(range(len(names)), key=lambda place: not calibrated[place]):
-        name, own = names[place], options
-        if name == OWN_ENCODER:
+    sides = sorted(enumerate(names), key=lambda side: side[1] in {options.OWN_ENCODER, *raw})
+    for place, name in sides:
+        if name == options.OWN_ENCODER:
             yield place, encoder
             continue
-        if calibrated[place] and not alone:
-            own = replace(options, pooling=None, max_length=None)
-        elif fitted and _is_set_beside(name, fitted):
-            own = replace(
-                options,
-                pooling=options.pooling or fitted["pooling"],
-                max_length=options.max_length or fitted["max_length"],
-            )
-        try:
-            model: Any = open_any(name, own, speed)
-        except InputError as error:
-            if own == options or calibrated[place]:
-                raise
-            raise InputError(
-                f"{error}; that is the calibrated model's: give --pooling R and --max-length N"
-            ) from None
-        if calibrated[place]:
+        own = how
+        if name not in raw and raw:
+            own = replace(how, pooling=None, max_length=None)
+        elif name in raw and fitted and not has_pooling(name):
+            pooling, limit = how.pooling or fitted["pooling"], how.max_length or fitted["limit"]
+            own = replace(how, pooling=pooling, max_length=limit)
+        model: Any = open_any(name, own)
+        if name not in raw:
             fitted = _as_fitted(model)
-            encoder = model.encoder if OWN_ENCODER in names else None
+            encoder = model.encoder if options.OWN_ENCODER in names else None
         yield place, model
         del model  # One at a time is in memory.
 
 
 def _as_fitted(model: Any) -> dict[str, Any]:
-    """The names of a calibrated model's encoder, and how it is loaded.
-
-    The pooling is None where the encoder has another than `load_encoder` gives.
-    """
+    """How a calibrated model's encoder is loaded; the pooling is None where it has no name."""
     from bertflow.encoders.description import describe_settings
 
-    provenance = getattr(model.calibrator, "provenance_", {})
-    about, origin = provenance.get("encoder"), provenance.get("origin")
-    names = [
-        about.get("name") if isinstance(about, dict) else None,
-        origin.get("base_model") if isinstance(origin, dict) else None,
-    ]
     settings = describe_settings(model.encoder)
-    kinds, pooling = settings["modules"], None
-    if kinds == POOLED and settings["pooling"] == "cls":
-        pooling = "cls"
-    elif kinds in (POOLED, MIXED) and settings["pooling"] == "mean":
+    pooling = "cls" if settings["pooling"] == "cls" else None
+    if settings["modules"][0] == "Transformer" and settings["pooling"] == "mean":
         # By number, since an encoder that was cut has its last block elsewhere than the whole one.
         blocks = model[0].model.config.get_text_config().num_hidden_layers
         pooling = f"layers:{','.join(map(str, settings['layers'] or [blocks]))}"
-    return {"names": names, "pooling": pooling, "max_length": settings["max_length"]}
-
-
-def _is_set_beside(name: str, fitted: Mapping[str, Any]) -> bool:
-    """Whether an encoder is the one that was fitted on, or has no pooling of its own."""
-    from bertflow.encoders.loading import has_pooling
-
-    same = any(
-        name == one or (Path(one).exists() and Path(name).exists() and Path(one).samefile(name))
-        for one in fitted["names"]
-        if isinstance(one, str)
-    )
-    return same or not has_pooling(name)
+    return {"pooling": pooling, "limit": settings["max_length"]}
 
 
 @contextmanager
@@ -170,11 +113,11 @@ def vectors_named(source: str | Path) -> Iterator[None]:
 
 
 @contextmanager
-def opened_cluster(options: ClusterOptions) -> Iterator[Engine]:
+def opened_cluster(cluster: options.Cluster) -> Iterator[Engine]:
     """The engine that works on shards."""
     from bertflow.scale import opened_engine
 
-    name, handler = options.engine or "local", signal.getsignal(signal.SIGTERM)
-    with opened_engine(name, address=options.address, workers=options.workers) as engine:
+    name, handler = cluster.engine or "local", signal.getsignal(signal.SIGTERM)
+    with opened_engine(name, address=cluster.address, workers=cluster.workers) as engine:
         signal.signal(signal.SIGTERM, handler)  # Ray puts one of its own in the place of ours.
         yield engine

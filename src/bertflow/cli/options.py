@@ -10,9 +10,8 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from copy import copy
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from bertflow.errors import InputError, ModelError, shown, unknown
+from bertflow.errors import InputError, ModelError, unknown
 
 if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator
@@ -37,16 +36,12 @@ PRECISIONS = ("auto", "float32", "mixed", "fast")
 OWN_ENCODER = ""
 
 
-# How options are declared.
-
-
 def option(
     default: Any, metavar: str | None, *names: str, group: str | None = None, **more: Any
 ) -> Any:
     """Declare an option: a field of a class of options, or a parameter of a command.
 
-    `metavar` is the value's name in the help, and `group` the part of the help that it stands in.
-    `names` replace the field's name. `more` goes to `typer.Option`, such as `min`.
+    `names` replace the field's name; `group` is a part of the help; `more` is for `typer.Option`.
     """
     said = typer.Option(*names, metavar=metavar, rich_help_panel=group, **more)
     return field(default=default, kw_only=True, metadata={"typer": said})
@@ -77,35 +72,38 @@ def _descriptions(owner: object) -> dict[str, str]:
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose classes of options are parameters of their own, as typer takes them.
+    """A command as typer takes it: with a parameter for each field of its classes of options.
 
-    A parameter of a dataclass becomes a parameter for each field; a call builds the dataclass.
+    A field that the command has a parameter of its own for keeps its default.
     """
     groups: dict[str, type[Any]] = {}
     parameters: list[inspect.Parameter] = []
+    hints = get_type_hints(command)
+
+    def own(group: type[Any]) -> list[Field[Any]]:
+        return [one for one in fields(group) if one.name not in hints]
 
     def add(name: str, kind: Any, declared: Any, *owners: object) -> None:
         said = copy(declared.metadata["typer"])
+        texts = map(_descriptions, (command, *owners, Shared))
         # Python without docstrings (-OO) has no help.
-        said.help = next((text for owner in owners if (text := _descriptions(owner).get(name))), "")
+        said.help = next((found[name] for found in texts if name in found), "")
         default = inspect.Parameter.empty if declared.default is MISSING else declared.default
         keyword, kind = inspect.Parameter.KEYWORD_ONLY, Annotated[kind, said]
         parameters.append(inspect.Parameter(name, keyword, default=default, annotation=kind))
 
-    hints = get_type_hints(command)
     for name, parameter in inspect.signature(command).parameters.items():
         group: Any = hints[name]
         if isinstance(group, type) and is_dataclass(group):
-            groups[name] = group
-            types = get_type_hints(group)
-            for one in fields(group):
-                add(one.name, types[one.name], one, *group.__mro__, Shared)
+            groups[name], types = group, get_type_hints(group)
+            for one in own(group):
+                add(one.name, types[one.name], one, *group.__mro__)
         else:
-            add(name, group, parameter.default, command, Shared)
+            add(name, group, parameter.default)
 
     def call(**given: Any) -> None:
         for name, group in groups.items():
-            given[name] = group(**{one.name: given.pop(one.name) for one in fields(group)})
+            given[name] = group(**{one.name: given.pop(one.name) for one in own(group)})
         command(**given)
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -125,9 +123,6 @@ class Command(TyperCommand):
         return super().parse_args(ctx, given)
 
 
-# Values that are refused before anything heavy is imported.
-
-
 def known_pooling(name: str | None) -> str | None:
     """Refuse a value of --pooling that is no pooling."""
     if name is not None and name not in POOLINGS and not name.startswith("layers:"):
@@ -144,15 +139,9 @@ def _known_precision(name: str) -> str:
 def known_place(name: str | None) -> str | None:
     """An encoder or model; refused before libraries are loaded if it is a path to nothing."""
     if name and (name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")):
-        with suppress(OSError, ValueError):  # Said when it is loaded.
-            if not Path(name).exists():
-                raise ModelError(
-                    f"{name} does not exist; give a folder, a .gguf file or a hub name"
-                )
+        if not Path(name).exists():
+            raise ModelError(f"{name} does not exist; give a folder, a .gguf file or a hub name")
     return name
-
-
-# Options that several commands or classes have.
 
 
 class Shared:
@@ -193,21 +182,13 @@ class Shared:
     devices = option(None, "N", group=SPEED)
 
 
-def encoder_option(default: Any) -> Any:
-    """Declare --encoder, which some commands need and others may do without."""
-    return option(default, "NAME", callback=known_place)
-
-
 def pooling_option(default: Any) -> Any:
     """Declare --pooling, whose default differs between commands."""
     return option(default, "NAME", group=ENCODER, callback=known_pooling)
 
 
-# Options that travel together.
-
-
 @dataclass(frozen=True)
-class TextOptions:
+class Text:
     """How a corpus is read."""
 
     column: str | None = Shared.column
@@ -215,7 +196,7 @@ class TextOptions:
 
 
 @dataclass(frozen=True)
-class PairOptions:
+class Graded:
     """Pairs of one's own, and how they are read.
 
     Attributes:
@@ -227,18 +208,48 @@ class PairOptions:
     columns: str | None = option(None, "A,B,SCORE", group=INPUT)
     format: str | None = Shared.format
 
+    def check(self) -> None:
+        """Refuse options of how pairs are read, where none are."""
+        if self.pairs is None:
+            refuse({"--columns": self.columns, "--format": self.format}, "goes with --pairs")
+
     def read(self) -> list[Pairs]:
         """The pairs of --pairs, none without it."""
         from bertflow.data import read_pairs
 
         if self.pairs is None:
             return []
-        return [read_pairs(self.pairs, columns=three(self.columns), format=self.format)]
+        columns: Any = self.columns and tuple(map(str.strip, self.columns.split(",")))
+        return [read_pairs(self.pairs, columns=columns, format=self.format)]
 
 
 @dataclass(frozen=True)
-class EncoderOptions:
-    """How an encoder is loaded.
+class Material(Graded):
+    """Sentences and pairs of one's own, and how they are read."""
+
+    corpus: list[str] | None = Shared.corpus
+    column: str | None = Shared.column
+
+    def check(self) -> None:
+        """Refuse options of how sentences or pairs are read, where none are."""
+        if not self.corpus:
+            refuse({"--column": self.column}, "goes with --corpus")
+        if self.pairs is None:
+            refuse({"--columns": self.columns}, "goes with --pairs")
+            if not self.corpus:
+                refuse({"--format": self.format}, "goes with --corpus or --pairs")
+
+    def sentences(self, limit: int | None = None) -> list[str]:
+        """The sentences of --corpus."""
+        from bertflow.data import read_corpus
+
+        sources = self.corpus or []
+        return read_corpus(sources, column=self.column, limit=limit, format=self.format)
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How an encoder is loaded; a calibrator is fitted on the same device.
 
     Attributes:
         pooling: cls, mean, last2avg, first-last-avg, embed-last-avg or layers:1,12. Default: the
@@ -248,18 +259,6 @@ class EncoderOptions:
     pooling: str | None = pooling_option(None)
     max_length: int | None = Shared.max_length
     trust_remote_code: bool = Shared.trust_remote_code
-
-
-@dataclass(frozen=True)
-class SpeedOptions:
-    """How sentences are encoded; a calibrator is fitted on the same device.
-
-    Attributes:
-        precision: float32, mixed (bfloat16 where it is safe), fast (all bfloat16) or auto.
-    """
-
-    batch_size: int = Shared.batch_size
-    precision: str = option("auto", "KIND", group=SPEED, callback=_known_precision)
     no_cache: bool = Shared.no_cache
     device: str = Shared.device
 
@@ -270,13 +269,31 @@ class SpeedOptions:
 
         return None if self.no_cache else SentenceCache()
 
+    def loading(self) -> dict[str, Any]:
+        """The arguments of functions that load an encoder, but for the cache."""
+        names = ("pooling", "max_length", "trust_remote_code")
+        given = {name: getattr(self, name) for name in names}
+        return {**given, "device": device_or_none(self.device)}
+
+
+@dataclass(frozen=True)
+class Encoder(Loading):
+    """How an encoder is loaded, and how it encodes sentences.
+
+    Attributes:
+        precision: float32, mixed (bfloat16 where it is safe), fast (all bfloat16) or auto.
+    """
+
+    batch_size: int = Shared.batch_size
+    precision: str = option("auto", "KIND", group=SPEED, callback=_known_precision)
+
     def encoding(self) -> dict[str, Any]:
         """The arguments of functions that encode sentences."""
         return {"batch_size": self.batch_size, "precision": self.precision, "cache": self.cache}
 
 
 @dataclass(frozen=True)
-class CalibratorOptions:
+class Chosen:
     """Which calibrator is fitted, and with what settings.
 
     Attributes:
@@ -288,26 +305,31 @@ class CalibratorOptions:
     set: list[str] | None = option(None, "KEY=VALUE", group=CALIBRATOR)
     random_state: int = option(0, "N", group=CALIBRATOR)
 
+    def build(self, device: str) -> Calibrator:
+        """The calibrator, not fitted; a fit says what is wrong with its arguments."""
+        from bertflow.calibrators.storage import named_calibrator
+
+        known = named_calibrator(self.calibrator).get_params(deep=False)
+        if self.random_state and "random_state" not in known:
+            raise InputError(
+                f"--random-state does not go with {self.calibrator}, which has no seed"
+            )
+        given: dict[str, Any] = {}
+        for setting in self.set or []:
+            key, equals, text = setting.partition("=")
+            key = key.strip().replace("-", "_")
+            if not equals:
+                raise InputError(f"--set takes KEY=VALUE, got {setting!r}")
+            if key in given:
+                raise InputError(f"--set gives {key} twice; give it once")
+            given[key] = _value(text.strip())
+        rest = {"random_state": self.random_state, "device": device}
+        given = {key: value for key, value in rest.items() if key in known} | given
+        return named_calibrator(self.calibrator, **given)
+
 
 @dataclass(frozen=True)
-class ResultOptions:
-    """Where results are written.
-
-    Attributes:
-        json: Write the result and all it depends on; - shows that instead of the tables.
-        markdown: Write what is shown as Markdown; - shows it so.
-    """
-
-    json: Path | None = option(None, "FILE", group=RESULT)
-    markdown: Path | None = option(None, "FILE", group=RESULT)
-
-    def files(self) -> dict[str, Path | None]:
-        """The files by their options."""
-        return {"--json": self.json, "--markdown": self.markdown}
-
-
-@dataclass(frozen=True)
-class ClusterOptions:
+class Cluster:
     """How shards are worked on.
 
     Attributes:
@@ -339,7 +361,7 @@ class ClusterOptions:
 
 
 @dataclass(frozen=True)
-class EncodingClusterOptions(ClusterOptions):
+class EncodingCluster(Cluster):
     """How shards of text are worked on.
 
     Attributes:
@@ -353,25 +375,12 @@ class EncodingClusterOptions(ClusterOptions):
     skip_blank: bool = flag("--skip-blank", group=CLUSTER)
 
 
-# What values stand for.
-
-
 def device_or_none(device: str) -> str | None:
     """The device as libraries take it: None where it is theirs to choose."""
     return None if device == "auto" else device
 
 
-def three(columns: str | None) -> tuple[str, str, str] | None:
-    """The columns of --columns, of which there must be three."""
-    if columns is None:
-        return None
-    parts = [part.strip() for part in columns.split(",")]
-    if len(parts) != 3:
-        raise InputError(f"--columns takes three, such as text1,text2,score, got {columns!r}")
-    return parts[0], parts[1], parts[2]
-
-
-def changed(options: Any, *but: str) -> dict[str, bool]:
+def changed(options: Any, *but: str) -> dict[str, Any]:
     """Whether each option of a class, but for some, has another value than its default."""
     return {
         f"--{one.name.replace('_', '-')}": getattr(options, one.name) != one.default
@@ -386,49 +395,10 @@ def refuse(given: Mapping[str, object], why: str) -> None:
         raise InputError(f"{', '.join(names)} {why}")
 
 
-def build_calibrator(name: str, settings: list[str], random_state: int, device: str) -> Calibrator:
-    """Construct a calibrator from --calibrator, --set, --random-state and --device."""
-    from bertflow.calibrators.storage import named_calibrator
-    from bertflow.calibrators.writing import check_savable
-
-    known = named_calibrator(name).get_params(deep=False)
-    if random_state and "random_state" not in known:
-        raise InputError(f"--random-state does not go with {name}, which has no seed")
-    given: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        key = key.strip().replace("-", "_")
-        if not equals:
-            raise InputError(f"--set takes KEY=VALUE, got {setting!r}")
-        if key in given:
-            raise InputError(f"--set gives {key} twice; give it once")
-        given[key] = _value(key, value.strip(), known[key]) if key in known else value
-    rest = {"random_state": random_state, "device": device}
-    given = {key: value for key, value in rest.items() if key in known} | given
-    calibrator = named_calibrator(name, **given)
-    check_savable(calibrator)
-    return calibrator
-
-
-def _value(key: str, text: str, default: Any) -> Any:
-    """The value of a setting, which must be of the kind of its default."""
-    words = {"true": True, "false": False, "null": None, "none": None}
+def _value(text: str) -> Any:
+    """A number, truth value or None, else the text."""
+    words = {"true": True, "false": False, "none": None}
     try:
-        value = words[text.lower()] if text.lower() in words else json.loads(text)
+        return words[text.lower()] if text.lower() in words else json.loads(text)
     except (ValueError, RecursionError):  # A text; or a number too long, or lists too deep.
-        value = text
-    if not _fits(key, value, default):
-        raise InputError(f"--set {key} takes a value such as {default}, got {shown(text)}")
-    return value
-
-
-def _fits(key: str, value: Any, default: Any) -> bool:
-    if isinstance(value, bool) or isinstance(default, bool):
-        return isinstance(value, bool) and isinstance(default, bool)
-    if value is None:
-        return default is None or key in ("max_grad_norm", "random_state")
-    if key == "shrinkage":
-        return value == default or isinstance(value, int | float)
-    if isinstance(default, str):
-        return isinstance(value, str)
-    return isinstance(value, int if default is None or isinstance(default, int) else int | float)
+        return text

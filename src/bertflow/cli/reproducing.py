@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bertflow.cli.console import Page, interruptible, resumes_from, show
 from bertflow.cli.options import (
     ENCODER,
     INPUT,
@@ -21,7 +22,6 @@ from bertflow.cli.options import (
     option,
     pooling_option,
 )
-from bertflow.cli.output import Page, interruptible, resumes_from, show
 from bertflow.display import Bars, Grid
 from bertflow.display.grid import fixed, p_value, span
 from bertflow.errors import BertflowError, InputError, MissingDataError, one_line, unknown

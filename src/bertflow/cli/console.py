@@ -1,0 +1,207 @@
+"""What commands show and write, where they may write it, and what they say when stopped."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from textwrap import TextWrapper
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from bertflow.cli.options import RESULT, option
+from bertflow.display import Bars, Grid
+from bertflow.errors import InputError, ModelError, one_line
+from bertflow.io import files
+
+if TYPE_CHECKING:
+    from bertflow.encoders import SentenceCache
+
+# As --json and --markdown name standard output.
+STDOUT = Path("-")
+Given = str | Path | Sequence[str | Path] | None
+
+
+def show(text: str) -> None:
+    """Print text on standard output; long lines wrap there, so that paths can be copied."""
+    Console(soft_wrap=True, highlight=False, markup=False, emoji=False).print(text)
+
+
+def busy(text: str) -> AbstractContextManager[object]:
+    """Show on standard error that something takes its time, if that is a terminal."""
+    terminal = Console(stderr=True)
+    return terminal.status(text) if terminal.is_terminal else nullcontext()
+
+
+@contextmanager
+def progress_bar(stage: str) -> Iterator[Callable[[int, int], None]]:
+    """Give the function that draws the bar of one stage, called with steps and their total."""
+    with Bars() as bars:
+        yield lambda done, total: bars(stage, done, total)
+
+
+def counts(reasons: Mapping[str, int]) -> str:
+    """How many pairs or rows were left out, by reason."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
+
+
+def from_cache(cache: SentenceCache | None) -> str:
+    """How many sentences were in the cache, as part of a list; nothing if none were."""
+    return f"{cache}, " if cache is not None and cache.found else ""
+
+
+@contextmanager
+def interruptible(kept: Callable[[], str]) -> Iterator[None]:
+    """Let an interruption say what the function gives then: what the same command goes on from."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(kept()) from None
+
+
+def resumes_from(path: Path | None, cache: SentenceCache | None = None, *, mark: str = "") -> str:
+    """What the same command goes on from: a path, else vectors in the cache, else nothing.
+
+    A folder counts only if it holds the mark, a file or pattern.
+    """
+    if path is not None and path.exists() and (not mark or any(path.glob(mark))):
+        return f"the same command goes on from {path}"
+    if cache is not None and (cache.found or cache.encoded):
+        return f"the same command goes on from the vectors in {cache.folder}"
+    return "the same command begins anew: nothing was saved yet"
+
+
+def check_files(
+    outputs: Mapping[str, Path | None], reads: Mapping[str, Given], *, rows: bool = False
+) -> None:
+    """Refuse files to write that are, hold or lie in what is read, or cannot be written.
+
+    Files for rows must be regular ones that end in .npy. Both mappings are by option.
+    """
+    given = {name: path for name, path in outputs.items() if path is not None}
+    for path in given.values():
+        files.check_writable(path, rows=rows)
+        if rows and path.suffix.lower() != ".npy":
+            raise InputError(f"{path} must end in .npy; --engine local makes a folder of a folder")
+    if given:
+        files.check_apart(given, _listed(reads))
+
+
+def check_folder(output: Path, reads: Mapping[str, Given], *, ours: bool = True) -> None:
+    """Refuse a folder as --output that is, holds or lies in what is read.
+
+    With `ours` the folder is replaced as a whole, so it must hold nothing but our own files.
+    """
+    if output == STDOUT:
+        raise ModelError("cannot write -: it stands for standard output; give a folder")
+    files.check_apart({"--output": output}, _listed(reads))
+    if ours:
+        files.check_replaceable(output)
+
+
+def _listed(reads: Mapping[str, Given]) -> Iterator[tuple[str, str | Path]]:
+    """What is read on this machine, one by one; patterns and folders of text as their files."""
+    from bertflow.data import sources
+
+    for name, given in reads.items():
+        if isinstance(given, str | Path):
+            yield name, given
+            continue
+        for source in given or ():
+            if (text := str(source)) == "-" or text.startswith(sources.HUB) or "://" in text:
+                continue
+            try:
+                yield from ((name, str(path)) for path in sources.located([source]))
+            except InputError:  # Said by the reader, in its turn, unless --format says what it is.
+                yield name, text
+
+
+@dataclass(frozen=True)
+class Page:
+    """Facts by their names, tables and notes, in the order they are read."""
+
+    facts: Mapping[str, str]
+    grids: Sequence[Grid]
+    notes: Sequence[str]
+
+    def text(self) -> str:
+        """The page as a terminal shows it, whose width notes keep to; anywhere else in a line."""
+        terminal = Console()
+        wrapped = TextWrapper(
+            terminal.width if terminal.is_terminal else sys.maxsize,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        lines = [f"{name:<11}{one_line(value)}" for name, value in self.facts.items()]
+        for grid in self.grids:
+            lines += ["", grid.text()]
+        lines += [""] if self.notes else []
+        return "\n".join([*lines, *(wrapped.fill(f"- {one_line(note)}") for note in self.notes)])
+
+    def markdown(self) -> str:
+        """The page as Markdown."""
+        facts = "".join(f"- {name}: {one_line(value)}\n" for name, value in self.facts.items())
+        notes = "".join(f"- {one_line(note)}\n" for note in self.notes)
+        return "\n".join([facts, *(grid.markdown() for grid in self.grids), notes])
+
+
+@dataclass(frozen=True)
+class Results:
+    """Where results are written.
+
+    Attributes:
+        json: Write the result and all it depends on; - shows that instead of the tables.
+        markdown: Write what is shown as Markdown; - shows it so.
+    """
+
+    json: Path | None = option(None, "FILE", group=RESULT)
+    markdown: Path | None = option(None, "FILE", group=RESULT)
+
+    def check(self, reads: Mapping[str, Given], figure: Path | None = None) -> None:
+        """Refuse files as `check_files` does; one of them may be standard output."""
+        if self.json == self.markdown == STDOUT:
+            raise InputError("--json and --markdown are both standard output; give a file for one")
+        given = {"--json": self.json, "--markdown": self.markdown, "--figure": figure}
+        check_files({name: path for name, path in given.items() if path != STDOUT}, reads)
+
+    def give(
+        self,
+        pages: Sequence[Page],
+        content: dict[str, Any],
+        others: Mapping[Path, Callable[[Path], object]] = MappingProxyType({}),
+    ) -> None:
+        """Show pages, and write them as Markdown and the content as JSON where it is asked for.
+
+        What is asked for on standard output is shown alone. Other files come with what writes each.
+        Where a file cannot be written, all else is done all the same, and a ModelError says so.
+        """
+        forms = {
+            self.json: json.dumps(content, indent=2, allow_nan=False) + "\n",
+            self.markdown: "\n".join(page.markdown() for page in pages),
+        }
+        alone = forms.pop(STDOUT, None)
+        writers: dict[Path, Callable[[Path], object]] = {
+            path: partial(files.write_text, text=text) for path, text in forms.items() if path
+        }
+        # Files first: whoever reads what is shown may have gone.
+        lost = []
+        for path, write in {**writers, **others}.items():
+            try:
+                files.save_or_keep(path, write)
+            except ModelError as error:
+                lost.append(str(error))
+        try:
+            if alone is None:
+                show("\n\n".join(page.text() for page in pages))
+            else:
+                sys.stdout.write(alone)
+        finally:  # Also where whoever reads what is shown has gone.
+            if lost:
+                raise ModelError("; ".join(lost))
