@@ -39,7 +39,6 @@ TESTS = {
     "calibrators/frame": "frame folding flow_calibrator",
     "calibrators/training": "flow_checkpoint flow_calibrator gradient",
     "calibrators/storage": "storage storage_damage",
-    "calibrators/writing": "storage storage_damage",
     "calibrators/": "flow_calibrator flow_checkpoint vectors calibrators_contract storage",
     "evaluation/": "correlation bootstrap scores tasks",
 }

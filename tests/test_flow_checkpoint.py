@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import pickle
 import random
 import re
 import resource
@@ -22,7 +21,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 from sklearn.exceptions import NotFittedError
 
-from bertflow.calibrators import Flow, load_calibrator, save_calibrator, training
+from bertflow.calibrators import Flow, training
 from bertflow.errors import ModelError, TrainingError
 
 # Batches of 10 are 70 a pass: 210 steps, whose passes end at 70 and 140.
@@ -108,9 +107,8 @@ def test_where_losses_are_looked_at_late_it_is_the_same(x, place, monkeypatch):
     assert begun_at(flow, x, place) == 64
     assert_same(flow, whole, x)
     spoiled(monkeypatch, 150)
-    with pytest.raises(TrainingError, match="step 151 of 210") as caught:
+    with pytest.raises(TrainingError, match="step 151 of 210"):
         Flow(**DESIGN).fit(x)
-    np.testing.assert_array_equal(caught.value.kept.loss_curve_, whole.loss_curve_[:128])
 
 
 def test_stopped_again_and_again_it_gets_there(x, place):
@@ -159,23 +157,6 @@ def test_tensors_go_on_too(x, place):
     assert_same(flow, Flow(**DESIGN).fit(rows), x)
 
 
-def test_without_a_seed_it_goes_on_with_the_one_that_was_drawn(x, place):
-    drawn = []
-    stopped(Flow(random_state=None, **DESIGN), x, place, 100)
-    for _ in range(2):
-        flow = Flow(random_state=None, **DESIGN)
-        assert begun_at(flow, x, place) == (192 if drawn else 64)
-        drawn.append(flow.transform(x))
-    np.testing.assert_array_equal(*drawn)
-    with safe_open(place, "numpy") as file:
-        seed = file.metadata()["seed"]
-    generator = torch.Generator().manual_seed(int(seed))
-    expected = Flow(random_state=None, **DESIGN)._build(6, generator).state_dict()
-    found = {k: v for k, v in flow.flow_.state_dict().items() if k.endswith("order")}
-    assert found
-    assert all(torch.equal(order, expected[name]) for name, order in found.items())
-
-
 def test_a_seed_drawn_from_a_state_is_compared(x, place):
     stopped(Flow(random_state=np.random.RandomState(5), **DESIGN), x, place, 100)
     other = Flow(random_state=np.random.RandomState(6), **DESIGN)
@@ -204,9 +185,9 @@ def test_a_fit_shorter_than_the_interval_writes_nothing(x, place, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"learning_rate": 2e-3}, "learning_rate 0.001, not 0.002"),
-        ({"random_state": 1}, "seed .*, not "),
-        ({"epochs": 2}, "epochs 3, not 2"),
+        ({"learning_rate": 2e-3}, "other learning_rate"),
+        ({"random_state": 1}, "other seed"),
+        ({"epochs": 2}, "other epochs"),
     ],
     ids=str,
 )
@@ -229,9 +210,9 @@ def test_other_rows_versions_or_threads_start_anew(x, place, caplog, monkeypatch
     other[-1, -1] += 1
     stopped(Flow(**DESIGN), x, place, 100)
     for rows, said in [
-        (other, "other values in the rows"),
-        (x[:-1], "shape (700, 6), not (699, 6)"),
-        (x.astype(np.float64), "dtype float32, not float64"),
+        (other, "other contents"),
+        (x[:-1], "other shape, contents"),
+        (x.astype(np.float64), "other dtype, contents"),
     ]:
         state = place.read_bytes()
         assert begun_at(Flow(**DESIGN), rows, place) == 0
@@ -244,7 +225,7 @@ def test_other_rows_versions_or_threads_start_anew(x, place, caplog, monkeypatch
         assert begun_at(Flow(**DESIGN), x, place) == 0
     finally:
         torch.set_num_threads(threads)
-    assert f"threads {threads}, not {threads + 1}; bertflow " in caplog.text
+    assert "other threads, bertflow" in caplog.text
 
 
 def test_the_device_named_is_no_part_of_the_run(x, place):
@@ -288,7 +269,7 @@ def test_no_changed_byte_is_taken_for_what_was_written(x, place):
     with safe_open(place, "numpy") as file:
         seed = int(file.metadata()["seed"])
     run = flow._run(x, torch.device("cpu"), seed)
-    assert training.Checkpoint(place, run, x).state.step == 64
+    assert training.Checkpoint(place, run, x).state.curve.shape == (64,)
     header = 8 + int.from_bytes(whole[:8], "little")
     assert 500 < header < 3000
     for at in [*range(0, header, 7), *range(header, len(whole), 4999)]:
@@ -408,52 +389,27 @@ def spoiled(monkeypatch, at: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "good", "design"),
-    [(1, 0, {}), (64, 0, {}), (65, 64, {}), (65, 64, {"permutation": "linear"})],
+    ("at", "design"), [(1, {}), (64, {}), (65, {}), (65, {"permutation": "linear"})]
 )
-def test_the_last_good_weights_are_kept_from_before_what_was_not_finite(
-    x, monkeypatch, at, good, design
-):
-    whole = Flow(**DESIGN, **design)
-    states = {}
-    keep = training.Checkpoint.keep
-
-    def watched(self, state, loss, gradient):
-        states[state.step] = state
-        keep(self, state, loss, gradient)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training.Checkpoint, "keep", watched)
-        whole.fit(x)
+def test_the_step_that_was_not_finite_is_named_and_nothing_is_fitted(x, monkeypatch, at, design):
     spoiled(monkeypatch, at)
     flow = Flow(**DESIGN, **design)
-    with pytest.raises(TrainingError, match=rf"^step {at + 1} of 210 is not finite") as caught:
+    with pytest.raises(TrainingError, match=rf"^step {at + 1} of 210 is not finite"):
         flow.fit(x)
     with pytest.raises(NotFittedError):
         flow.transform(x)
-    kept = caught.value.kept
-    np.testing.assert_array_equal(kept.loss_curve_, whole.loss_curve_[:good])
-    values = training._objective(kept.flow_).parameters.values
-    assert torch.equal(values, states[good].values)
-    assert np.isfinite(kept.transform(x)).all()
-    assert kept.loss_ == pytest.approx(-kept.score(x) / (6 * np.log(2)), abs=1e-5)
-    assert kept.get_params() == flow.get_params()
 
 
-def test_weights_that_only_the_last_step_has_spoiled_are_not_kept(x, monkeypatch):
+def test_weights_that_only_the_last_step_has_spoiled_are_noticed(x, monkeypatch):
     spoiled(monkeypatch, STEPS)
-    with pytest.raises(TrainingError, match="step 210 of 210 left a loss of") as caught:
+    with pytest.raises(TrainingError, match="step 210 of 210 left a loss that"):
         Flow(**DESIGN).fit(x)
-    assert caught.value.kept.loss_curve_.shape == (192,)
-    assert np.isfinite(caught.value.kept.loss_)
 
 
 @pytest.mark.parametrize("design", [{}, {"permutation": "linear"}], ids=["written out", "autograd"])
-def test_a_step_too_long_keeps_what_was_before_it(x, design):
-    with pytest.raises(TrainingError, match=r"step \d+ of 210") as caught:
+def test_a_step_too_long_is_named(x, design):
+    with pytest.raises(TrainingError, match=r"step \d+ of 210"):
         Flow(**{**DESIGN, **design}, learning_rate=1e30).fit(x)
-    assert caught.value.kept.loss_curve_.shape == (0,)
-    assert np.isfinite(caught.value.kept.transform(x)).all()
 
 
 PRESETS = {
@@ -467,9 +423,7 @@ PRESETS = {
 @pytest.mark.parametrize(
     ("name", "why"), [*((name, "weights") for name in PRESETS), ("paper", "rate")]
 )
-def test_every_preset_names_the_step_and_keeps_what_maps_and_can_be_saved(
-    name, why, x, tmp_path, monkeypatch
-):
+def test_every_preset_names_the_step_and_can_be_fitted_again(name, why, x, monkeypatch):
     if why == "weights":
         spoiled(monkeypatch, 66)
     rate = {"learning_rate": 1e30} if why == "rate" else {}
@@ -480,46 +434,25 @@ def test_every_preset_names_the_step_and_keeps_what_maps_and_can_be_saved(
         assert str(caught.value).startswith("step 67 of 70 is not finite")
     with pytest.raises(NotFittedError):
         flow.transform(x)
-    kept = caught.value.kept
-    assert len(kept.loss_curve_) == (64 if why == "weights" else 0)
-    z = kept.transform(x)
-    assert np.isfinite(z).all()
-    assert np.isfinite(kept.inverse_transform(z)).all()
-    save_calibrator(kept, tmp_path / "kept")
-    np.testing.assert_array_equal(load_calibrator(tmp_path / "kept").transform(x), z)
-    # The flow itself can be fitted again.
     monkeypatch.undo()
     assert np.isfinite(flow.set_params(learning_rate=1e-3).fit_transform(x)).all()
 
 
-def test_where_the_first_loss_is_not_finite_nothing_is_kept(x, monkeypatch):
+def test_a_first_loss_that_is_not_finite_is_step_1(x, monkeypatch):
     monkeypatch.setattr(
         training.LikelihoodGradient, "__call__", lambda self, batch: torch.tensor(float("nan"))
     )
-    with pytest.raises(TrainingError, match="step 1 of 210") as caught:
+    with pytest.raises(TrainingError, match="step 1 of 210"):
         Flow(**DESIGN).fit(x)
-    assert caught.value.kept is None
-
-
-def test_what_was_kept_can_be_saved_and_survives_being_sent(x, tmp_path, monkeypatch):
-    spoiled(monkeypatch, 100)
-    with pytest.raises(TrainingError) as caught:
-        Flow(**DESIGN).fit(x)
-    save_calibrator(caught.value.kept, tmp_path / "kept")
-    sent = pickle.loads(pickle.dumps(caught.value))
-    assert str(sent) == str(caught.value)
-    for flow in (load_calibrator(tmp_path / "kept"), sent.kept):
-        np.testing.assert_array_equal(flow.transform(x), caught.value.kept.transform(x))
 
 
 def test_a_fit_that_diverged_is_stopped_at_the_same_step_again(x, place, monkeypatch):
     spoiled(monkeypatch, 100)
     for begun in (0, 64):
         seen = []
-        with pytest.raises(TrainingError, match="step 101 of 210") as caught:
+        with pytest.raises(TrainingError, match="step 101 of 210"):
             Flow(**DESIGN).fit(
                 x, progress=lambda done, *_, seen=seen: seen.append(done), checkpoint=place
             )
         assert seen == list(range(begun + 1, 101))
-        assert caught.value.kept.loss_curve_.shape == (64,)
     assert os.listdir(place.parent) == [place.name]  # noqa: PTH208

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bertflow.calibrators import Flow
-from bertflow.calibrators.frame import FoldedGlow
+from bertflow.calibrators.frame import FramedGlow
 from bertflow.flows import Glow, ResidualForm
 
 DESIGNS = {
@@ -30,15 +30,20 @@ def rows(count: int = 400, width: int = 9) -> np.ndarray:
     return x
 
 
+def entered(flow: Flow, x: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    u, count = flow.frame_.enter(torch.from_numpy(x)), flow.frame_.count
+    return u[:, :count], u[:, count:]
+
+
 def plain(flow: Flow, x: np.ndarray) -> torch.Tensor:
-    live, dead = flow.frame_.enter(torch.from_numpy(x))
+    live, dead = entered(flow, x)
     return torch.cat([flow.flow_.double()(live)[0], dead], dim=1)
 
 
 @every_design
 def test_latent_is_the_layers(design):
     flow = Flow(**{**design, "epochs": 3}).fit(rows())
-    folded = FoldedGlow(flow.frame_, ResidualForm.of(flow.flow_), torch.empty(0).double())
+    folded = FramedGlow(flow.frame_, flow.flow_, torch.empty(0).double())
     z = torch.empty(400, 9).double()
     with torch.no_grad():
         folded.latent(torch.from_numpy(rows()), z)
@@ -48,18 +53,17 @@ def test_latent_is_the_layers(design):
 @every_design
 def test_and_the_log_determinant_too(design):
     flow = Flow(**{**design, "epochs": 3}).fit(rows())
-    form = ResidualForm.of(flow.flow_)
-    folded = FoldedGlow(flow.frame_, form, torch.empty(0).double())
-    live, _ = flow.frame_.enter(torch.from_numpy(rows(5)))
+    folded = FramedGlow(flow.frame_, flow.flow_, torch.empty(0).double())
+    live, _ = entered(flow, rows(5))
     with torch.no_grad():
         expected = flow.flow_.double()(live)[1]
-    np.testing.assert_allclose(np.full(5, folded.log_det), expected, atol=1e-9)
+    np.testing.assert_allclose(np.full(5, folded.core.log_det), expected, atol=1e-9)
 
 
 @every_design
 def test_rows_come_back(design):
     flow = Flow(**{**design, "epochs": 3}).fit(rows())
-    folded = FoldedGlow(flow.frame_, ResidualForm.of(flow.flow_), torch.empty(0).double())
+    folded = FramedGlow(flow.frame_, flow.flow_, torch.empty(0).double())
     x = torch.from_numpy(rows())
     z, back = torch.empty_like(x), torch.empty_like(x)
     folded.latent(x, z)
@@ -74,10 +78,10 @@ def test_float32_is_as_exact_as_the_layers_in_float32(design):
     exact = plain(flow, rows())
     flow.flow_.float()
     x = rows().astype(np.float32)
-    live, dead = flow.frame_.enter(torch.from_numpy(x))
+    live, dead = entered(flow, x)
     with torch.no_grad():
         layers = torch.cat([flow.flow_(live)[0], dead], dim=1)
-    folded = FoldedGlow(flow.frame_, ResidualForm.of(flow.flow_), torch.empty(0))
+    folded = FramedGlow(flow.frame_, flow.flow_, torch.empty(0))
     z = torch.empty(400, 9)
     folded.latent(torch.from_numpy(x), z)
     error, usual = (float((other - exact).abs().max()) for other in (z, layers))

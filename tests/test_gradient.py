@@ -49,7 +49,7 @@ def test_loss_and_gradient_are_autograds(design):
             gradient = LikelihoodGradient(flow)
             torch.testing.assert_close(gradient(x), expected.detach(), rtol=1e-12, atol=1e-12)
             for name, p in flow.named_parameters():
-                found = gradient.parameters.gradient_of(p)
+                found = p.grad
                 torch.testing.assert_close(found, wanted[name], rtol=1e-9, atol=1e-11, msg=name)
 
 
@@ -127,7 +127,7 @@ def test_flat_parameters_are_the_parameters():
     assert layer.weight[0, 0] == 7
     layer(torch.ones(1, 3)).sum().backward()
     assert flat.gradient.tolist() == [1.0] * 8
-    assert flat.gradient_of(layer.weight).shape == (2, 3)
+    assert layer.weight.grad.shape == (2, 3)
     flat.release()
     flat.values.zero_()
     assert layer.weight[0, 0] == 7 and layer.weight.grad is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 
 from bertflow import arrays
 from bertflow.arrays import chunks, let_go, taken
-from bertflow.calibrators import Flow, Standardization, flow, training
+from bertflow.calibrators import Flow, Standardization, training
 
 
 @pytest.fixture
@@ -81,33 +80,10 @@ def test_every_way_to_open_a_file_gives_the_same(build, file):
 
 
 @pytest.mark.parametrize("epochs", [0.4, 1, 2.5])
-def test_rows_fetched_ahead_are_trained_on_in_the_same_order(file, monkeypatch, epochs):
+def test_rows_in_a_file_are_trained_on_in_the_same_order(file, monkeypatch, epochs):
     monkeypatch.setattr(training, "WINDOW_ROWS", 512)
-    threads: set[str] = set()
-    monkeypatch.setattr(
-        flow, "taken", lambda *a: threads.add(threading.current_thread().name) or taken(*a)
-    )
-    ahead = Flow(epochs=epochs, random_state=0).fit(np.load(file, mmap_mode="r"))
-    assert any(name.startswith("fetch") for name in threads)
-    threads.clear()
+    mapped = Flow(epochs=epochs, random_state=0).fit(np.load(file, mmap_mode="r"))
     here = Flow(epochs=epochs, random_state=0).fit(np.load(file))
-    assert threads == {threading.current_thread().name}
-    np.testing.assert_array_equal(ahead.loss_curve_, here.loss_curve_)
-    np.testing.assert_array_equal(ahead.sample(9, random_state=0), here.sample(9, random_state=0))
-    assert ahead.loss_ == here.loss_
-
-
-def test_what_goes_wrong_while_fetching_ahead_is_said(file, monkeypatch):
-    monkeypatch.setattr(training, "WINDOW_ROWS", 512)
-    calls: list[int] = []
-
-    def broken(*arguments):
-        calls.append(1)
-        if len(calls) > 3:
-            raise OSError("the disk is gone")
-        return taken(*arguments)
-
-    monkeypatch.setattr(flow, "taken", broken)
-    with pytest.raises(OSError, match="the disk is gone"):
-        Flow().fit(np.load(file, mmap_mode="r"))
-    assert not any(t.name.startswith("fetch") for t in threading.enumerate())
+    np.testing.assert_array_equal(mapped.loss_curve_, here.loss_curve_)
+    np.testing.assert_array_equal(mapped.sample(9, random_state=0), here.sample(9, random_state=0))
+    assert mapped.loss_ == here.loss_

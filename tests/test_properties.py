@@ -27,7 +27,6 @@ from bertflow.calibrators import (
     load_calibrator,
     save_calibrator,
 )
-from bertflow.calibrators.frame import FoldedGlow
 from bertflow.calibrators.storage import CALIBRATORS
 from bertflow.errors import InputError
 from bertflow.flows import ResidualForm
@@ -354,9 +353,7 @@ def _maps_rows_alone(name, case):
     if name == "flow-linear":
         # So do learned matrices: of two rows they and what scales between them may stretch some
         # directions thousands of times as much as others, and cancel what was rounded before.
-        form = ResidualForm.of(calibrator.flow_)
-        folded = FoldedGlow(calibrator.frame_, form, torch.empty(0).double())
-        tolerance = tolerance * np.linalg.cond(folded.matrix.numpy())
+        tolerance = tolerance * np.linalg.cond(ResidualForm.of(calibrator.flow_).matrix.numpy())
     assert (np.abs(alone - together) <= tolerance).all()
     assert (np.abs(permuted - together[order]) <= tolerance[order]).all()
 
@@ -493,7 +490,7 @@ def test_rows_that_float64_cannot_square_are_refused_with_the_remedy(name):
     with pytest.raises(InputError, match="too large to square in float64; scale it down"):
         VARIANTS[name]().fit(1e200 * x)
     for scale in (1e-200, 1e-150):
-        with pytest.raises(InputError, match="too little to square in float64; scale it up"):
+        with pytest.raises(InputError, match="or differ by less than 1e-146"):
             VARIANTS[name]().fit(scale * x)
 
 

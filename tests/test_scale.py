@@ -847,7 +847,7 @@ def test_moments_of_nothing_and_of_other_widths_are_refused(vectors):
 def test_fit_moments_refuses_what_fit_refuses(calibrator):
     few = Moments(3)
     few.update(torch.ones(1, 3))
-    with pytest.raises(InputError, match="needs at least 2"):
+    with pytest.raises(InputError, match="needs moments of at least 2 rows"):
         calibrator.fit_moments(few)
     few.update(torch.ones(4, 3))
     with pytest.raises(InputError, match="all 5 rows are equal"):
@@ -857,7 +857,7 @@ def test_fit_moments_refuses_what_fit_refuses(calibrator):
 def test_fit_moments_wants_the_covariance_where_it_is_needed():
     moments = Moments(2, covariance=False)
     moments.update(torch.tensor([[1.0, 2.0], [3.0, 5.0]]))
-    with pytest.raises(InputError, match="Whitening needs the covariance"):
+    with pytest.raises(InputError, match="build Moments with covariance=True"):
         Whitening().fit_moments(moments)
     Standardization().fit_moments(moments)
 

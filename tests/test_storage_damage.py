@@ -257,9 +257,9 @@ BAD_ARGUMENTS = [
     ("flow", "depth", [0, True, 3.5, "3", None, 10**6, 10**12, 10**400]),
     ("flow", "width", [0, True, 31.5, 10**9, 10**12]),
     ("flow", "scale_rate", [float("inf"), float("nan"), 0, -1, True, "3"]),
-    ("flow", "residual", [1, 0, "yes", None]),
-    ("flow", "bias_correction", [1, "no", None]),
-    ("flow", "normalize", [1, "no", None]),
+    ("flow", "residual", ["yes", None]),
+    ("flow", "bias_correction", ["no", None]),
+    ("flow", "normalize", ["no", None]),
     ("flow", "coupling", ["x", None, 1, []]),
     ("flow", "permutation", ["x", None, {}]),
     ("flow", "weight_init", ["x", None]),
@@ -272,7 +272,6 @@ BAD_ARGUMENTS = [
     ("flow", "max_grad_norm", [0, float("inf"), "1"]),
     ("flow", "axes", ["x", None]),
     ("flow", "centring", [-1, 2, float("nan"), True]),
-    ("flow", "device", [5, None, []]),
     ("flow", "random_state", ["x", -1, 1.5]),
     ("flow-tempered", "noise", [-0.1, 1.1, float("nan")]),
     ("flow-tempered", "leading", [-1, 1.5, True]),
@@ -281,7 +280,7 @@ BAD_ARGUMENTS = [
     ("whitening", "power", [-1, 2, float("nan"), True, None]),
     ("whitening", "shrinkage", [-1, 2, float("inf"), "0"]),
     ("all-but-the-top", "n_components", [-1, 8, True, 2.0, "2", 10**30]),
-    ("all-but-the-top", "standardize", [1, 0, "yes", None]),
+    ("all-but-the-top", "standardize", ["yes", None]),
 ]
 
 
@@ -305,9 +304,7 @@ def test_arguments_are_checked_as_for_a_fit(saved):
 
 def test_arguments_of_another_fit_are_found_out_by_the_names(saved):
     edit_arguments(folder := saved(), depth=30)
-    message = refused(folder, "lacks flow.levels.0.steps.9.bias".replace("9.bias", "10.order"))
-    assert message.endswith(" more")
-    assert message.count(", ") == storage.LISTED - 1
+    refused(folder, "flow.levels.0.steps.10.order is missing, expected")
 
 
 # model.safetensors
@@ -373,7 +370,7 @@ def with_another_encoding(path):
 
 
 UNREADABLE_WEIGHTS = {
-    "folder": (as_a_folder, "is no file"),
+    "folder": (as_a_folder, "cannot be read"),
     "empty": (lambda path: path.write_bytes(b""), "cannot be read"),
     "cut": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "cannot be read"),
     "trailing": (with_trailing_bytes, "cannot be read"),
@@ -404,12 +401,10 @@ def test_weights_of_another_calibrator_are_refused(saved, tmp_path):
         folder = saved(name)
         save_calibrator(fitted(other), tmp_path / other)
         (tmp_path / other / WEIGHTS).replace(folder / WEIGHTS)
-        message = refused(folder, str(folder / WEIGHTS))
-        assert message.count(", ") < storage.LISTED + 3
+        refused(folder, str(folder / WEIGHTS))
 
 
-def test_no_more_than_five_foreign_names_are_listed(saved):
+def test_a_foreign_name_is_refused(saved):
     folder = saved()
-    tensors = load_file(folder / WEIGHTS)
-    save_file({**tensors, **{f"x{i}": torch.zeros(1) for i in range(9)}}, folder / WEIGHTS)
-    assert refused(folder).endswith("foreign names: x0, x1, x2, x3, x4 and 4 more")
+    save_file({**load_file(folder / WEIGHTS), "x1": torch.zeros(1)}, folder / WEIGHTS)
+    assert "x1 is ('F32', (1,)), expected none" in refused(folder)

@@ -128,7 +128,7 @@ def check_number(
     raise InputError(f"{name} must be {what}{span}, got {value!r}")
 
 
-def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
     """Refuse an argument that is none of its possible values.
 
     Raises:
@@ -162,14 +162,7 @@ class ModelError(BertflowError, RuntimeError):
 
 
 class TrainingError(BertflowError, ArithmeticError):
-    """Training met a step that is not finite; the message names the step.
-
-    Attributes:
-        kept: From `bertflow.Flow.fit`: the fitted flow with the last weights that were checked and
-            good; None if there are none.
-    """
-
-    kept: Any = None
+    """Training met a step that is not finite; the message names the step."""
 
 
 class FewRowsWarning(UserWarning):

@@ -5,8 +5,7 @@ from bertflow.calibrators.base import Calibrator
 from bertflow.calibrators.flow import Flow
 from bertflow.calibrators.linear import AllButTheTop, LinearCalibrator, Standardization, Whitening
 from bertflow.calibrators.moments import Moments
-from bertflow.calibrators.storage import load_calibrator, named_calibrator
-from bertflow.calibrators.writing import save_calibrator
+from bertflow.calibrators.storage import load_calibrator, named_calibrator, save_calibrator
 
 __all__ = [
     "AdaptiveWhitening",

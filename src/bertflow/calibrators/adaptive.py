@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bertflow.arrays import Array, taken, unit_length
+from bertflow.calibrators.base import Vectors
 from bertflow.calibrators.linear import LinearCalibrator
 from bertflow.calibrators.moments import Moments, principal_axes
 from bertflow.errors import InputError
@@ -44,16 +45,10 @@ class AdaptiveWhitening(LinearCalibrator):
     same has a cosine above 0.8 in the map with a = 0. z, of shape (N, D), is given along the
     eigenvectors of S; the first of them lies near the mean.
 
-    A direction in which rows have much in common is made small, beginning with the mean. What lies
-    below the noise level n stays as it is. So vectors of raw language models, which share one
-    direction (:math:`\bar c` of 0.3 to 1), are whitened, and their strongest axes are made smaller
-    than that. Vectors of embedding models, which are spread out already (:math:`\bar c` near 0),
-    are hardly changed. Where few axes carry the variance (small r), the noise is low. It is high
-    where texts are alike but for a word (large a), and where rows are few (small N).
-
-    It has no arguments, no labels and no seed, and takes one pass over the rows. Nothing is
-    subtracted: a row twice as long has an image twice as long. Zero rows count as rows without a
-    direction.
+    A direction in which rows have much in common is made small; what lies below the noise level n
+    stays. So vectors of raw language models (:math:`\bar c` of 0.3 to 1) are whitened, and those of
+    embedding models (:math:`\bar c` near 0) hardly changed. There are no arguments, labels or
+    seeds. Nothing is subtracted: a row twice as long has an image twice as long.
 
     Attributes:
         components_: The axes, shape (D, D), orthonormal, each with its largest entry positive.
@@ -67,22 +62,15 @@ class AdaptiveWhitening(LinearCalibrator):
         InputError: By fit, for bad rows, or rows that all point the same way.
 
     Source:
-        Chosen on dev splits, see docs/results.md. The form is that of whitening (Su et al., 2021)
-        by a covariance that is shrunk towards a multiple of I (Ledoit and Wolf, 2004), applied
-        twice, which damps the leading axes as Mu and Viswanath (2018) do.
+        Chosen on dev splits, see docs/results.md: whitening (Su et al., 2021) by a covariance that
+        is shrunk towards a multiple of I (Ledoit and Wolf, 2004), applied twice.
 
     Example:
         >>> import numpy as np
-        >>> random = np.random.default_rng(0)
-        >>> spread = random.normal(size=(2000, 64))
-        >>> crowded = spread * np.linspace(3.0, 0.5, 64) + 5.0
-        >>> def mean_cosine(x):
-        ...     u = x / np.linalg.norm(x, axis=1, keepdims=True)
-        ...     return abs(round(float((u[::2] * u[1::2]).sum(axis=1).mean()), 2))
-        >>> mean_cosine(crowded), mean_cosine(AdaptiveWhitening().fit_transform(crowded))
-        (0.88, 0.0)
-        >>> bool(np.ptp(AdaptiveWhitening().fit(spread).gain_) < 0.01)
-        True
+        >>> x = np.random.default_rng(0).normal(size=(2000, 64)) + 5.0
+        >>> whitening = AdaptiveWhitening().fit(x)
+        >>> round(whitening.mean_cosine_, 2), bool(whitening.gain_[0] < 0.05 * whitening.gain_[1])
+        (0.96, True)
     """
 
     names = {"adaptive-whitening": {}}
@@ -96,7 +84,6 @@ class AdaptiveWhitening(LinearCalibrator):
     }
     from_unit_rows = True
     needs_sample = True
-    components_: Array
     gain_: Array
     noise_: float
     mean_cosine_: float
@@ -113,7 +100,7 @@ class AdaptiveWhitening(LinearCalibrator):
         """The divisor of each axis, shape (D,)."""
         return 1 / self.gain_
 
-    def _fit_moments(self, moments: Moments, sample: Array | Tensor | None) -> None:
+    def _fit_moments(self, moments: Moments, sample: Vectors | None) -> None:
         covariance, mean, rows = moments.covariance(), moments.mean, moments.count
         width, common = len(mean), float(mean.square().sum())
         total = float(covariance.trace())
@@ -153,8 +140,7 @@ class AdaptiveWhitening(LinearCalibrator):
         return axes
 
 
-def _drawn(rows: Array | Tensor) -> Tensor:
-    """Some of the rows, drawn at random, at unit length."""
+def _drawn(rows: Vectors) -> Tensor:
     drawn = np.random.default_rng(0).permutation(len(rows))[:SAMPLE]
     return unit_length(taken(rows, torch.from_numpy(np.sort(drawn))).cpu().double())
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -18,31 +17,14 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 import bertflow
-from bertflow.arrays import Array, in_file, mapped, taken
-from bertflow.calibrators.base import Calibrator, Progress, empty, learned_tensor
-from bertflow.calibrators.frame import (
-    FoldedGlow,
-    Frame,
-    FramedGlow,
-    Framing,
-    check_framing,
-    frame_tensors,
-)
-from bertflow.calibrators.training import (
-    Checkpoint,
-    Schedule,
-    State,
-    check_schedule,
-    put_back,
-    steps_of,
-    train,
-    training_device,
-)
+from bertflow.arrays import Array, check_device, mapped, taken
+from bertflow.calibrators.base import Calibrator, Progress, Shown, Vectors, empty, learned_tensor
+from bertflow.calibrators.frame import Frame, FramedGlow, Framing
+from bertflow.calibrators.training import Checkpoint, Schedule, train
 from bertflow.display import Bars, of_stage, watched
 from bertflow.errors import InputError, TrainingError, check_number, warn
-from bertflow.flows import Glow, Permutation, ResidualForm
-from bertflow.flows.glow import CouplingName, PermutationName
-from bertflow.flows.layers import WeightInit
+from bertflow.flows import Glow, Permutation
+from bertflow.flows.glow import Design
 from bertflow.process_state import usual_threads
 
 EVALUATION_ROWS = 65536
@@ -81,7 +63,7 @@ TEMPERED: dict[str, Any] = {
 
 
 @dataclass(repr=False, eq=False)
-class Flow(Calibrator, Schedule, Framing):
+class Flow(Calibrator, Design, Schedule, Framing):
     r"""BERT-flow: an invertible map that turns the cloud of vectors into a standard Gaussian.
 
     .. math::
@@ -89,11 +71,9 @@ class Flow(Calibrator, Schedule, Framing):
         + \log \left| \det \tfrac{\partial f_\phi}{\partial x} \right| \right],
         \qquad z = f_\phi(x)
 
-    f is a `bertflow.flows.Glow`. The rows are standardized first, so that nothing depends on the
-    unit of a dimension; dimensions that do not vary in the corpus bypass the flow. The defaults are
-    the paper's Table 7. It leaves batches, decay of the step size and start of the weights open;
-    they are chosen so that results depend little on the seed. `Flow.released` gives the design and
-    schedule of the released code, `Flow.tempered` a preset for raw language models.
+    f is a `bertflow.flows.Glow` over the standardized dimensions that vary; the others bypass it.
+    The defaults are the paper's Table 7, which leaves batches, decay of the step size and start of
+    the weights open: they are chosen so that results depend little on the seed.
 
     Args:
         levels: Levels of the multi-scale flow (the paper: 2, the released code: 3).
@@ -104,19 +84,16 @@ class Flow(Calibrator, Schedule, Framing):
             invertible matrix).
         residual: Whether the coupling nets have the residual connection of Table 7.
         scale_rate: How fast log-scales train, see `bertflow.flows.ActNorm`.
-        weight_init: How the coupling nets start: "orthogonal", with which results depend less on
-            the seed, or "normal" as in the released code.
+        weight_init: Start of the coupling nets, "orthogonal" or, as released, "normal".
         epochs: Passes over the rows; a fraction stops within the first.
         batch_size: Rows (sentences) a step.
         learning_rate: Step size of Adam at the start.
-        schedule: "linear" lets the step size fall to zero over the fit, which halves what the
-            result depends on the seed; "constant" is the released code's.
+        schedule: "linear" lets the step size fall to zero over the fit; "constant" is as released.
         weight_decay: Decoupled weight decay.
         bias_correction: Adam's correction of its early moments; the released code has none.
         adam_epsilon: Added to the root of Adam's second moment.
         max_grad_norm: Gradients are clipped to this norm; None does not clip.
-        normalize: Scale rows to unit length first. The length is lost: `inverse_transform` gives
-            rows of unit length, and a density is that of the row at unit length.
+        normalize: Scale rows to unit length first; their length is lost, also to the inverse.
         axes: "given", or "principal": the flow works on the principal axes of the rows.
         noise: The share q of the axes, from the last, that counts as noise, 0 to 1: an output
             dimension is multiplied by the Wiener gain λ / (λ + λ_q) of its axis, at least 0.001;
@@ -131,11 +108,9 @@ class Flow(Calibrator, Schedule, Framing):
 
     Attributes:
         flow_: The fitted `bertflow.flows.Glow`, over the dimensions that vary.
-        frame_: What surrounds the Glow, a `bertflow.calibrators.frame.Frame`: centre, axes,
-            deviations, gains and offset.
+        frame_: What surrounds it, a `bertflow.calibrators.frame.Frame`.
         mean_: Centre of the rows, shape (D,).
-        scale_: The divisor of each dimension (or principal axis), shape (D,): its
-            deviation, or the typical one where it does not vary.
+        scale_: The divisor of each dimension (or principal axis), shape (D,).
         live_: Which of them vary, booleans of shape (D,).
         loss_: Bits per dimension of the fitted rows (a sample of 65,536 where there are more):
             the mean of −log_prob / (D ln 2). A density's, so it can be negative.
@@ -143,7 +118,7 @@ class Flow(Calibrator, Schedule, Framing):
 
     Raises:
         InputError: By fit, for bad rows or an argument out of its range.
-        TrainingError: By fit, if a step is not finite; `error.kept` is the flow before that.
+        TrainingError: By fit, if a step is not finite.
 
     Warns:
         FewRowsWarning: By fit, of fewer than 50 steps.
@@ -155,8 +130,7 @@ class Flow(Calibrator, Schedule, Framing):
         >>> import numpy as np
         >>> x = np.random.default_rng(0).normal(size=(256, 8)) ** 3
         >>> flow = Flow(epochs=2).fit(x)
-        >>> z = flow.transform(x)
-        >>> bool(np.allclose(flow.inverse_transform(z), x, atol=1e-6))
+        >>> bool(np.allclose(flow.inverse_transform(flow.transform(x)), x, atol=1e-6))
         True
         >>> flow.log_prob(x).shape, flow.sample(5).shape
         ((256,), (5, 8))
@@ -164,15 +138,7 @@ class Flow(Calibrator, Schedule, Framing):
 
     names = {"flow": {}, "tempered-flow": TEMPERED, "released-flow": RELEASED}
 
-    levels: int = 2
-    depth: int = 3
     _: KW_ONLY
-    width: int = 32
-    coupling: CouplingName = "additive"
-    permutation: PermutationName = "random"
-    residual: bool = True
-    scale_rate: float = 3.0
-    weight_init: WeightInit = "orthogonal"
     device: Literal["auto"] | str = "auto"
     random_state: int | np.random.RandomState | None = 0
 
@@ -186,11 +152,10 @@ class Flow(Calibrator, Schedule, Framing):
 
     @classmethod
     def released(cls, **changes: Any) -> Self:
-        """The design and schedule of the released code instead of the paper's Table 7.
+        """The released code's design and schedule: 3 levels, reversal, no residual connection.
 
-        Three levels, reversal, no residual connection, AdamW without bias correction, 32 pairs a
-        step. Its dropout of the encoder during the fit is not repeated. The changes are arguments
-        of the constructor.
+        AdamW without bias correction, 32 pairs a step; its dropout of the encoder is not repeated.
+        The changes are arguments of the constructor.
 
         Example:
             >>> Flow.released(epochs=3).levels
@@ -207,14 +172,9 @@ class Flow(Calibrator, Schedule, Framing):
             g_i = \frac{\lambda_i}{\lambda_i + \lambda_{D/4}} \cdot
             \{0.3 \text{ if } i < 3\}, \qquad u = (R\,(x / |x| - \mu)) \oslash \sigma
 
-        After whitening every axis weighs the same in a cosine, the noisy ones too. Here the prior's
-        deviation on an axis is its Wiener gain, with the variance :math:`\lambda` of the axis at a
-        quarter of the width for noise. The three leading axes are damped (all-but-the-top,
-        softened), and a twentieth of the mean stays.
-
-        It is fitted without labels. Its numbers come from dev splits (STS-B dev, SICK trial) of raw
-        encoders; docs/results.md shows how, and what it gains. The changes are arguments of the
-        constructor.
+        :math:`\lambda` is the variance along an axis. Noise is that of the axis at a quarter of the
+        width, three leading axes are damped, and a twentieth of the mean stays. The numbers come
+        from dev splits, see docs/results.md. The changes are arguments of the constructor.
 
         Example:
             >>> Flow.tempered(epochs=3).noise
@@ -225,22 +185,15 @@ class Flow(Calibrator, Schedule, Framing):
     def log_prob(self, X: Any) -> Any:  # noqa: N803
         """Log-density of each row under the fitted flow, in nats, shape (N,).
 
-        Dimensions that did not vary in the corpus count as Gaussian with deviation `scale_`.
-        Gains and offset change the output and its prior alike, and so leave the density as it is.
-        Errors are those of `transform`.
+        Dimensions that did not vary count as Gaussian with deviation `scale_`; gains and offset
+        leave the density as it is. Errors are those of `transform`.
         """
         check_is_fitted(self)
-        return self._log_probs(self._checked(X, fitting=False))
-
-    def _log_probs(self, rows: Any) -> Any:
-        return mapped(self._log_prob_into, rows, 1)[:, 0]
+        return mapped(self._log_prob_into, self._checked(X, fitting=False), 1)[:, 0]
 
     def score(self, X: Any, y: None = None) -> float:  # noqa: N803
         """Mean of `log_prob` over the rows: what GridSearchCV maximises."""
-        log_prob = torch.as_tensor(self.log_prob(X))
-        if not len(log_prob):
-            raise InputError("X has n_samples = 0: there is no mean of no rows")
-        return float(log_prob.cpu().double().mean())
+        return float(torch.as_tensor(self.log_prob(X)).cpu().double().mean())
 
     def sample(
         self, n_samples: int = 1, *, random_state: int | np.random.RandomState | None = None
@@ -261,89 +214,67 @@ class Flow(Calibrator, Schedule, Framing):
             "bits per dimension": f"{self.loss_:.4f}",
         }
 
-    def _fit(
-        self,
-        rows: Array | Tensor,
-        progress: Progress | bool | None,
-        checkpoint: str | Path | None,
-    ) -> None:
-        self._check_arguments()
-        device = training_device(self.device, rows)
+    def _fit(self, rows: Vectors, progress: Shown, checkpoint: str | Path | None) -> None:
+        device = self._training_device(rows)
         frame = Frame.of(rows, self)
         seed = int(check_random_state(self.random_state).randint(2**31))
-        run, any_seed = self._run(rows, device, seed), self.random_state is None
-        kept = Checkpoint(checkpoint, run, rows, any_seed=any_seed)
-        generator = torch.Generator().manual_seed(int(kept.run["seed"]))
+        run = self._run(rows, device, seed)
+        kept = None if checkpoint is None else Checkpoint(checkpoint, run, rows)
+        generator = torch.Generator().manual_seed(seed)
         # Other devices may lack float64.
         place = device if device.type == "cuda" else None
 
         def fetch(index: Tensor) -> Tensor:
-            return frame.enter(taken(rows, index).to(place))[0].float()
+            entered = frame.enter(taken(rows, index).to(place)).float()
+            return entered[:, : frame.count].contiguous()
 
         self.flow_ = self._build(frame.count, generator)
         self.frame_ = frame.tempered(self.flow_, self)
         self._warn_of_few_steps(len(rows))
-        try:
-            with _reporting(progress, frame) as report:
-                curve = train(
-                    self.flow_,
-                    fetch,
-                    len(rows),
-                    self,
-                    device=device,
-                    generator=generator,
-                    progress=report,
-                    checkpoint=kept,
-                    # On a GPU another thread would use another stream, which training does not
-                    # wait for.
-                    ahead=in_file(rows) and device.type == "cpu",
-                )
-            self._conclude(rows, curve, generator)
-        except TrainingError as error:
-            kept.save()
-            if kept.state is not None:
-                error.kept = self._kept_at(kept.state, rows, generator)
-            raise
+        with _reporting(progress, frame) as report:
+            curve = train(
+                self.flow_,
+                fetch,
+                len(rows),
+                self,
+                device=device,
+                generator=generator,
+                progress=report,
+                checkpoint=kept,
+            )
+        self._conclude(rows, curve, generator)
+
+    def _training_device(self, rows: Vectors) -> torch.device:
+        """For "auto" the device of the rows, or a GPU if there is one."""
+        if self.device != "auto":
+            return check_device(self.device)
+        if isinstance(rows, Tensor):
+            return rows.device
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def _warn_of_few_steps(self, rows: int) -> None:
-        steps = steps_of(self, rows)
-        if steps < ENOUGH_STEPS:
+        if (steps := self._steps(rows)) < ENOUGH_STEPS:
             epochs = self.epochs * ENOUGH_STEPS / steps
             warn(
-                f"{steps} steps hardly train a flow ({rows:,} rows, batch_size={self.batch_size}, "
-                f"epochs={self.epochs:g}); give more rows, or epochs={math.ceil(epochs)} for "
-                f"{ENOUGH_STEPS} steps"
+                f"{steps} steps hardly train a flow ({rows:,} rows); give more rows, or "
+                f"epochs={math.ceil(epochs)} for {ENOUGH_STEPS} steps"
             )
 
-    def _conclude(self, rows: Array | Tensor, curve: Tensor, generator: torch.Generator) -> None:
-        """Measure the trained flow on a sample of the rows."""
+    def _conclude(self, rows: Vectors, curve: Tensor, generator: torch.Generator) -> None:
         self.loss_curve_ = self.frame_.bits(curve).numpy()
         sample = torch.randperm(len(rows), generator=generator)[:EVALUATION_ROWS]
         try:
-            log_prob = self._log_probs(taken(rows, sample).cpu().numpy()).astype(np.float64)
-            self.loss_ = float(-log_prob.mean() / (self.n_features_in_ * math.log(2)))
+            log_prob = mapped(self._log_prob_into, taken(rows, sample).cpu().numpy(), 1)
         except InputError:  # The rows are finite, so their log_prob is not.
-            self.loss_ = math.nan
-        if not math.isfinite(self.loss_):
             raise TrainingError(
-                f"step {len(curve)} of {len(curve)} left a loss of {self.loss_}; "
+                f"step {len(curve)} of {len(curve)} left a loss that is not finite; "
                 f"lower learning_rate (now {self.learning_rate})"
-            )
+            ) from None
+        self.loss_ = float(
+            -log_prob[:, 0].astype(np.float64).mean() / (self.n_features_in_ * math.log(2))
+        )
 
-    def _kept_at(
-        self, state: State, rows: Array | Tensor, generator: torch.Generator
-    ) -> Self | None:
-        """The flow as it was in a state of its training, fitted."""
-        kept = copy.copy(self)
-        put_back(kept.flow_, state)
-        try:
-            kept._conclude(rows, state.curve, generator)
-        except TrainingError:
-            return None
-        kept._fitted = True
-        return kept
-
-    def _run(self, rows: Array | Tensor, device: torch.device, seed: int) -> dict[str, Any]:
+    def _run(self, rows: Vectors, device: torch.device, seed: int) -> dict[str, Any]:
         """All that the bits of a fit depend on, without the contents of the rows."""
         arguments = self.get_params(deep=False)
         return {
@@ -359,45 +290,20 @@ class Flow(Calibrator, Schedule, Framing):
         }
 
     def _check_arguments(self) -> None:
-        for name in ["levels", "depth", "width"]:
-            check_number(name, getattr(self, name), 1, integer=True)
-        check_number("scale_rate", self.scale_rate, 0, above=True)
-        for name in ["residual", "bias_correction"]:
-            if not isinstance(value := getattr(self, name), bool | np.bool_):
-                raise InputError(f"{name} must be True or False, got {value!r}")
-        if not isinstance(self.device, str | torch.device):
-            raise InputError(f"device must be a name such as 'cpu', got {self.device!r}")
+        self._check_design()
         try:
             check_random_state(self.random_state)
         except ValueError as error:
             raise InputError(f"random_state: {error}") from None
-        check_schedule(self)
-        check_framing(self, self.permutation)
+        self._check_schedule()
+        self._check_framing(self.permutation)
 
     def _build(self, live: int, generator: torch.Generator | None = None) -> Glow:
-        return Glow(
-            live,
-            levels=self.levels,
-            depth=self.depth,
-            width=self.width,
-            coupling=self.coupling,
-            permutation=self.permutation,
-            residual=self.residual,
-            scale_rate=self.scale_rate,
-            weight_init=self.weight_init,
-            generator=generator,
-        ).float()
+        design = {field.name: getattr(self, field.name) for field in fields(Design)}
+        return Glow(live, generator=generator, **design).float()
 
-    def _map(self, like: Tensor) -> FoldedGlow | FramedGlow:
-        """Frame and Glow in the type and on the device of a chunk, folded if they can be."""
-
-        def make() -> FoldedGlow | FramedGlow:
-            if ResidualForm.suits(self.flow_):
-                return FoldedGlow(self.frame_, ResidualForm.of(self.flow_), like)
-            glow = copy.deepcopy(self.flow_).to(dtype=like.dtype, device=like.device)
-            return FramedGlow(self.frame_, glow)
-
-        return self._once("flow", like, make)
+    def _map(self, like: Tensor) -> FramedGlow:
+        return self._once("flow", like, lambda: FramedGlow(self.frame_, self.flow_, like))
 
     def _transform_into(self, x: Tensor, out: Tensor) -> None:
         self._map(x).latent(x, out)
@@ -435,19 +341,15 @@ class Flow(Calibrator, Schedule, Framing):
         with torch.device("meta"):
             weights = {f"flow.{k}": v for k, v in self._build(live).state_dict().items()}
         curve = empty(*shapes.get("loss_curve", (0,))[:1])
-        return {**frame_tensors(self, width), "loss": empty(), "loss_curve": curve, **weights}
+        return {**self._frame_tensors(width), "loss": empty(), "loss_curve": curve, **weights}
 
     def _restore(self, learned: Mapping[str, Tensor]) -> None:
-        self.frame_ = Frame.restored(learned, self)
-        self.loss_ = float(learned["loss"])
-        self.loss_curve_ = learned["loss_curve"].numpy()
         weights = {k.removeprefix("flow."): v for k, v in learned.items() if k.startswith("flow.")}
+        arrays = {k: v.numpy() for k, v in learned.items() if not k.startswith("flow.")}
+        self.loss_, self.loss_curve_ = float(arrays.pop("loss")), arrays.pop("loss_curve")
+        self.frame_ = Frame(normalize=self.normalize, **arrays)
         # A generator of its own leaves torch's global one unchanged.
         self.flow_ = self._build(self.frame_.count, torch.Generator())
-        if self.flow_.features != len(weights["levels.0.steps.0.bias"]):
-            raise InputError(
-                f"live says that {self.flow_.features} dimensions vary, not the layers"
-            )
         self.flow_.load_state_dict(weights)
         for module in self.flow_.modules():
             if isinstance(module, Permutation):
@@ -456,7 +358,7 @@ class Flow(Calibrator, Schedule, Framing):
 
 
 @contextmanager
-def _reporting(progress: Progress | bool | None, frame: Frame) -> Iterator[Progress | None]:
+def _reporting(progress: Shown, frame: Frame) -> Iterator[Progress | None]:
     """Call a function with the steps and the loss of the rows, or show a bar; see `fit`."""
     with watched(progress) as report:
         show = of_stage(report, "fit") if isinstance(report, Bars) else report

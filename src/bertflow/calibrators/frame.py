@@ -10,10 +10,10 @@ act on the output only: the density of a row does not depend on them.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Self, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, Self, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -45,47 +45,34 @@ class Framing:
     leading_gain: float = 0.3
     centring: float = 1.0
 
+    def _check_framing(self, permutation: str) -> None:
+        check_choice("normalize", self.normalize, (True, False))
+        check_choice("axes", self.axes, get_args(AxesName))
+        check_number("noise", self.noise, 0, 1)
+        check_number("leading", self.leading, 0, integer=True)
+        check_number("leading_gain", self.leading_gain, 0, 1, above=True)
+        check_number("centring", self.centring, 0, 1)
+        single = permutation != "linear"  # Learned matrices mix the axes.
+        for name, off, fits in [
+            ("noise", 0, single and self.axes == "principal"),
+            ("leading", 0, single and self.axes == "principal"),
+            ("centring", 1, single),
+        ]:
+            if (value := getattr(self, name)) != off and not fits:
+                needed = "" if name == "centring" else "axes='principal' and "
+                raise InputError(
+                    f"{name}={value} acts on single axes: it needs {needed}permutation='random' or "
+                    f"'reverse', got axes={self.axes!r}, permutation={permutation!r}"
+                )
 
-def check_framing(framing: Framing, permutation: str) -> None:
-    """Refuse arguments that are out of range, or that need axes this flow does not have."""
-    if not isinstance(framing.normalize, bool):
-        raise InputError(f"normalize must be True or False, got {framing.normalize!r}")
-    check_choice("axes", framing.axes, get_args(AxesName))
-    check_number("noise", framing.noise, 0, 1)
-    check_number("leading", framing.leading, 0, integer=True)
-    check_number("leading_gain", framing.leading_gain, 0, 1, above=True)
-    check_number("centring", framing.centring, 0, 1)
-    off = {"noise": 0, "leading": 0, "centring": 1}
-    for name in [name for name, value in off.items() if getattr(framing, name) != value]:
-        given = f"{name}={getattr(framing, name)}"
-        if name != "centring" and framing.axes != "principal":
-            raise InputError(
-                f"{given} acts on principal axes, but axes is {framing.axes!r}; "
-                "set axes='principal'"
-            )
-        if permutation == "linear":
-            raise InputError(
-                f"{given} acts on single axes, which permutation='linear' mixes; "
-                "use permutation='random' or 'reverse'"
-            )
-
-
-def has_gain(framing: Framing) -> bool:
-    """Whether outputs are multiplied."""
-    return framing.noise > 0 or framing.leading > 0
-
-
-def frame_tensors(framing: Framing, width: int) -> dict[str, Tensor]:
-    """Names, shapes and types of the tensors that a frame of D dimensions learns."""
-    learned = {"mean": empty(width), "scale": empty(width)}
-    learned["live"] = empty(width, dtype=torch.bool)
-    if framing.axes == "principal":
-        learned["components"] = empty(width, width)
-    if has_gain(framing):
-        learned["gain"] = empty(width)
-    if framing.centring < 1:
-        learned["offset"] = empty(width)
-    return learned
+    def _frame_tensors(self, width: int) -> dict[str, Tensor]:
+        has = {"gain": self.noise > 0 or self.leading > 0, "offset": self.centring < 1}
+        names = ["mean", "scale", *(name for name, there in has.items() if there)]
+        learned = {name: empty(width) for name in names}
+        learned["live"] = empty(width, dtype=torch.bool)
+        if self.axes == "principal":
+            learned["components"] = empty(width, width)
+        return learned
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,8 +84,7 @@ class Frame:
         mean: Centre of the rows, shape (D,).
         scale: The divisor of each axis, shape (D,).
         live: Which axes vary, booleans of shape (D,).
-        components: The axes as rows, shape (D, D), orthonormal; None where they are the
-            dimensions as given.
+        components: The axes as rows, shape (D, D), orthonormal; None where they are as given.
         gain: Factor of each output dimension, shape (D,), positive; None where all are 1.
         offset: Added to each output dimension, shape (D,); None where all are 0.
     """
@@ -138,12 +124,6 @@ class Frame:
             components=components,
         )
 
-    @classmethod
-    def restored(cls, learned: Mapping[str, Tensor], framing: Framing) -> Self:
-        """Take back what `learned` gave; names and shapes are those of `frame_tensors`."""
-        arrays = {name: learned[name].numpy() for name in frame_tensors(framing, 0)}
-        return cls(normalize=framing.normalize, **arrays)
-
     def learned(self) -> dict[str, Tensor]:
         """The arrays, by the names they have in a file."""
         arrays = {name: array for name, array in vars(self).items() if name != "normalize"}
@@ -157,26 +137,26 @@ class Frame:
             g_i = \max(w_i, 10^{-3})\, d_i, \qquad
             b_i = (1 - c)\, w_i\, d_i\, (R \mu)_i / \sigma_i
 
-        :math:`\lambda_i` is the variance along axis i (0 where it does not vary),
-        :math:`\lambda_q` that of axis round((1 − q) D) for noise q, counted from 0, or of the last
-        that varies; d is the leading gain on the leading axes and 1 elsewhere, c the share of the
-        mean that is removed. Without noise w is 1. The least gain does not apply to b, which is
-        never inverted: on an axis that hardly varies the mean can be many deviations long.
+        :math:`\lambda_i` is the variance along axis i (0 where it does not vary), :math:`\lambda_q`
+        that of `Flow`'s noise; without noise w is 1. d is the leading gain on the leading axes and
+        1 elsewhere, c the share of the mean that is removed. The least gain does not apply to b,
+        which is never inverted: on an axis that hardly varies the mean can be many deviations long.
         """
-        axes = np.arange(len(self.mean))
         wiener = np.ones(len(self.mean))
         if framing.noise > 0:
             variance = np.where(self.live, np.square(self.scale), 0.0)
             level = variance[min(round((1 - framing.noise) * len(variance)), self.count - 1)]
             wiener = variance / (variance + level)
-        damping = np.where(axes < framing.leading, framing.leading_gain, 1.0)
+        damping = np.ones(len(self.mean))
+        damping[: framing.leading] = framing.leading_gain
         gain = np.maximum(wiener, LEAST_GAIN) * damping
         rotated = self.mean if self.components is None else self.components @ self.mean
         offset = (1 - framing.centring) * wiener * damping * rotated / self.scale
-        order = np.concatenate([axes[self.live][glow.latent_axes().numpy()], axes[~self.live]])
+        order = self.order.copy()
+        order[: self.count] = order[glow.latent_axes().numpy()]
         return replace(
             self,
-            gain=gain[order] if has_gain(framing) else None,
+            gain=gain[order] if framing.noise > 0 or framing.leading > 0 else None,
             offset=offset[order] if framing.centring < 1 else None,
         )
 
@@ -186,40 +166,30 @@ class Frame:
         return int(self.live.sum())
 
     @property
+    def order(self) -> Array:
+        """The axes that vary, then the others, shape (D,)."""
+        return np.argsort(~self.live, kind="stable")
+
+    @property
     def log_volume(self) -> float:
         """The logarithm of the volume that one unit of the Glow's input stands for."""
         return float(np.log(self.scale).sum())
 
     def bits(self, loss: Loss) -> Loss:
-        """Bits per dimension of the rows from the Glow's, which are per standardized live axis.
-
-        Axes that bypass the Glow count as standard normal; the change of unit is included.
-        """
+        """Bits per dimension of the rows from the Glow's; other axes are standard normal."""
         share = self.count / len(self.live)
         others = (1 - share) * 0.5 * math.log2(2 * math.pi) + float(np.log2(self.scale).mean())
         return share * loss + others
 
-    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows (N, D) to standardized axes: those that vary, for the Glow, and the others."""
+    def enter(self, x: Tensor) -> Tensor:
+        """Rows (N, D) to standardized axes (N, D): first those that vary, for the Glow."""
         if self.normalize:
             x = unit_length(x)
         u = x - like(self.mean, x)
         if self.components is not None:
             u = u @ like(self.components, x).T
         u = u / like(self.scale, x)
-        live = learned_tensor(self.live).to(x.device)
-        return u[:, live], u[:, ~live]
-
-    def leave(self, varying: Tensor, others: Tensor) -> Tensor:
-        """Undo `enter`; the length of a row is not brought back."""
-        live = learned_tensor(self.live).to(varying.device)
-        u = varying.new_empty(len(varying), len(live))
-        u[:, live] = varying
-        u[:, ~live] = others
-        u = u * like(self.scale, u)
-        if self.components is not None:
-            u = u @ like(self.components, u)
-        return u + like(self.mean, u)
+        return u[:, torch.from_numpy(self.order).to(u.device)]
 
     def temper(self, z: Tensor) -> Tensor:
         """Latent (N, D), standard normal, to the output; in place."""
@@ -235,89 +205,22 @@ class Frame:
 
 
 class FramedGlow:
-    """Rows to latent and back, through the frame and a Glow in the type to compute in."""
+    """Rows to latent and back through a frame and a Glow, in a tensor's type and on its device."""
 
-    def __init__(self, frame: Frame, glow: Glow) -> None:
-        self.frame, self.glow = frame, glow
-
-    def latent(self, x: Tensor, out: Tensor) -> Tensor | float:
-        """Write the latent (n, D) of rows (n, D), before `Frame.temper`.
-
-        The Glow's log-determinant is given back: a number, or one for each row.
-        """
-        live, dead = self.frame.enter(x)
-        z, log_det = self.glow.forward(live)
-        torch.cat([z, dead], dim=1, out=out)
-        return log_det
-
-    def rows(self, z: Tensor, out: Tensor) -> None:
-        """Undo `latent`; the length of a row is not brought back."""
-        count = self.frame.count
-        out.copy_(self.frame.leave(self.glow.inverse(z[:, :count]), z[:, count:]))
-
-
-# The columns it reads; w1, b1, w2, b2 as right-hand factors; whether h1 is added to h2; V; and the
-# columns it changes.
-_Coupling: TypeAlias = tuple[slice, Tensor, Tensor, Tensor, Tensor, bool, Tensor, slice]
-
-
-class FoldedGlow:
-    r"""What `FramedGlow` computes, quickly, for a Glow with additive couplings.
-
-    Only the couplings' hidden units are not affine (see `bertflow.flows.ResidualForm`). The whole
-    flow becomes
-
-    - one selection of columns, or with principal axes one matrix product, which brings the axes
-      into the order of the latent dimensions;
-    - two products with D x 32 matrices for each coupling, whose result is added to the rows in
-      place;
-    - one scale and shift at the end.
-
-    It computes in the type and on the device of a given tensor.
-    """
-
-    def __init__(self, frame: Frame, form: ResidualForm, like: Tensor) -> None:
+    def __init__(self, frame: Frame, glow: Glow, like: Tensor) -> None:
         self.frame, self.count = frame, frame.count
-        live, dead = (torch.from_numpy(frame.live == value).nonzero()[:, 0] for value in (1, 0))
-        matrix = form.matrix
-        self.diagonal = int(matrix.count_nonzero()) == len(matrix)
-        axes = matrix.abs().argmax(dim=1) if self.diagonal else torch.arange(len(matrix))
-        order = torch.cat([live[axes], dead])
-        ones = torch.ones(len(dead), dtype=torch.float64)
-        # A coupling's constant shift moves into the biases of the couplings that read it.
-        behind, couplings = torch.zeros_like(form.constant), []
-        for c in form.couplings:
-            b1 = c.b1 + c.w1 @ behind
-            couplings.append((c.w1[:, axes].T, b1, c.w2.T, c.b2, c.residual, c.out[axes].T))
-            behind = behind + c.shift
-        constant = torch.cat([form.constant + matrix @ behind, 0 * ones])
-
-        def cast(tensor: Tensor) -> Tensor:
-            return tensor.to(dtype=like.dtype, device=like.device).contiguous()
-
+        kind = FoldedGlow if ResidualForm.suits(glow) else _PlainGlow
+        self.core: FoldedGlow | _PlainGlow = kind(glow, like)
+        order = torch.from_numpy(frame.order)
+        order[: self.count] = order[self.core.axes]
         self.order, self.back = order.to(like.device), order.argsort().to(like.device)
-        self.mean = cast(learned_tensor(frame.mean))
-        self.axes = None
+        self.mean, self.scale = _as(like, learned_tensor(frame.mean), frame.scale[order])
+        self.centre, self.axes = self.mean[self.order], None
         if frame.components is not None:
-            self.axes = cast(learned_tensor(frame.components)[order])
-        self.centre, self.scale = self.mean[self.order], cast(learned_tensor(frame.scale)[order])
-        # In latent order each level reads and changes columns that lie side by side.
-        self.couplings: list[_Coupling] = []
-        for w1, b1, w2, b2, residual, back in couplings:
-            reads, moves = _extent(w1), _extent(back.T)
-            parts = cast(w1[reads]), cast(b1), cast(w2), cast(b2), residual, cast(back[:, moves])
-            self.couplings.append((reads, *parts, moves))
-        self.constant = cast(constant)
-        if self.diagonal:
-            factor = matrix.gather(1, axes[:, None])[:, 0]
-            self.factor = cast(torch.cat([factor, ones]))
-            self.log_det = float(factor.abs().log().sum())
-        else:
-            self.matrix, self.inverted = cast(matrix.T), cast(torch.linalg.inv(matrix).T)
-            self.log_det = float(torch.linalg.slogdet(matrix).logabsdet)
+            (self.axes,) = _as(like, frame.components[order])
 
     def latent(self, x: Tensor, out: Tensor) -> Tensor | float:
-        """As `FramedGlow.latent`; the log-determinant is the same for every row."""
+        """Write the latent (n, D) of rows before `Frame.temper`; give the log-determinant."""
         if self.frame.normalize:
             x = unit_length(x)
         if self.axes is None:
@@ -326,26 +229,12 @@ class FoldedGlow:
         else:
             torch.mm(x - self.mean, self.axes.T, out=out)
         out.div_(self.scale)
-        moving = out[:, : self.count]
-        for coupling in self.couplings:
-            self._couple(moving, coupling, 1)
-        if self.diagonal:
-            out.mul_(self.factor)
-        else:
-            moving.copy_(moving @ self.matrix)
-        out.add_(self.constant)
-        return self.log_det
+        return self.core.apply(out[:, : self.count])
 
     def rows(self, z: Tensor, out: Tensor) -> None:
-        """As `FramedGlow.rows`."""
-        u = z - self.constant
-        moving = u[:, : self.count]
-        if self.diagonal:
-            u.div_(self.factor)
-        else:
-            moving.copy_(moving @ self.inverted)
-        for coupling in reversed(self.couplings):
-            self._couple(moving, coupling, -1)
+        """Undo `latent`; the length of a row is not brought back."""
+        u = z.clone()
+        self.core.undo(u[:, : self.count])
         u.mul_(self.scale)
         if self.axes is None:
             torch.index_select(u, 1, self.back, out=out)
@@ -353,12 +242,90 @@ class FoldedGlow:
             torch.mm(u, self.axes, out=out)
         out.add_(self.mean)
 
+
+class _PlainGlow:
+    """A Glow layer by layer."""
+
+    def __init__(self, glow: Glow, like: Tensor) -> None:
+        self.glow = copy.deepcopy(glow).to(dtype=like.dtype, device=like.device)
+        self.axes = torch.arange(glow.features)
+
+    def apply(self, u: Tensor) -> Tensor:
+        z, log_det = self.glow.forward(u.contiguous())
+        u.copy_(z)
+        return log_det
+
+    def undo(self, u: Tensor) -> None:
+        u.copy_(self.glow.inverse(u.contiguous()))
+
+
+# The columns it reads; w1, b1, w2, b2 as right-hand factors; whether h1 is added to h2; V; and the
+# columns it changes.
+_Coupling: TypeAlias = tuple[slice, Tensor, Tensor, Tensor, Tensor, bool, Tensor, slice]
+
+
+class FoldedGlow:
+    """A Glow of additive couplings, quickly: only their hidden units are not affine.
+
+    See `bertflow.flows.ResidualForm`. Its columns are in the order of the latent dimensions, which
+    came from `axes`; each coupling is two products with D x 32 matrices, added in place.
+    """
+
+    def __init__(self, glow: Glow, like: Tensor) -> None:
+        form = ResidualForm.of(glow)
+        matrix, behind = form.matrix, torch.zeros_like(form.constant)
+        self.diagonal = int(matrix.count_nonzero()) == len(matrix)
+        self.axes = matrix.abs().argmax(dim=1) if self.diagonal else torch.arange(len(matrix))
+        # In latent order each level reads and changes columns that lie side by side.
+        self.couplings: list[_Coupling] = []
+        for c in form.couplings:
+            w1, out = c.w1[:, self.axes].T, c.out[self.axes].T
+            reads, moves = _extent(w1), _extent(out.T)
+            # A coupling's constant shift moves into the biases of the couplings that read it.
+            inner = _as(like, w1[reads], c.b1 + c.w1 @ behind, c.w2.T, c.b2)
+            self.couplings.append((reads, *inner, c.residual, *_as(like, out[:, moves]), moves))
+            behind = behind + c.shift
+        (self.constant,) = _as(like, form.constant + matrix @ behind)
+        if self.diagonal:
+            factor = matrix.gather(1, self.axes[:, None])[:, 0]
+            self.log_det = float(factor.abs().log().sum())
+            (self.factor,) = _as(like, factor)
+        else:
+            self.log_det = float(torch.linalg.slogdet(matrix).logabsdet)
+            self.matrix, self.inverted = _as(like, matrix.T, torch.linalg.inv(matrix).T)
+
+    def apply(self, u: Tensor) -> float:
+        """Rows to latent in place; the log-determinant is the same for every row."""
+        for coupling in self.couplings:
+            self._couple(u, coupling, 1)
+        if self.diagonal:
+            u.mul_(self.factor)
+        else:
+            u.copy_(u @ self.matrix)
+        u.add_(self.constant)
+        return self.log_det
+
+    def undo(self, u: Tensor) -> None:
+        """Latent to rows in place."""
+        u.sub_(self.constant)
+        if self.diagonal:
+            u.div_(self.factor)
+        else:
+            u.copy_(u @ self.inverted)
+        for coupling in reversed(self.couplings):
+            self._couple(u, coupling, -1)
+
     @staticmethod
     def _couple(u: Tensor, coupling: _Coupling, sign: int) -> None:
         reads, w1, b1, w2, b2, residual, back, moves = coupling
         h1 = torch.addmm(b1, u[:, reads], w1).relu_()
         h2 = torch.addmm(b2, h1, w2).relu_()
         u[:, moves].addmm_(h2.add_(h1) if residual else h2, back, alpha=sign)
+
+
+def _as(like: Tensor, *tensors: Tensor | Array) -> Any:
+    made = [torch.as_tensor(t).to(dtype=like.dtype, device=like.device) for t in tensors]
+    return [t.contiguous() for t in made]
 
 
 def _extent(matrix: Tensor) -> slice:

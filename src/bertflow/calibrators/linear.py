@@ -8,20 +8,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bertflow.arrays import Array, matrix
-from bertflow.calibrators.base import Calibrator, Progress, empty, learned_tensor, like
-from bertflow.calibrators.moments import (
-    ROUNDING,
-    Moments,
-    check_moments,
-    moments_of,
-    principal_axes,
-)
-from bertflow.errors import InputError, check_number, warn
+from bertflow.calibrators.base import Calibrator, Shown, Vectors, empty, learned_tensor, like
+from bertflow.calibrators.moments import Moments, check_moments, moments_of, principal_axes
+from bertflow.errors import InputError, check_choice, check_number, warn
 from bertflow.flows import bounded_deviation
 
 # With fewer rows per dimension the smallest variances are estimated at less than a quarter of their
@@ -42,15 +35,9 @@ class LinearCalibrator(Calibrator):
 
     # What is learned, by the name in files: a letter for each side, D dimensions by K axes.
     learned: ClassVar[Mapping[str, str]] = {}
-
-    # Whether it is learned from rows scaled to unit length.
-    from_unit_rows = False
-
-    # Whether the fit needs the full covariance, or the variances alone.
-    needs_covariance = True
-
-    # Whether the fit needs some of the rows themselves beside their moments.
-    needs_sample = False
+    # Whether the fit needs rows scaled to unit length, the full covariance and not the variances
+    # alone, and some of the rows themselves.
+    from_unit_rows, needs_covariance, needs_sample = False, True, False
 
     def fit_moments(self, moments: Moments, sample: Any = None) -> Self:
         """Learn the map that `fit` learns, from moments of rows: those of many files, merged.
@@ -61,61 +48,38 @@ class LinearCalibrator(Calibrator):
             sample: Some 2,000 of the rows, shape (n, D), where `needs_sample` says so.
 
         Raises:
-            InputError: As `fit`; or the moments are of another kind, or the sample is of another
-                width.
+            InputError: As `fit`; or the moments are of another kind.
 
         Example:
             >>> import torch
-            >>> rows = torch.tensor([[0.0, 10.0], [2.0, 30.0], [4.0, 20.0]])
-            >>> one, other = Moments(2), Moments(2)
-            >>> one.update(rows[:1])
-            >>> other.update(rows[1:])
-            >>> one.merge(other)
-            >>> Standardization().fit_moments(one).mean_
+            >>> moments = Moments(2)
+            >>> moments.update(torch.tensor([[0.0, 10.0], [2.0, 30.0], [4.0, 20.0]]))
+            >>> Standardization().fit_moments(moments).mean_
             array([ 2., 20.])
         """
-        self._fitted = False
-        self._fitted_with = self.get_params(deep=False)
+        self._begin()
         self.__dict__.pop("feature_names_in_", None)
-        self._kept: dict[Any, Any] = {}
-        width, name = len(moments.mean), type(self).__name__
-        if moments.count < 2 or width < 2:
+        self.n_features_in_ = width = len(moments.mean)
+        if min(moments.count, width) < 2:
             raise InputError(
-                f"moments of {moments.count} rows of {width} dimensions: {name} needs at least 2 "
-                "of both"
-            )
-        if not bool(moments.mean.isfinite().all()):
-            raise InputError("the moments are not finite; a row they were taken from is not")
-        if self.needs_covariance and moments.second.ndim != 2:
-            raise InputError(f"{name} needs the covariance: build Moments with covariance=True")
-        self.n_features_in_ = width
-        rows = None if sample is None else matrix(sample, width)
-        if rows is not None and rows.shape[1] != width:
-            raise InputError(
-                f"sample has {rows.shape[1]} columns, but the moments are of {width} dimensions"
+                f"{type(self).__name__} needs moments of at least 2 rows of 2 dimensions, got "
+                f"{moments.count} of {width}"
             )
         self._check_arguments()
         check_moments(moments)
-        self._fit_moments(moments, rows)
+        self._fit_moments(moments, None if sample is None else matrix(sample, width))
         self._fitted = True
         return self
 
-    def _fit(
-        self,
-        rows: Array | Tensor,
-        progress: Progress | bool | None,
-        checkpoint: str | Path | None,
-    ) -> None:
-        self._check_arguments()
+    def _fit(self, rows: Vectors, progress: Shown, checkpoint: str | Path | None) -> None:
         moments = moments_of(rows, covariance=self.needs_covariance, normalize=self.from_unit_rows)
         self._fit_moments(moments, rows)
 
     def _count(self) -> int:
-        """How many axes are learned: K."""
         return self.n_features_in_
 
     @abstractmethod
-    def _fit_moments(self, moments: Moments, rows: Array | Tensor | None) -> None:
+    def _fit_moments(self, moments: Moments, rows: Vectors | None) -> None:
         """Learn from checked moments, and from rows or a sample of them if they are there."""
 
     def affine(self) -> tuple[Tensor, Tensor]:
@@ -132,12 +96,10 @@ class LinearCalibrator(Calibrator):
         out.add_(self._as("mean", z))
 
     def _linear_into(self, centred: Tensor, out: Tensor) -> None:
-        """Write A applied to rows."""
         matrix = self._once("forward", centred, lambda: like(self._axes(1), centred))
         torch.mm(centred, matrix.T, out=out)
 
     def _inverse_linear_into(self, z: Tensor, out: Tensor) -> None:
-        """Write the (pseudo-)inverse of A applied to rows."""
         torch.mm(z, self._once("backward", z, lambda: like(self._axes(-1), z)), out=out)
 
     def _axes(self, power: int) -> Array:
@@ -146,7 +108,6 @@ class LinearCalibrator(Calibrator):
         return axes
 
     def _as(self, name: str, tensor: Tensor) -> Tensor:
-        """Something that was learned, in a tensor's type and on its device."""
         return self._once(name, tensor, lambda: like(getattr(self, f"{name}_"), tensor))
 
     def _learned(self) -> dict[str, Tensor]:
@@ -154,9 +115,9 @@ class LinearCalibrator(Calibrator):
 
     def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
         self._check_arguments()
-        sizes = {"D": self.n_features_in_, "K": self._count()}
+        size = {"D": self.n_features_in_, "K": self._count()}
         return {
-            name: empty(*(sizes[side] for side in sides)) for name, sides in self.learned.items()
+            name: empty(*(size[side] for side in sides)) for name, sides in self.learned.items()
         }
 
     def _restore(self, learned: Mapping[str, Tensor]) -> None:
@@ -169,11 +130,9 @@ class Standardization(LinearCalibrator):
 
     .. math:: z_d = (x_d - \mu_d) / \sigma_d
 
-    A dimension that does not vary in the corpus is divided by the typical deviation instead.
-
     Attributes:
         mean_: Shape (D,).
-        scale_: The deviations that are divided by, shape (D,).
+        scale_: The deviations, shape (D,); the typical one where a dimension does not vary.
 
     Source:
         Paper, section 4.3 and Table 5.
@@ -189,9 +148,9 @@ class Standardization(LinearCalibrator):
     learned = {"mean": "D", "scale": "D"}
     needs_covariance = False
 
-    def _fit_moments(self, moments: Moments, rows: Array | Tensor | None) -> None:
+    def _fit_moments(self, moments: Moments, rows: Vectors | None) -> None:
         self.mean_ = moments.mean.numpy()
-        self.scale_ = _scale(moments).numpy()
+        self.scale_ = moments.scale().numpy()
 
     def _linear_into(self, centred: Tensor, out: Tensor) -> None:
         torch.div(centred, self._as("scale", centred), out=out)
@@ -210,15 +169,13 @@ class AllButTheTop(LinearCalibrator):
     correlation matrix, otherwise :math:`\sigma = 1`.
 
     Args:
-        n_components: The count k, 0 ≤ k < D. None takes D // 100 but at least 1, the rule of thumb
-            of the method's authors.
+        n_components: The count k, 0 ≤ k < D. None takes D // 100 but at least 1, as its authors do.
         standardize: Standardize first: the paper's SN + NATSV.
 
     Attributes:
         mean_: Shape (D,).
         scale_: Shape (D,); ones without standardize.
-        components_: The removed directions, shape (k, D), orthonormal, each with its largest
-            entry positive.
+        components_: The removed directions, shape (k, D), orthonormal, largest entries positive.
 
     Raises:
         InputError: By fit, if n_components is not within 0 … D − 1.
@@ -240,8 +197,6 @@ class AllButTheTop(LinearCalibrator):
     _: KW_ONLY
     standardize: bool = False
 
-    components_: Array = field(init=False)
-
     def _count(self) -> int:
         if self.n_components is None:
             return max(1, self.n_features_in_ // 100)
@@ -249,13 +204,11 @@ class AllButTheTop(LinearCalibrator):
 
     def _check_arguments(self) -> None:
         check_number("n_components", self._count(), 0, self.n_features_in_ - 1, integer=True)
-        if not isinstance(self.standardize, bool | np.bool_):
-            raise InputError(f"standardize must be True or False, got {self.standardize!r}")
+        check_choice("standardize", self.standardize, (True, False))
 
-    def _fit_moments(self, moments: Moments, rows: Array | Tensor | None) -> None:
-        width = self.n_features_in_
+    def _fit_moments(self, moments: Moments, rows: Vectors | None) -> None:
         self.mean_ = moments.mean.numpy()
-        scale = _scale(moments) if self.standardize else torch.ones(width, dtype=torch.float64)
+        scale = moments.scale() if self.standardize else torch.ones_like(moments.mean)
         self.scale_ = scale.numpy()
         correlation = moments.covariance() / torch.outer(scale, scale)
         deviation, directions, floor = principal_axes(correlation)
@@ -282,10 +235,10 @@ class Whitening(LinearCalibrator):
         z = \Lambda^{-p/2} U^\top (x - \mu), \qquad
         (1 - s)\, \Sigma + s\, \tfrac{\operatorname{tr} \Sigma}{D} I = U \Lambda U^\top
 
-    The axes are in order of falling variance, so that the first columns are the ones to keep. With
-    ``shrinkage=0.0``, as published, the fitted rows come out with mean 0 and covariance I (ddof 0).
-    That makes all fitted rows orthogonal where they are fewer than dimensions. So by default s
-    follows from the number of rows N and the effective dimensions r:
+    The axes fall in variance, so the first columns are the ones to keep. ``shrinkage=0.0`` is as
+    published: the fitted rows come out with mean 0 and covariance I (ddof 0), and where they are
+    fewer than dimensions all are orthogonal. So by default s follows from the number of rows N and
+    the effective dimensions r:
 
     .. math::
         s = \frac{1}{1 + (N / 25 r)^2}, \qquad
@@ -300,8 +253,7 @@ class Whitening(LinearCalibrator):
         shrinkage_: The share that was taken; it is not saved.
         mean_: Shape (D,).
         components_: The axes, shape (K, D), orthonormal, each with its largest entry positive.
-        scale_: The divisor of each axis, shape (K,). Axes without variance are divided by the
-            typical value, so that later rows that differ there are not blown up.
+        scale_: The divisor of each axis, shape (K,); the typical one where there is no variance.
 
     Raises:
         InputError: By fit, if an argument is out of its range.
@@ -328,7 +280,6 @@ class Whitening(LinearCalibrator):
     power: float = 1.0
     shrinkage: float | Literal["auto"] = "auto"
 
-    components_: Array = field(init=False)
     shrinkage_: float = field(init=False)
 
     def _check_arguments(self) -> None:
@@ -338,7 +289,7 @@ class Whitening(LinearCalibrator):
         if not (isinstance(self.shrinkage, str) and self.shrinkage == "auto"):
             check_number("shrinkage", self.shrinkage, 0, 1)
 
-    def _fit_moments(self, moments: Moments, rows: Array | Tensor | None) -> None:
+    def _fit_moments(self, moments: Moments, rows: Vectors | None) -> None:
         width, kept = self.n_features_in_, self._count()
         self.shrinkage_ = s = _shrinkage(moments) if self.shrinkage == "auto" else self.shrinkage
         if moments.count < ENOUGH_ROWS * width:
@@ -373,15 +324,9 @@ def _shrinkage(moments: Moments) -> float:
 
 
 def _check_rank(name: str, count: int, deviation: Tensor, floor: float, rows: int) -> None:
-    """Warn of axes that were asked for, but not determined by the rows."""
     rank = int((deviation > floor).sum())
     if rank < count < len(deviation):
         warn(
-            f"{name}={count} is more than the {rank} axes along which {rows:,} rows of "
-            f"{len(deviation):,} dimensions vary: {count - rank} of them are arbitrary; take "
-            f"{name}={rank} or less, or more rows"
+            f"{name}={count} is more than the {rank} axes along which {rows:,} rows vary: the "
+            f"others are arbitrary; take {name}={rank} or less, or more rows"
         )
-
-
-def _scale(moments: Moments) -> Tensor:
-    return bounded_deviation(moments.deviation(), ROUNDING * moments.mean.abs())

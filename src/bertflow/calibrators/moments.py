@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bertflow.arrays import Array, chunks, unit_length
 from bertflow.errors import InputError
+from bertflow.flows import bounded_deviation
 from bertflow.process_state import pinned
 
 # Deviation that float64 rounding alone can give a constant column, as a share of its mean.
@@ -18,13 +19,12 @@ LEAST_DEVIATION = 1e-146
 class Moments:
     r"""Count, mean and centred second moments of the rows seen so far.
 
-    Chunks are centred on their own mean before they are squared, and merged by
+    Chunks are centred on their own mean before they are squared, so that a large mean costs no
+    digits, and merged by
 
     .. math::
         M = M_a + M_b + \frac{n_a n_b}{n_a + n_b}\, \delta \delta^\top,
         \qquad \delta = \mu_b - \mu_a
-
-    so that a large mean costs no digits, and the order of chunks does not matter.
 
     Args:
         features: Width D.
@@ -97,10 +97,14 @@ class Moments:
         """Square root of the variance, shape (D,)."""
         return self.variance().sqrt()
 
+    def scale(self) -> Tensor:
+        """The divisor of each dimension, shape (D,): its deviation, or the typical one."""
+        return bounded_deviation(self.deviation(), ROUNDING * self.mean.abs())
+
     def covariance(self) -> Tensor:
-        """Covariance matrix, shape (D, D), with ddof 0; a ValueError without `covariance`."""
+        """Covariance matrix, shape (D, D), with ddof 0; an InputError without `covariance`."""
         if self.second.ndim != 2:
-            raise ValueError("only the diagonal was kept: build Moments with covariance=True")
+            raise InputError("the covariance is needed: build Moments with covariance=True")
         return self.second / self.count
 
 
@@ -117,21 +121,17 @@ def moments_of(
 
 
 def check_moments(moments: Moments, alike: str = "") -> None:
-    """Refuse moments of rows that are all equal, or too large or too small to square.
-
-    `alike` says, for the message, how the rows were changed before.
-    """
+    """Refuse moments of rows that are all equal, or not finite or too large to square."""
     mean, deviation = moments.mean.abs(), moments.deviation()
     if not bool(deviation.isfinite().all()):
-        raise InputError("X holds values too large to square in float64; scale it down")
-    equal = not bool((deviation > ROUNDING * mean).any())
-    if equal and not 0 < float(mean.max()) < LEAST_DEVIATION:
         raise InputError(
-            f"all {moments.count} rows are equal{alike} up to rounding: there is nothing to learn "
-            "from them"
+            "X holds values that are not finite or too large to square in float64; scale it down"
         )
-    if float(deviation.max()) < LEAST_DEVIATION:
-        raise InputError("X differs by too little to square in float64; scale it up")
+    if not bool((deviation > (ROUNDING * mean).clamp(min=LEAST_DEVIATION)).any()):
+        raise InputError(
+            f"all {moments.count} rows are equal{alike} up to rounding, or differ by less than "
+            f"{LEAST_DEVIATION:g}: there is nothing to learn from them"
+        )
 
 
 def _wide(rows: Tensor) -> Tensor:
@@ -142,20 +142,10 @@ def _wide(rows: Tensor) -> Tensor:
 def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor, float]:
     """The principal axes of a covariance matrix (D, D).
 
-    Returns:
-        The deviation along each axis, shape (D,), falling; the axes as rows, shape (D, D),
-        orthonormal, each with its largest entry positive; and the deviation that rounding alone
-        can leave, from the tolerance of a numerical rank.
-
-    Raises:
-        InputError: No axes are found, since the variances differ by a factor of 1e100 or more.
+    Returns the deviation along each axis, shape (D,), falling; the axes as rows, shape (D, D),
+    orthonormal, each with its largest entry positive; and the deviation that rounding can leave.
     """
-    try:
-        values, vectors = torch.linalg.eigh(covariance)
-    except RuntimeError:  # torch.linalg.LinAlgError
-        raise InputError(
-            "X has dimensions whose units differ by too many powers of ten; standardize it first"
-        ) from None
+    values, vectors = torch.linalg.eigh(covariance)
     values, directions = values.flip(0).clamp(min=0), vectors.T.flip(0)
     largest = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True))
     floor = (values[0] * len(values) * torch.finfo(torch.float64).eps).sqrt()

@@ -1,15 +1,13 @@
-"""How a calibrator is described: by its name and preset, and in a model card, README.md.
-
-A card holds nothing that differs between two saves, such as a date: the same calibrator always
-gives the same bytes.
-"""
+"""How a calibrator is described: by name and preset, and in cards, without dates."""
 
 from __future__ import annotations
 
+import copy
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from pathlib import PurePath, PureWindowsPath
+from pathlib import Path, PurePath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from bertflow.errors import InputError, one_line, shown
@@ -22,50 +20,9 @@ CARD = "README.md"
 HERE = "path/to/this/folder"
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 PLAIN_NAME = re.compile(r"[\w.+-]+(/[\w.-]+)?", re.ASCII)
-PAPER = (
-    "Bohan Li, Hao Zhou, Junxian He, Mingxuan Wang, Yiming Yang, Lei Li: *On the Sentence "
-    "Embeddings from Pre-trained Language Models*, EMNLP 2020."
-)
-SU = (
-    "Jianlin Su, Jiarun Cao, Weijie Liu, Yangyiwen Ou: *Whitening Sentence Representations for "
-    "Better Semantics and Faster Retrieval*, 2021."
-)
-# By class: a description, and its source.
-WHAT = {
-    "AdaptiveWhitening": (
-        "adaptive whitening: each principal axis of the cloud of vectors is made smaller, the more "
-        "so the more the vectors have in common along it",
-        f"The documentation of bertflow, under mathematics; after {SU}",
-    ),
-    "Flow": (
-        "an invertible normalizing flow (BERT-flow) that maps the cloud of vectors to a standard "
-        "Gaussian",
-        PAPER,
-    ),
-    "Whitening": (
-        "whitening: the principal axes of the cloud of vectors, scaled towards equal variance",
-        SU,
-    ),
-    "Standardization": (
-        "standardization: each dimension of the vectors to mean 0 and variance 1",
-        PAPER,
-    ),
-    "AllButTheTop": (
-        "all-but-the-top: the mean and the leading principal directions of the vectors are removed",
-        "Jiaqi Mu, Pramod Viswanath: *All-but-the-Top: Simple and Effective Postprocessing for "
-        "Word Representations*, ICLR 2018.",
-    ),
-}
-ATTACHED = """
-
-# Behind its encoder, a model of sentence-transformers:
-# bertflow.attach(encoder, calibrator)"""
-LIMITS = (
-    "It helps vectors of raw language models, which crowd around a common direction. Encoders that "
-    "were trained contrastively, such as most embedding models of today, do not need it.",
-    "It is fitted to the sentences it was given. For others, of another field or language, fit "
-    "anew; that needs no labels.",
-    "What the encoder does not know, or has learned wrongly, it does not mend.",
+# Of each class "what" it is and its "source"; and "limits" of them all.
+TEXTS: dict[str, Any] = tomllib.loads(
+    (files("bertflow.calibrators") / "card.toml").read_text(encoding="utf-8")
 )
 
 
@@ -78,9 +35,7 @@ def calibrator_name(calibrator: Calibrator) -> str:
 
 
 def preset_of(calibrator: Calibrator) -> tuple[str, dict[str, Any]]:
-    """The nearest name of a calibrator, and the arguments in which it differs from that.
-
-    The device is none of them: it makes no other calibrator.
+    """The nearest name of a calibrator, and the arguments but the device in which it differs.
 
     Example:
         >>> from bertflow import Flow
@@ -102,37 +57,29 @@ def preset_name(calibrator: Calibrator) -> str:
     """The same in words.
 
     Example:
-        >>> from bertflow import Flow, Whitening
-        >>> preset_name(Flow.tempered()), preset_name(Flow.tempered(epochs=2))
-        ('tempered-flow', 'tempered-flow, epochs=2')
-        >>> preset_name(Whitening(256))
-        'whitening, dim=256'
+        >>> from bertflow import Flow
+        >>> preset_name(Flow.tempered(epochs=2))
+        'tempered-flow, epochs=2'
     """
     name, changed = preset_of(calibrator)
     return ", ".join([name, *(f"{key}={shown(value)}" for key, value in changed.items())])
 
 
-def calibrator_card(calibrator: Calibrator, name: str = HERE) -> str:
-    """The card of a fitted calibrator's own folder, whose code loads it by a name."""
-    what, source = WHAT[type(calibrator).__name__]
-    provenance = getattr(calibrator, "provenance_", {})
-    behind = isinstance(provenance.get("encoder"), Mapping)
-    template = (files("bertflow.calibrators") / "card.md").read_text(encoding="utf-8")
-    card = template.format(
-        metadata=front_matter(
-            library_name="bertflow",
-            tags=["bertflow", calibrator_name(calibrator), "sentence-embeddings"],
-            **origin_metadata(provenance.get("origin")),
-        ),
+def write_card(calibrator: Calibrator, folder: Path) -> None:
+    """Write the card of a fitted calibrator into its own folder."""
+    from jinja2 import Template
+
+    template = Template((files("bertflow.calibrators") / "card.md").read_text(encoding="utf-8"))
+    name, origin = calibrator_name(calibrator), getattr(calibrator, "provenance_", {}).get("origin")
+    tags = ["bertflow", name, "sentence-embeddings"]
+    card = template.render(
+        **TEXTS[type(calibrator).__name__],
+        limits=TEXTS["limits"],
+        metadata=front_matter(library_name="bertflow", tags=tags, **origin_metadata(origin)),
         preset=preset_of(calibrator)[0],
-        what=what,
-        whose=f" of {encoder_named(provenance)}" if behind else "",
-        attached=ATTACHED if behind else "",
         made=table(made_of(calibrator)),
-        limits="\n".join(f"- {limit}" for limit in LIMITS),
-        source=source,
     )
-    return named(card, name)
+    (folder / CARD).write_text(f"{card}\n", encoding="utf-8", newline="\n")
 
 
 def front_matter(**metadata: Any) -> str:
@@ -145,54 +92,42 @@ def front_matter(**metadata: Any) -> str:
 
 def origin_metadata(origin: Any) -> dict[str, str]:
     """The base model and licence in an encoder's origin, as metadata."""
-    if not isinstance(origin, Mapping):
-        return {}
-    found = {name: origin.get(name) for name in ("base_model", "license")}
-    return {
-        name: value
-        for name, value in found.items()
-        if isinstance(value, str) and PLAIN_NAME.fullmatch(value)
-    }
+    found = origin if isinstance(origin, Mapping) else {}
+    names = {name: found.get(name) for name in ("base_model", "license")}
+    return {k: v for k, v in names.items() if isinstance(v, str) and PLAIN_NAME.fullmatch(v)}
 
 
 def made_of(calibrator: Calibrator) -> dict[str, str]:
     """How a calibrator was fitted and on what, by name; cells of Markdown."""
     provenance = getattr(calibrator, "provenance_", {})
     call = code(" ".join(repr(calibrator).split()))
-    preset = preset_of(calibrator)[0]
-    if preset != calibrator_name(calibrator):  # One with a name of its own.
+    if preset_of(calibrator)[0] != calibrator_name(calibrator):  # One with a name of its own.
         call = f"{text(preset_name(calibrator))}: {call}"
-    found = {"calibrator": call}
-    encoder = provenance.get("encoder")
-    if isinstance(encoder, Mapping):
-        found["encoder"] = encoder_named(provenance)
-        found |= encoder_facts(encoder)
-    found |= calibrator.facts()
-    if names := _files(provenance):
-        found["files"] = names
+    facts = {"calibrator": call}
+    if isinstance(encoder := provenance.get("encoder"), Mapping):
+        facts |= {"encoder": encoder_named(provenance), **encoder_facts(encoder)}
+    facts |= {**calibrator.facts(), "files": _files(provenance)}
     if isinstance(cut := provenance.get("cut_to_max_length"), int):
-        found["cut"] = f"{cut:,} of the distinct sentences were longer than the encoder takes"
+        facts["cut"] = f"{cut:,} of the distinct sentences were longer than the encoder takes"
     if isinstance(precision := provenance.get("precision"), str):
-        found["encoded in"] = code(precision)
+        facts["encoded in"] = code(precision)
     if isinstance(versions := provenance.get("versions"), Mapping):
-        found["versions"] = ", ".join(f"{text(name)} {text(one)}" for name, one in versions.items())
-    return found
+        facts["versions"] = ", ".join(f"{text(name)} {text(one)}" for name, one in versions.items())
+    return {name: cell for name, cell in facts.items() if cell}
 
 
 def encoder_facts(encoder: Mapping[str, Any]) -> dict[str, str]:
     """Pooling, length and type of an encoder as `describe_encoder` describes it."""
-    found = {}
     layers, pooling = encoder.get("layers"), encoder.get("pooling")
-    if pooling:
-        states = f", of hidden states {', '.join(map(str, layers))} averaged" if layers else ""
-        found["pooling"] = text(f"{pooling}{states}")
-    if encoder.get("max_length") is not None:
-        found["maximum length"] = text(f"{encoder['max_length']} tokens")
-    if encoder.get("dtype"):
-        found["encoder's type"] = text(encoder["dtype"])
-    if encoder.get("prompt"):
-        found["prompt"] = code(encoder["prompt"])
-    return found
+    states = f", of hidden states {', '.join(map(str, layers))} averaged" if layers else ""
+    length, kind, prompt = (encoder.get(name) for name in ("max_length", "dtype", "prompt"))
+    facts = {
+        "pooling": text(f"{pooling}{states}") if pooling else "",
+        "maximum length": "" if length is None else text(f"{length} tokens"),
+        "encoder's type": text(kind or ""),
+        "prompt": code(prompt) if prompt else "",
+    }
+    return {name: cell for name, cell in facts.items() if cell}
 
 
 def encoder_named(provenance: Mapping[str, Any]) -> str:
@@ -205,24 +140,42 @@ def encoder_named(provenance: Mapping[str, Any]) -> str:
     return code(last_part(str(name))) if name else "an encoder without a name"
 
 
-def last_part(name: str) -> str:
-    """The last part of a path, since its folders are private; other names unchanged."""
-    parts = PureWindowsPath(name) if "\\" in name else PurePath(name)
-    return parts.name if parts.is_absolute() or len(parts.parts) > 2 else name
+def last_part(name: str, longest: int = 2) -> str:
+    """The last part of a path, since its folders are private; a name as on the hub unchanged."""
+    path = PureWindowsPath(name) if "\\" in name else PurePath(name)
+    return path.name if path.is_absolute() or len(path.parts) > longest else name
+
+
+def without_folders(calibrator: Calibrator) -> Calibrator:
+    """A copy of a calibrator whose provenance names files without the folders of this machine."""
+    provenance = dict(getattr(calibrator, "provenance_", {}))
+    for key in ("corpus", "vectors"):
+        if key in provenance:
+            provenance[key] = _without_folders(provenance[key])
+    encoder, origin = provenance.get("encoder"), provenance.get("origin")
+    public_name = origin.get("base_model") if isinstance(origin, Mapping) else None
+    if isinstance(encoder, Mapping) and encoder.get("name") not in (None, public_name):
+        provenance["encoder"] = {**encoder, "name": _without_folders(encoder["name"])}
+    public = copy.copy(calibrator)
+    public.provenance_ = provenance
+    return public
+
+
+def _without_folders(name: Any) -> Any:
+    if isinstance(name, list | tuple):
+        return [_without_folders(each) for each in name]
+    # The name of a data set on the hub has a slash, too, but is public.
+    return last_part(name, 1) if isinstance(name, str) and not name.startswith("hub:") else name
 
 
 def named(content: str, name: str) -> str:
     """A card whose code loads from a name on the hub instead of `HERE`, if it is such a name."""
     if not HUB_NAME.fullmatch(name) or name == HERE:
         return content
-    for start, load in (
-        ("from bertflow import load_calibrator\n", "load_calibrator"),
-        ("import bertflow\n", "bertflow.load"),
-    ):
-        if f'{load}("{HERE}")' in content:  # These take folders.
-            content = content.replace(
-                start, f"{start}from huggingface_hub import snapshot_download\n"
-            ).replace(f'{load}("{HERE}")', f'{load}(snapshot_download("{name}"))')
+    start, ours = "import bertflow\n", f'bertflow.load("{HERE}")'
+    if ours in content:  # It takes folders.
+        content = content.replace(start, f"{start}from huggingface_hub import snapshot_download\n")
+        content = content.replace(ours, f'bertflow.load(snapshot_download("{name}"))')
     return content.replace(f'"{HERE}"', f'"{name}"')
 
 
@@ -247,7 +200,6 @@ def code(value: object) -> str:
 
 
 def _files(provenance: Mapping[str, Any]) -> str:
-    """Names of the files that were fitted on, without their folders."""
     for name in ("corpus", "vectors"):
         given = provenance.get(name)
         names = [given] if isinstance(given, str) else given

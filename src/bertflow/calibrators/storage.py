@@ -1,48 +1,54 @@
-"""Calibrators by name, and read back from a folder."""
+"""Calibrators by name, written to a folder, and read back.
+
+A folder holds config.json and model.safetensors, no pickle, and a README.md, never read back.
+"""
 
 from __future__ import annotations
 
+import copy
+import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Mapping, Set
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from bertflow.calibrators.adaptive import AdaptiveWhitening
 from bertflow.calibrators.base import Calibrator
 from bertflow.calibrators.flow import Flow
 from bertflow.calibrators.linear import AllButTheTop, Standardization, Whitening
-from bertflow.calibrators.readme import preset_name
-from bertflow.calibrators.writing import CONFIG, FORMAT, SUBFOLDER, WEIGHTS
+from bertflow.calibrators.readme import calibrator_name, preset_name, write_card
 from bertflow.errors import InputError, ModelError, did_you_mean, shown, unknown
-from bertflow.io.files import reason_of
-from bertflow.io.reading import read_json
+from bertflow.io.files import reason_of, replaced_folder
+from bertflow.io.reading import LARGEST, read_json
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)
 
-LISTED = 5
-TYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64, "BOOL": torch.bool}
+FORMAT = 1
+# The rest of config.json is far shorter than a tenth of the largest file that is read.
+LONGEST_PROVENANCE = 9 * LARGEST // 10
+CONFIG, WEIGHTS, SUBFOLDER = "config.json", "model.safetensors", "bertflow"
+TYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.bool: "BOOL"}
 
 KINDS = (AdaptiveWhitening, Flow, Whitening, Standardization, AllButTheTop)
 CALIBRATORS: dict[str, type[Calibrator]] = {next(iter(kind.names)): kind for kind in KINDS}
 # All names under which Python and the command line construct a calibrator.
 NAMED: dict[str, Callable[[], Calibrator]] = {
-    **CALIBRATORS,
-    **{name: partial(kind, **changes) for kind in KINDS for name, changes in kind.names.items()},
+    name: partial(kind, **changes) for kind in KINDS for name, changes in kind.names.items()
 }
 
 
 def named_calibrator(name: str, **arguments: Any) -> Calibrator:
     """Construct a calibrator by its name and arguments; InputError if one is unknown.
-
-    The names are adaptive-whitening, flow, tempered-flow, released-flow, whitening, standardization
-    and all-but-the-top.
 
     Example:
         >>> named_calibrator("whitening", dim=2)
@@ -52,25 +58,11 @@ def named_calibrator(name: str, **arguments: Any) -> Calibrator:
         raise unknown("calibrator", name, NAMED)
     calibrator = NAMED[name]()
     known = sorted(calibrator.get_params(deep=False))
-    for key in arguments:
-        if key not in known:
-            raise _no_argument(name, key, known)
+    for key in arguments.keys() - set(known):
+        has = ", ".join(known) or "no arguments"
+        raise InputError(f"{name} has no {shown(key)}; it has {has}{did_you_mean(key, known)}")
     calibrator.set_params(**arguments)
     return calibrator
-
-
-def _no_argument(name: str, key: str, known: list[str]) -> InputError:
-    """The error for an argument that this calibrator does not have, but another may."""
-    has = f"{name} has no {shown(key)}; it has {', '.join(known) or 'no arguments'}"
-    if near := did_you_mean(key, known):
-        return InputError(f"{has}{near}")
-    for other, kind in CALIBRATORS.items():
-        arguments = kind().get_params(deep=False)
-        if key in arguments:
-            return InputError(f"{has}; {key} is one of {other}")
-        if near := did_you_mean(key, arguments).removesuffix("?"):
-            return InputError(f"{has}{near} of {other}?")
-    return InputError(has)
 
 
 def as_calibrator(given: Any) -> Calibrator:
@@ -80,16 +72,12 @@ def as_calibrator(given: Any) -> Calibrator:
         >>> as_calibrator("whitening"), as_calibrator(None)
         (Whitening(), AdaptiveWhitening())
     """
-    if given is None:
-        return AdaptiveWhitening()
-    if isinstance(given, str):
-        return named_calibrator(given)
+    if given is None or isinstance(given, str):
+        return named_calibrator(given or "adaptive-whitening")
     if isinstance(given, Calibrator):
         return given
-    if isinstance(given, type) and issubclass(given, Calibrator):
-        raise InputError(f"{given.__name__} is a class; give an instance, {given.__name__}()")
     raise InputError(
-        f"expected a calibrator, such as Whitening(), or its name, got {type(given).__name__}; "
+        f"expected a calibrator, such as Whitening(), or its name, got {shown(given)}; "
         f"the names are {', '.join(NAMED)}"
     )
 
@@ -109,12 +97,113 @@ def recorded_name(recorded: Mapping[str, Any]) -> str:
     return preset_name(calibrator.set_params(**{key: recorded[key] for key in known}))
 
 
+def check_savable(calibrator: Calibrator) -> None:
+    """Refuse a calibrator, fitted or not, whose kind or arguments cannot be stored."""
+    calibrator_name(calibrator)
+    _arguments(calibrator)
+
+
+def plain_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Provenance as config.json holds it; an InputError if it cannot.
+
+    Numbers and arrays of numpy and torch, sets, paths and dates become plain, inf becomes "inf".
+
+    Example:
+        >>> plain_provenance({"file": Path("a"), "n": np.int64(3), "max": float("inf")})
+        {'file': 'a', 'n': 3, 'max': 'inf'}
+    """
+    try:
+        # Indented deeper than in the file, so that the file is no longer than this.
+        text = json.dumps(dict(provenance), default=_plain, indent=4)
+        plain: dict[str, Any] = json.loads(text, parse_constant=lambda name: str(float(name)))
+        if len(text) > LONGEST_PROVENANCE:
+            raise ValueError(f"{len(text):,} letters are too many")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{CONFIG} cannot hold the provenance: {reason_of(error)}") from None
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Set):
+        return sorted(value, key=repr)
+    for convert in ("tolist", "isoformat"):
+        if hasattr(value, convert):
+            return getattr(value, convert)()
+    raise TypeError(f"{shown(value)} is no text, number, list or mapping")
+
+
+def save_calibrator(
+    calibrator: Calibrator, folder: str | Path, *, provenance: Mapping[str, Any] | None = None
+) -> None:
+    """Write a fitted calibrator to a folder, which is never left half-written.
+
+    Args:
+        calibrator: Fitted.
+        folder: Made if it is not there; replaced if it holds a calibrator; refused if it holds
+            something else.
+        provenance: What it was fitted on, see `plain_provenance`; None keeps the calibrator's own.
+
+    Raises:
+        sklearn.exceptions.NotFittedError: The calibrator has not been fitted.
+        InputError: An argument of the calibrator, or the provenance, cannot be stored.
+        ModelError: The folder holds something else, or cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_calibrator(Whitening().fit([[1, 2], [3, 5]]), folder)
+        ...     load_calibrator(folder)
+        Whitening()
+    """
+    described = copy.copy(calibrator)
+    if provenance is not None:
+        described.provenance_ = plain_provenance(provenance)
+    with replaced_folder(folder) as staging:
+        write_calibrator(described, staging)
+        write_card(described, staging)
+    log.info("wrote %s", folder)
+
+
+@pinned()
+def write_calibrator(calibrator: Calibrator, folder: Path) -> None:
+    """Write the two files of a calibrator into a folder that is there."""
+    check_is_fitted(calibrator)
+    names = getattr(calibrator, "feature_names_in_", None)
+    config = {
+        "format": FORMAT,
+        "calibrator": calibrator_name(calibrator),
+        "n_features_in": calibrator.n_features_in_,
+        **({"n_samples": rows} if (rows := getattr(calibrator, "n_samples_", None)) else {}),
+        **({"feature_names_in": [*map(str, names)]} if names is not None else {}),
+        "arguments": _arguments(calibrator),
+        "provenance": plain_provenance(getattr(calibrator, "provenance_", {})),
+    }
+    tensors = {name: tensor.contiguous() for name, tensor in calibrator._learned().items()}
+    (folder / CONFIG).write_bytes((json.dumps(config, indent=2) + "\n").encode())
+    save_file(tensors, folder / WEIGHTS)
+
+
+def _arguments(calibrator: Calibrator) -> dict[str, Any]:
+    found, fitted = {}, getattr(calibrator, "_fitted_with", {})
+    for name, value in calibrator.get_params(deep=False).items():
+        plain = value.item() if isinstance(value, np.generic) else value
+        finite = not isinstance(plain, float) or math.isfinite(plain)
+        if not (plain is None or isinstance(plain, bool | int | float | str)) or not finite:
+            raise InputError(f"{name}={shown(value)} cannot be stored; give a number or a string")
+        # Where it was fitted does not matter any more.
+        if name != "device" and plain != (before := fitted.get(name, plain)):
+            raise InputError(
+                f"{name} was {before!r} at the fit, not {plain!r}; set it back, or fit"
+            )
+        found[name] = plain
+    return found
+
+
 @pinned()
 def load_calibrator(folder: str | Path) -> Calibrator:
-    """Read a calibrator back, from its own folder or from a saved model's.
-
-    Only JSON and safetensors are read. Names, shapes and types are compared with what the
-    configuration asks for before any weight is read.
+    """Read a calibrator back, from its own folder or from a saved model's; nothing is unpickled.
 
     Args:
         folder: What `save_calibrator`, `bertflow fit` or a model's `save_pretrained` wrote.
@@ -131,8 +220,6 @@ def load_calibrator(folder: str | Path) -> Calibrator:
         calibrator = _constructed(read_json(config))
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise ModelError(f"{config} is no calibrator's: {reason_of(error)}") from None
-    if not weights.is_file():
-        raise ModelError(f"{weights} is {'no file' if weights.exists() else 'missing'}")
     try:
         with safe_open(weights, framework="pt") as file:
             _compare(file, calibrator, folder)
@@ -141,7 +228,7 @@ def load_calibrator(folder: str | Path) -> Calibrator:
             learned = {name: file.get_tensor(name).clone() for name in file.keys()}
         _check_values(learned, calibrator, weights)
         calibrator._restore(learned)
-    except (OSError, SafetensorError, ValueError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError, TypeError, RuntimeError) as error:
         raise ModelError(f"{weights} cannot be read: {reason_of(error)}") from None
     calibrator._fitted = True
     log.info("%s: %r of %d dimensions", folder, calibrator, calibrator.n_features_in_)
@@ -153,7 +240,7 @@ def calibrator_folder(folder: str | Path) -> Path:
     folder = Path(folder)
     try:
         for candidate in [folder / SUBFOLDER, folder]:
-            if (candidate / CONFIG).exists() and _is_ours(candidate / CONFIG):
+            if (candidate / CONFIG).exists():
                 return candidate
         if not folder.exists():
             raise ModelError(f"{folder} does not exist; give a folder that bertflow has saved")
@@ -164,64 +251,44 @@ def calibrator_folder(folder: str | Path) -> Path:
     )
 
 
-def _is_ours(config: Path) -> bool:
-    content = read_json(config)
-    return isinstance(content, dict) and "calibrator" in content and "format" in content
-
-
 def _constructed(config: Any) -> Calibrator:
-    """The calibrator that a configuration describes, not fitted."""
     kind, version = config["calibrator"], config["format"]
     if type(version) is not int or version != FORMAT:
         raise InputError(f"format {shown(version)} is not {FORMAT}; install a newer bertflow")
     if kind not in CALIBRATORS:
-        known = ", ".join(CALIBRATORS)
-        raise InputError(f"{shown(kind)} is none of {known}; install a newer bertflow")
-    # Files of earlier versions have no number of rows.
-    for name in ("n_features_in", "n_samples"):
-        value = config[name] if name == "n_features_in" else config.get(name, 2)
+        raise InputError(f"{shown(kind)} is none of {[*CALIBRATORS]}; install a newer bertflow")
+    # Files of earlier versions have no number of rows, and lack arguments that were added later,
+    # whose defaults leave a calibrator as it was.
+    calibrator = CALIBRATORS[kind](**config["arguments"])
+    sizes = {"n_features_in": config["n_features_in"]}
+    sizes |= {"n_samples": config["n_samples"]} if "n_samples" in config else {}
+    for name, value in sizes.items():
         if type(value) is not int or value < 2:
             raise InputError(f"{name} must be an integer from 2 up, got {shown(value)}")
+        setattr(calibrator, f"{name}_", value)
     if not isinstance(config["provenance"], dict):
         raise InputError(f"provenance must be an object, got {shown(config['provenance'])}")
-    known = CALIBRATORS[kind]().get_params(deep=False).keys()
-    if foreign := config["arguments"].keys() - known:
-        raise InputError(
-            f"arguments hold {_listed(foreign)}, unknown to this version; install a newer bertflow"
-        )
-    # Later versions added arguments, whose defaults leave a calibrator as it was.
-    calibrator = CALIBRATORS[kind](**config["arguments"])
-    calibrator.n_features_in_ = width = config["n_features_in"]
     calibrator._fitted_with = calibrator.get_params(deep=False)
     calibrator.provenance_ = config["provenance"]
-    if "n_samples" in config:
-        calibrator.n_samples_ = config["n_samples"]
     if (names := config.get("feature_names_in")) is not None:  # It was fitted on a data frame.
-        if not isinstance(names, list) or {*map(type, names)} != {str} or len(names) != width:
-            raise InputError(f"feature_names_in must be {width} names, got {shown(names)}")
         calibrator.feature_names_in_ = np.array(names, dtype=object)
     return calibrator
 
 
 def _compare(file: Any, calibrator: Calibrator, folder: Path) -> None:
-    """Compare the names, shapes and types in a weights file with those expected."""
-    path = folder / WEIGHTS
-    found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+    parts = {name: file.get_slice(name) for name in file.keys()}
+    shapes = {name: tuple(part.get_shape()) for name, part in parts.items()}
     try:
-        expected = calibrator._allocate(found)
+        allocated = calibrator._allocate(shapes)
     except (InputError, TypeError, RuntimeError, OverflowError) as error:
-        raise ModelError(f"{folder / CONFIG} does not fit {path}: {reason_of(error)}") from None
-    if missing := expected.keys() - found.keys():
-        raise ModelError(f"{path} lacks {_listed(missing)}")
-    if foreign := found.keys() - expected.keys():
-        raise ModelError(f"{path} holds foreign names: {_listed(foreign)}")
-    for name, tensor in expected.items():
-        shape, kind = tuple(tensor.shape), file.get_slice(name).get_dtype()
-        if (found[name], TYPES.get(kind)) != (shape, tensor.dtype):
-            raise ModelError(
-                f"{path}: {name} has type {kind} and shape {found[name]}, expected {tensor.dtype} "
-                f"and {shape}"
-            )
+        where = f"{folder / CONFIG} does not fit {folder / WEIGHTS}"
+        raise ModelError(f"{where}: {reason_of(error)}") from None
+    expected = {name: (TYPES[part.dtype], tuple(part.shape)) for name, part in allocated.items()}
+    given = {name: (part.get_dtype(), shapes[name]) for name, part in parts.items()}
+    for name in sorted(expected.keys() | given.keys()):
+        found, wanted = given.get(name, "missing"), expected.get(name, "none")
+        if found != wanted:
+            raise ModelError(f"{folder / WEIGHTS}: {name} is {found}, expected {wanted}")
 
 
 def _check_values(learned: Mapping[str, Tensor], calibrator: Calibrator, path: Path) -> None:
@@ -238,8 +305,3 @@ def _check_values(learned: Mapping[str, Tensor], calibrator: Calibrator, path: P
         if not bool(good.all()):
             value = float(tensor[~good][0])
             raise ModelError(f"{path}: {name} holds {value}, which no fit gives; fit it anew")
-
-
-def _listed(names: Iterable[str]) -> str:
-    first, rest = (ordered := sorted(names))[:LISTED], ordered[LISTED:]
-    return ", ".join(first) + (f" and {len(rest)} more" if rest else "")

@@ -9,26 +9,24 @@ import hashlib
 import logging
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from bertflow.arrays import Array, check_device, chunks
-from bertflow.calibrators.base import Progress
+from bertflow.arrays import chunks
+from bertflow.calibrators.base import Progress, Vectors
 from bertflow.errors import ModelError, TrainingError, check_choice, check_number
 from bertflow.flows import ActNorm, FlatParameters, Glow, InvertibleLinear, LikelihoodGradient
 from bertflow.io.files import check_writable, write_bytes
-from bertflow.process_state import one_thread, set_own_threads
+from bertflow.process_state import one_thread
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +43,7 @@ SCALE_DRIFT = 1000.0
 # recorded.
 WARM_UP = 3
 KIND = "bertflow checkpoint"
-NAMES = ("values", "first", "second", "curve")
-# Steps between two copies of the state. A copy at each step would be slow, and a GPU would wait for
-# each loss.
+# Steps between two looks at a GPU's losses, for which it has to wait; a state is saved only then.
 KEPT_STEPS = 64
 # The file is written at most once in so many seconds.
 SAVED_SECONDS = 10.0
@@ -66,21 +62,17 @@ class Schedule:
     adam_epsilon: float = 1e-8
     max_grad_norm: float | None = 1.0
 
+    def _check_schedule(self) -> None:
+        check_number("batch_size", self.batch_size, 1, integer=True)
+        check_number("weight_decay", self.weight_decay, 0)
+        for name in ["epochs", "learning_rate", "adam_epsilon", "max_grad_norm"]:
+            if name != "max_grad_norm" or self.max_grad_norm is not None:
+                check_number(name, getattr(self, name), 0, above=True)
+        check_choice("bias_correction", self.bias_correction, (True, False))
+        check_choice("schedule", self.schedule, ("constant", "linear"))
 
-def check_schedule(schedule: Schedule) -> None:
-    """Refuse arguments that are out of range."""
-    check_number("batch_size", schedule.batch_size, 1, integer=True)
-    for name in ["epochs", "learning_rate", "adam_epsilon"]:
-        check_number(name, getattr(schedule, name), 0, above=True)
-    if schedule.max_grad_norm is not None:
-        check_number("max_grad_norm", schedule.max_grad_norm, 0, above=True)
-    check_number("weight_decay", schedule.weight_decay, 0)
-    check_choice("schedule", schedule.schedule, ("constant", "linear"))
-
-
-def steps_of(schedule: Schedule, rows: int) -> int:
-    """The number of steps for so many rows, at least one."""
-    return max(1, round(schedule.epochs * math.ceil(rows / schedule.batch_size)))
+    def _steps(self, rows: int) -> int:
+        return max(1, round(self.epochs * math.ceil(rows / self.batch_size)))
 
 
 def train(
@@ -93,40 +85,28 @@ def train(
     generator: torch.Generator,
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
-    ahead: bool = False,
 ) -> Tensor:
     """Initialise a Glow on a shuffled sample, train it in place, and leave it on the CPU, frozen.
 
-    Args:
-        glow: Built, not initialised.
-        fetch: Gives the rows of an index as float32, (n,) to (n, D), on the device or the CPU.
-        rows: How many rows there are.
-        schedule: How long and how fast.
-        device: Where to train.
-        generator: Source of the order of rows.
-        progress: Called after each step with the steps done, their total and the loss.
-        checkpoint: Keeps the last good state; training goes on from the one that is there.
-        ahead: Fetch rows while others are trained on, which is worth it if they are in a file.
-
-    Returns:
-        The loss of each step in bits per dimension, shape (steps,), float64.
+    `fetch` gives the rows of an index as float32, (n,) to (n, D), on the device or the CPU; `rows`
+    is how many there are, and the generator the source of their order. `progress` is called after
+    each step with the steps done, their total and the loss. Training goes on from the checkpoint's
+    state. Returns the loss of each step in bits per dimension, shape (steps,), float64.
     """
-    total = steps_of(schedule, rows)
+    total = schedule._steps(rows)
     order = torch.randperm(rows, generator=generator)
     first_rows = fetch(order[:WINDOW_ROWS])
     # In float64, which not every device has.
     glow.to(first_rows.device).initialize(first_rows)
-    glow.to(device)
-    objective = _objective(glow)
+    objective = _objective(glow.to(device))
     optimizer = _Adam(glow, objective.parameters, schedule, total)
     curve = torch.empty(total, dtype=torch.float64)
     start = 0
     if checkpoint is not None and checkpoint.state is not None:
         start = optimizer.go_on(checkpoint.state)
         curve[:start] = checkpoint.state.curve
-        log.info("going on after step %d of %d", start, total)
-    log.info("%d rows of %d dimensions, %d steps on %s", rows, glow.features, total, device)
-    batches = _batches(fetch, rows, order, schedule.batch_size, device, generator, start, ahead)
+    log.info("%d rows of %d dimensions, step %d of %d", rows, glow.features, start, total)
+    batches = _batches(fetch, order, schedule.batch_size, device, generator, start)
     losses, norms = torch.empty(2, total, device=device)
     fetched = steps_fetched(device)
     # A step is hundreds of operations that take microseconds. A second thread gains nothing on an
@@ -136,22 +116,15 @@ def train(
         loss_of: Callable[[Tensor], Tensor] = recorded(objective, device)
         update = recorded(optimizer.update, device)
         for step in range(start, total):
-            losses[step] = loss_of(next(batches))
             if checkpoint is not None and step % KEPT_STEPS == 0:
-                checkpoint.keep(optimizer.state(curve[:step]), losses[step], optimizer.gradient)
+                checkpoint.save(optimizer.state(curve[:step]))
+            losses[step] = loss_of(next(batches))
             norms[step] = update(optimizer.factors(step))
             if (done := step + 1) % fetched and done < total:
                 continue
             first = step // fetched * fetched
             curve[first:done] = losses[first:done]
-            bad = ~(losses[first:done].isfinite() & norms[first:done].isfinite())
-            if bool(bad.any()):
-                at = first + int(bad.int().argmax())
-                raise TrainingError(
-                    f"step {at + 1} of {total} is not finite (loss {float(losses[at])}, "
-                    f"gradient norm {float(norms[at])}); lower learning_rate "
-                    f"(now {schedule.learning_rate})"
-                )
+            _check_finite(losses, norms, first, done, schedule)
             if progress is not None:
                 for n in range(first, done):
                     progress(n + 1, total, float(curve[n]))
@@ -165,60 +138,32 @@ def steps_fetched(device: torch.device) -> int:
     return 1 if device.type == "cpu" else KEPT_STEPS
 
 
-def put_back(glow: Glow, state: State) -> None:
-    """Move a Glow to the CPU, and give it the parameters of a state."""
-    parameters = _objective(glow.to("cpu")).parameters
-    parameters.values.copy_(state.values)
-    parameters.release()
-    glow.eval().requires_grad_(False)
-
-
-def training_device(name: Literal["auto"] | str, rows: Array | Tensor) -> torch.device:
-    """The device of that name; for "auto" where the rows are, or a GPU if there is one."""
-    if name != "auto":
-        return check_device(name)
-    if isinstance(rows, Tensor):
-        return rows.device
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def _check_finite(losses: Tensor, norms: Tensor, first: int, done: int, schedule: Schedule) -> None:
+    bad = ~(losses[first:done].isfinite() & norms[first:done].isfinite())
+    if bool(bad.any()):
+        at = first + int(bad.int().argmax())
+        raise TrainingError(
+            f"step {at + 1} of {len(losses)} is not finite (loss {float(losses[at])}, gradient "
+            f"norm {float(norms[at])}); lower learning_rate (now {schedule.learning_rate})"
+        )
 
 
 def _batches(
     fetch: Fetch,
-    rows: int,
     order: Tensor,
-    batch_size: int,
+    size: int,
     device: torch.device,
     generator: torch.Generator,
-    skipped: int = 0,
-    ahead: bool = False,
+    skipped: int,
 ) -> Iterator[Tensor]:
-    """Batches without end, shuffled anew each epoch; rows are fetched a window at a time.
-
-    Skipped batches are not fetched; only the order of their epochs is drawn.
-    """
-    window = max(1, WINDOW_ROWS // batch_size) * batch_size
+    """Batches without end, shuffled anew each epoch; skipped ones are drawn, but not fetched."""
+    rows, window = len(order), max(1, WINDOW_ROWS // size) * size
     while True:
-        left = order[skipped * batch_size :]
-        for block in _fetched(fetch, torch.split(left, window) if len(left) else (), ahead):
-            yield from torch.split(block.to(device), batch_size)
-        skipped = max(0, skipped - math.ceil(rows / batch_size))
+        left = order[skipped * size :]
+        for index in torch.split(left, window) if len(left) else ():
+            yield from torch.split(fetch(index).to(device), size)
+        skipped = max(0, skipped - math.ceil(rows / size))
         order = torch.randperm(rows, generator=generator)
-
-
-def _fetched(fetch: Fetch, windows: Sequence[Tensor], ahead: bool) -> Iterator[Tensor]:
-    """The rows of windows; ahead of time in a thread that has training's number of threads."""
-    if not ahead:
-        yield from map(fetch, windows)
-        return
-    threads = torch.get_num_threads()
-    with ThreadPoolExecutor(1, "fetch", set_own_threads, (threads,)) as pool:
-        coming: deque[Future[Tensor]] = deque()
-        for index in windows:
-            coming.append(pool.submit(fetch, index))
-            if len(coming) > 1:
-                yield coming.popleft().result()
-        while coming:
-            yield coming.popleft().result()
 
 
 def _objective(glow: Glow) -> LikelihoodGradient | _Autograd:
@@ -244,54 +189,45 @@ class _Autograd:
 class _Adam:
     """Adam over all parameters as one vector, so that a step is a handful of operations.
 
-    The log-scales of ActNorms, which must come first among the parameters, are kept within a bound
-    of where they started: directions that carry no variance would otherwise be scaled up without
-    limit, for their density is unbounded. So are those of `InvertibleLinear`, wherever they are.
+    Log-scales of ActNorms, which must come first, and of `InvertibleLinear` are kept near their
+    start: the density of directions without variance is unbounded.
     """
 
     def __init__(
         self, glow: Glow, parameters: FlatParameters, schedule: Schedule, total: int
     ) -> None:
-        self.schedule = schedule
+        self.schedule, self.total = schedule, total
         self.flat, self.gradient = parameters.values, parameters.gradient
         self.first, self.second = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         self.root = torch.empty_like(self.flat)
-        self.total = total
-        self._table: Tensor | None = None
+        self.table: Tensor | None = None
+        if self.flat.device.type == "cuda":
+            rows = [self._factors(step) for step in range(total)]
+            self.table = torch.tensor(rows, device=self.flat.device)
         norms = [m for m in glow.modules() if isinstance(m, ActNorm)]
-        reach = torch.cat([torch.full_like(m.bias, 1 / m.scale_rate) for m in norms])
-        reach *= math.log(SCALE_DRIFT) / len(norms)
-        bounded = self.flat[: len(reach)]
-        self.bounds = [(bounded, bounded - reach, bounded + reach)]
         mixing = [m for m in glow.modules() if isinstance(m, InvertibleLinear)]
-        for module in mixing:
-            diagonal = self.flat[parameters.span(module.log_diagonal)]
-            drift = math.log(SCALE_DRIFT) / len(mixing)
-            self.bounds.append((diagonal, diagonal - drift, diagonal + drift))
+        drift, width = math.log(SCALE_DRIFT), sum(len(m.bias) for m in norms)
+        bounded = [(slice(0, width), 1 / norms[0].scale_rate, len(norms))]
+        bounded += [(parameters.spans[m.log_diagonal], 1.0, len(mixing)) for m in mixing]
+        self.bounds = []
+        for span, unit, count in bounded:
+            values = self.flat[span]
+            reach = torch.full_like(values, unit) * (drift / count)
+            self.bounds.append((values, values - reach, values + reach))
 
     def state(self, curve: Tensor) -> State:
-        """Parameters and moments as they are, copied; the losses that led there."""
-        return State(self.flat.clone(), self.first.clone(), self.second.clone(), curve)
+        """Parameters and moments as they are; the losses that led there."""
+        return State(self.flat, self.first, self.second, curve)
 
     def go_on(self, state: State) -> int:
         """Take up a state, and return the number of its steps."""
-        self.flat.copy_(state.values)
-        self.first.copy_(state.first)
-        self.second.copy_(state.second)
-        return state.step
+        for own, saved in zip(self.state(state.curve)[:3], state, strict=False):
+            own.copy_(saved)
+        return len(state.curve)
 
     def factors(self, step: int) -> Factors:
-        """The argument of `update` for a step, counted from 0.
-
-        The learning rate, the divisor of the second moment's root, and the share of the parameters
-        that weight decay leaves. On a GPU it is a row of a table there, so that no step waits.
-        """
-        if self.flat.device.type != "cuda":
-            return self._factors(step)
-        if self._table is None:
-            rows = [self._factors(n) for n in range(self.total)]
-            self._table = torch.tensor(rows, device=self.flat.device)
-        return self._table[step]
+        """Learning rate, divisor, what decay leaves; on a GPU as a row of a table there."""
+        return self._factors(step) if self.table is None else self.table[step]
 
     def _factors(self, step: int) -> tuple[float, float, float]:
         how = self.schedule
@@ -328,116 +264,72 @@ class _Adam:
         return norm
 
 
-# The last good state, in memory and in a file
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """A training between two steps.
-
-    Attributes:
-        values: All parameters, shape (P,).
-        first: Adam's first moment, shape (P,).
-        second: Its second moment, shape (P,).
-        curve: The losses of the steps so far, shape (steps,).
-    """
+class State(NamedTuple):
+    """Between two steps: all parameters, Adam's moments, shape (P,); losses so far, (steps,)."""
 
     values: Tensor
     first: Tensor
     second: Tensor
     curve: Tensor
 
-    @property
-    def step(self) -> int:
-        """How many steps there have been."""
-        return len(self.curve)
-
 
 class Checkpoint:
-    """The last state that gave a finite loss and gradient, and the file that holds it.
+    """The state of a training in a file, which is always replaced whole.
 
-    A file belongs to one run: its rows, arguments, seed, versions, kind of device and number of
-    threads. A damaged file, or that of another run, is ignored with a warning in the log. A full
-    disk is a warning, too: training goes on.
-
-    Args:
-        path: The file, always replaced whole; None keeps the state in memory only.
-        run: All that the bits depend on, with "seed", without the contents of the rows.
-        rows: The training rows, shape (N, D); hashed only if the file exists or is to be written.
-        any_seed: Go on with the seed of the file, which is then that of the run.
+    A file belongs to one run: the rows, shape (N, D), and all else that the bits depend on. A
+    damaged file, or that of another run, is ignored with a warning in the log. A full disk is a
+    warning, too.
     """
 
-    def __init__(
-        self,
-        path: str | Path | None,
-        run: Mapping[str, Any],
-        rows: Array | Tensor,
-        *,
-        any_seed: bool = False,
-    ) -> None:
-        self.path = None if path is None else Path(path)
+    def __init__(self, path: str | Path, run: Mapping[str, Any], rows: Vectors) -> None:
+        self.path: Path | None = Path(path)
         self.run = {name: str(value) for name, value in run.items()}
         self.state: State | None = None
         self._rows = rows
-        if self.path is not None:
-            check_writable(self.path)
-            if self.path.exists():
-                self._open(self.path, any_seed)
+        check_writable(self.path)
+        if self.path.exists():
+            self._open(self.path)
         self._saved = time.monotonic()
 
-    def keep(self, state: State, loss: Tensor, gradient: Tensor) -> None:
-        """Keep a state, with tensors of its own, if the loss and gradient there are finite."""
-        norm = torch.linalg.vector_norm(gradient)
-        if not (math.isfinite(float(loss)) and math.isfinite(float(norm))):
+    def save(self, state: State) -> None:
+        """Write a state, if it is time to, anything was trained and the disk has room."""
+        early = time.monotonic() - self._saved < SAVED_SECONDS
+        if self.path is None or early or not len(state.curve):
             return
-        self.state = state
-        if self.path is not None and time.monotonic() - self._saved >= SAVED_SECONDS:
-            self.save()
-
-    def save(self) -> None:
-        """Write the state that is kept to the file, if there is one, and something was trained."""
-        if self.path is None or self.state is None or not self.state.step:
-            return
-        tensors = {name: getattr(self.state, name).cpu() for name in NAMES}
+        tensors = {name: tensor.cpu() for name, tensor in state._asdict().items()}
         about = {**self.run, "kind": KIND, "contents": self._contents}
         try:
             write_bytes(self.path, save(tensors, {**about, "check": _digest(about, tensors)}))
-            log.info("step %d saved in %s", self.state.step, self.path)
+            log.info("step %d saved in %s", len(state.curve), self.path)
         except ModelError as error:
             log.warning("%s; training goes on without a checkpoint", error)
             self.path = None
         self._saved = time.monotonic()
 
-    def _open(self, path: Path, any_seed: bool) -> None:
-        """Take the state from the file, if the file is whole and of this run."""
+    def _open(self, path: Path) -> None:
         try:
             with safe_open(path, framework="pt") as file:
                 about: dict[str, str] = file.metadata() or {}
                 ours = about.get("kind") == KIND
-                tensors = {name: file.get_tensor(name) for name in NAMES} if ours else {}
+                tensors = {name: file.get_tensor(name) for name in State._fields if ours}
         except (OSError, SafetensorError, ValueError, RuntimeError) as error:
             log.warning("%s is damaged (%s): starting anew", path, error)
             return
         if not ours:
             raise ModelError(f"{path} is no checkpoint of a fit; give a file that is not there yet")
-        differing = [
-            f"{name} {about.get(name)}, not {value}"
-            for name, value in self.run.items()
-            if about.get(name) != value and not (any_seed and name == "seed")
-        ]
-        if not differing and about.get("contents") != self._contents:
-            differing = ["other values in the rows"]
+        expected = {**self.run, "contents": self._contents}
+        differing = [name for name, value in expected.items() if about.get(name) != value]
         if differing:
-            log.warning("%s is of another fit (%s): starting anew", path, "; ".join(differing))
+            log.warning(
+                "%s is of another fit (other %s): starting anew", path, ", ".join(differing)
+            )
         elif about.pop("check", None) != _digest(about, tensors):
             log.warning("%s is damaged (other bytes than were written): starting anew", path)
         else:
             self.state = State(**tensors)
-            self.run["seed"] = about["seed"]
 
     @cached_property
     def _contents(self) -> str:
-        """A hash of the rows."""
         digest = hashlib.blake2b(digest_size=16)
         for chunk in chunks(self._rows):
             digest.update(_bytes(chunk))
@@ -445,7 +337,6 @@ class Checkpoint:
 
 
 def _digest(about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    """A hash of all that a file holds."""
     digest = hashlib.blake2b(repr(sorted(about.items())).encode(), digest_size=16)
     for _, tensor in sorted(tensors.items()):
         digest.update(_bytes(tensor))
@@ -478,25 +369,22 @@ def on_a_stream(device: torch.device) -> Iterator[None]:
 def recorded(compute: Callable[[T], Tensor], device: torch.device) -> Callable[[T], Tensor]:
     """A function of a tensor that is quick to call again and again on a GPU.
 
-    A training step is hundreds of operations that take microseconds, less than their launch. A CUDA
-    graph launches all of them at once. Other tensors that the function reads or changes must stay
-    at the same place in memory. Each shape of the argument is recorded separately. Call the
-    function within `on_a_stream`; its next call overwrites the result. Off the GPU, and where
-    recording fails, it is the given function.
+    A training step is hundreds of operations that take less time than their launch; a CUDA graph
+    launches them at once, one for each shape of the argument. Other tensors that are read or
+    changed must stay in place. Call it within `on_a_stream`; the next call overwrites the result.
+    Off the GPU, and where recording fails, it is the given function.
     """
-    if device.type != "cuda":
-        return compute
-    return cast("Callable[[T], Tensor]", _Recorded(cast("Callable[[Tensor], Tensor]", compute)))
+    return compute if device.type != "cuda" else _Recorded(compute)
 
 
 class _Recorded:
-    def __init__(self, compute: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, compute: Callable[[Any], Tensor]) -> None:
         self._compute = compute
         self._calls: dict[torch.Size, int] = {}
         self._graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
         self._fails = False
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Any) -> Tensor:
         if x.shape not in self._graphs:
             self._calls[x.shape] = calls = self._calls.get(x.shape, 0) + 1
             if calls <= WARM_UP or self._fails or not self._record(x):

@@ -218,30 +218,24 @@ def push(
     update: bool = flag("--update"),
     trust_remote_code: bool = Shared.trust_remote_code,
 ) -> None:
-    """Upload a saved model or calibrator, with its card, to the model hub.
+    """Upload a saved calibrated model, with its card, to the model hub.
 
     Log in before, by `hf auth login` or HF_TOKEN.
 
     Args:
-        folder: A saved calibrated model or calibrator.
+        folder: A saved calibrated model.
         repository: Name on the hub; it is made there.
         private: Let nobody else see a new repository.
         update: The repository may be there already; its card stays.
     """
-    from bertflow.calibrators.storage import calibrator_folder
-
-    calibrator_folder(folder)  # Refused here it takes no import of an encoder.
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
-    from bertflow import calibrators, models
+    from bertflow import models
 
-    if models.is_calibrated(folder):
-        what = models.load(folder, device="cpu", trust_remote_code=trust_remote_code)
-    else:
-        what = calibrators.load_calibrator(folder)
+    model = models.load(folder, device="cpu", trust_remote_code=trust_remote_code)
     try:
         with console.busy(f"uploading to {repository}"):
-            address = what.push_to_hub(repository, private=private or None, exist_ok=update)
+            address = model.push_to_hub(repository, private=private or None, exist_ok=update)
     except HFValidationError as error:
         raise InputError(f"{repository!r} is no name on the hub: {error}") from None
     except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:

@@ -15,7 +15,7 @@ from bertflow.cli.applying import count_of, show_left_out
 from bertflow.cli.options import CALIBRATOR, INPUT, REQUIRED, SPEED, Shared, flag, option
 from bertflow.display import Bars, Grid, of_stage
 from bertflow.display.grid import fixed, hundredfold, hundredfold_span
-from bertflow.errors import InputError, ModelError, TrainingError, one_line, quoted
+from bertflow.errors import InputError, ModelError, one_line, quoted
 from bertflow.io.files import clear_part, part_folder, save_or_keep
 
 if TYPE_CHECKING:
@@ -155,14 +155,6 @@ def _unfinished(output: Path, name: str, cache: SentenceCache | None = None) -> 
             with console.interruptible(lambda: console.resumes_from(place, cache)):
                 yield place
             clear_part(folder)
-        except TrainingError as error:
-            if error.kept is None or not (steps := len(error.kept.loss_curve_)):
-                raise
-            from bertflow.calibrators import save_calibrator
-
-            beside = output.parent / f"{output.name}.step-{steps}"
-            save_calibrator(error.kept, beside)
-            raise TrainingError(f"{error}; the flow after step {steps} is in {beside}") from error
         except ModelError as error:
             if not place.is_file():
                 raise

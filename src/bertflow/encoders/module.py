@@ -10,7 +10,7 @@ from sentence_transformers.sentence_transformer.modules import Module
 from torch import Tensor
 
 from bertflow.calibrators import Calibrator, load_calibrator
-from bertflow.calibrators.writing import write_calibrator
+from bertflow.calibrators.storage import write_calibrator
 
 # Saved models name the class by this path, so it must stay importable.
 MODULE_PATH = "bertflow.encoders.module.CalibratorModule"

@@ -18,7 +18,7 @@ from torch import nn
 
 from bertflow.calibrators.readme import (
     CARD,
-    PAPER,
+    TEXTS,
     code,
     encoder_facts,
     encoder_named,
@@ -178,5 +178,5 @@ def finetuned_card(result: FineTuned) -> str:
         accuracy=result.accuracy,
         recall=", ".join(f"{label} {share:.1%}" for label, share in recall.items()),
         licence=licence_text(metadata.get("license"), origin),
-        paper=PAPER,
+        paper=TEXTS["Flow"]["source"],
     )

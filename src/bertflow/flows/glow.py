@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -26,23 +27,46 @@ CouplingName = Literal["additive", "affine"]
 PermutationName = Literal["random", "reverse", "linear"]
 
 
+@dataclass(repr=False, eq=False)
+class Design:
+    """How to build a Glow: arguments of `bertflow.Flow`, which documents them."""
+
+    levels: int = 2
+    depth: int = 3
+    _: KW_ONLY
+    width: int = 32
+    coupling: CouplingName = "additive"
+    permutation: PermutationName = "random"
+    residual: bool = True
+    scale_rate: float = 3.0
+    weight_init: WeightInit = "orthogonal"
+
+    def _check_design(self) -> None:
+        for name in ["levels", "depth", "width"]:
+            check_number(name, getattr(self, name), 1, integer=True)
+        check_number("scale_rate", self.scale_rate, 0, above=True)
+        check_choice("residual", self.residual, (True, False))
+        check_choice("coupling", self.coupling, get_args(CouplingName))
+        check_choice("permutation", self.permutation, get_args(PermutationName))
+        check_choice("weight_init", self.weight_init, get_args(WeightInit))
+
+
 class Glow(Bijection):
     r"""A multi-scale flow from vectors to a standard normal.
-
-    `levels` times: `depth` steps of ActNorm, permutation and coupling; after every level but the
-    last, the second half of the dimensions is split off as latent. The latent vector holds the
-    halves in the order they were split off, then the rest; its width is the data's.
 
     .. math::
         \log p(x) = \log \mathcal N(z; 0, I) + \log |\det \partial z / \partial x|
 
-    A level that would be left with fewer than two dimensions is not built, so that every width
-    from 2 up takes any number of levels.
+    `levels` times: `depth` steps of ActNorm, permutation and coupling; after every level but the
+    last, the second half of the dimensions is split off as latent. The latent vector holds the
+    halves in that order, then the rest. A level that would have fewer than two dimensions is not
+    built.
 
     Args:
         features: Width D, at least 2.
-        levels: As the following arguments, one of `bertflow.Flow`, which documents them.
         generator: Source of permutations and weights.
+        **design: levels, depth, width, coupling, permutation, residual, scale_rate and weight_init,
+            as `bertflow.Flow` documents them.
 
     Raises:
         InputError: An argument is out of its range; the message names it.
@@ -60,61 +84,35 @@ class Glow(Bijection):
     """
 
     def __init__(
-        self,
-        features: int,
-        *,
-        levels: int = 2,
-        depth: int = 3,
-        width: int = 32,
-        coupling: CouplingName = "additive",
-        permutation: PermutationName = "random",
-        residual: bool = True,
-        scale_rate: float = 3.0,
-        weight_init: WeightInit = "orthogonal",
-        generator: torch.Generator | None = None,
+        self, features: int, *, generator: torch.Generator | None = None, **design: Any
     ) -> None:
         super().__init__()
         check_number("features", features, 2, integer=True)
-        for name, count in [("levels", levels), ("depth", depth), ("width", width)]:
-            check_number(name, count, 1, integer=True)
-        check_number("scale_rate", scale_rate, 0, above=True)
-        check_choice("coupling", coupling, get_args(CouplingName))
-        check_choice("permutation", permutation, get_args(PermutationName))
-        check_choice("weight_init", weight_init, get_args(WeightInit))
+        how = Design(**design)
+        how._check_design()
+        kind = AdditiveCoupling if how.coupling == "additive" else AffineCoupling
+        net = {
+            name: getattr(how, name) for name in ["width", "residual", "scale_rate", "weight_init"]
+        }
         self.features = features
         self.levels = nn.ModuleList()
+        # How many dimensions each level works on, always the first ones.
+        self.widths: list[int] = []
         remaining = features
-        while len(self.levels) < levels and remaining >= 2:
+        while len(self.levels) < how.levels and remaining >= 2:
             steps: list[Bijection] = []
-            for _ in range(depth):
-                steps.append(ActNorm(remaining, scale_rate=scale_rate))
-                steps.append(_mixing(permutation, remaining, generator))
-                kind = AdditiveCoupling if coupling == "additive" else AffineCoupling
-                steps.append(
-                    kind(
-                        remaining,
-                        width=width,
-                        residual=residual,
-                        scale_rate=scale_rate,
-                        weight_init=weight_init,
-                        generator=generator,
-                    )
-                )
+            for _ in range(how.depth):
+                steps.append(ActNorm(remaining, scale_rate=how.scale_rate))
+                steps.append(_mixing(how.permutation, remaining, generator))
+                steps.append(kind(remaining, generator=generator, **net))
             self.levels.append(Composition(steps))
+            self.widths.append(remaining)
             remaining -= remaining // 2
-
-    def level_widths(self) -> list[int]:
-        """How many dimensions each level works on, always the first ones; the first is D."""
-        widths = [self.features]
-        while len(widths) < len(self.levels):
-            widths.append(widths[-1] - widths[-1] // 2)
-        return widths
 
     def stages(self) -> Iterator[tuple[Composition, int]]:
         """Each level, a composition of its steps, with its width."""
-        for level, width in zip(self.levels, self.level_widths(), strict=True):
-            assert isinstance(level, Composition)
-            yield level, width
+        levels: Any = self.levels
+        return zip(levels, self.widths, strict=True)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map data (N, D) to latent (N, D) and its log-determinant (N,)."""
@@ -136,10 +134,7 @@ class Glow(Bijection):
 
     @torch.no_grad()
     def initialize(self, x: Tensor) -> Tensor:
-        """Set every ActNorm from a sample x (N, D), layer by layer, in float64.
-
-        Each sees the sample as the layers before it have mapped it.
-        """
+        """Set every ActNorm from a sample x (N, D), layer by layer, in float64."""
         dtype = next(self.parameters()).dtype
         self.double()
         x = x.double()
@@ -154,14 +149,13 @@ class Glow(Bijection):
 
     def _latent_spans(self) -> list[slice]:
         """Where the split-off halves lie after the last level, in their order; then the rest."""
-        ends = [*self.level_widths(), 0]
+        ends = [*self.widths, 0]
         return [slice(stop, start) for start, stop in pairwise(ends)]
 
     def latent_axes(self) -> Tensor:
         """The input axis that each latent dimension came from, shape (D,).
 
-        Couplings and ActNorms leave an axis where it is; permutations and splits move it. With
-        invertible matrices for permutations there is no such axis.
+        With invertible matrices for permutations there is no such axis.
         """
         axes = torch.arange(self.features)
         for level, width in self.stages():
@@ -175,30 +169,16 @@ class Glow(Bijection):
 
         .. math:: -\tfrac12 \lVert z \rVert^2 - \tfrac D2 \log 2\pi + \log |\det|
         """
-        z, log_det = self(x)
-        constant: float = 0.5 * self.features * math.log(2 * math.pi)
-        prob: Tensor = log_det - 0.5 * z.square().sum(dim=1) - constant
-        return prob
+        z, log_det = self.forward(x)
+        constant = 0.5 * self.features * math.log(2 * math.pi)
+        return log_det - 0.5 * z.square().sum(dim=1) - constant
 
     def bits_per_dimension(self, x: Tensor) -> Tensor:
-        r"""The training loss: the mean of :math:`-\log p(x) / (D \ln 2)`, a scalar.
-
-        It comes from a density, so negative values are normal.
-        """
+        r"""The training loss: the mean of :math:`-\log p(x) / (D \ln 2)`, a scalar."""
         return -self.log_prob(x).mean() / (self.features * math.log(2))
-
-    @torch.no_grad()
-    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw `count` rows from the learned density, shape (count, D)."""
-        like = next(self.parameters())
-        z = torch.randn(
-            count, self.features, generator=generator, dtype=like.dtype, device=like.device
-        )
-        return self.inverse(z)
 
 
 def _beside_the_rest(moved: Tensor, x: Tensor) -> Tensor:
-    """Rows with their first columns moved."""
     rest = x[:, moved.shape[1] :]
     return torch.cat([moved, rest], dim=1) if rest.shape[1] else moved
 

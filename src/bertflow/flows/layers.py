@@ -45,18 +45,16 @@ class Bijection(nn.Module, ABC):
 class Composition(Bijection):
     r"""Bijections applied one after the other: :math:`f = f_K \circ \dots \circ f_1`.
 
-    The log-determinants add up.
-
     Args:
-        steps: The maps, the first applied first.
+        steps: The maps, the first applied first; their log-determinants add up.
 
     Example:
-        >>> import torch
-        >>> f = Composition([ActNorm(4), Permutation.reverse(4)])
-        >>> z, log_det = f(torch.ones(3, 4))
+        >>> z, log_det = Composition([ActNorm(4), Permutation.reverse(4)])(torch.ones(3, 4))
         >>> z.shape, log_det.shape
         (torch.Size([3, 4]), torch.Size([3]))
     """
+
+    steps: Any
 
     def __init__(self, steps: list[Bijection]) -> None:
         super().__init__()
@@ -76,7 +74,6 @@ class Composition(Bijection):
     def inverse(self, z: Tensor) -> Tensor:
         """Undo every step, the last first."""
         for step in reversed(self.steps):
-            assert isinstance(step, Bijection)
             z = step.inverse(z)
         return z
 
@@ -84,7 +81,6 @@ class Composition(Bijection):
     def initialize(self, x: Tensor) -> Tensor:
         """Initialise every step on the sample as the steps before it have mapped it."""
         for step in self.steps:
-            assert isinstance(step, Bijection)
             x = step.initialize(x)
         return x
 
@@ -92,14 +88,11 @@ class Composition(Bijection):
 def bounded_deviation(deviation: Tensor, floor: Tensor | float = 0.0) -> Tensor:
     """Replace the deviation, shape (D,), of directions that do not vary by the typical one.
 
-    Dividing by the result is safe: real encoders have dimensions that never change in the corpus,
-    and a later row that differs there must not be blown up. Typical is the median over the
-    directions above the floor, so that one outlier does not make all the others look dead. A
-    direction is dead at or below the floor, which rounding alone can reach, or below 1e-4 of the
-    typical. Where nothing varies at all the result is ones.
+    Real encoders have dimensions that never change in the corpus; a later row that differs there
+    must not be blown up. A direction is dead at or below the floor, which rounding can reach, or
+    below 1e-4 of the typical: the median over those above the floor. Ones, where nothing varies.
 
     Example:
-        >>> import torch
         >>> bounded_deviation(torch.tensor([2.0, 0.0, 4.0, 3.0]))
         tensor([2., 3., 4., 3.])
     """
@@ -116,8 +109,7 @@ class ActNorm(Bijection):
     .. math:: z = (x + b) \odot e^{r s}, \qquad \log |\det| = r \sum_d s_d
 
     `initialize` sets :math:`b` to minus the mean and :math:`e^{r s}` to
-    :math:`1 / (\sigma + 10^{-6})`, with the moments taken in float64. A dimension that does not
-    vary is scaled like a typical one, see `bounded_deviation`.
+    :math:`1 / (\sigma + 10^{-6})`, by moments in float64, see `bounded_deviation`.
 
     Args:
         features: Width D.
@@ -128,10 +120,7 @@ class ActNorm(Bijection):
         Kingma and Dhariwal (2018), section 3.1; paper section 3.2.
 
     Example:
-        >>> import torch
-        >>> layer = ActNorm(2)
-        >>> z = layer.initialize(torch.tensor([[0.0, 10.0], [2.0, 30.0]]))
-        >>> z.round(decimals=3)
+        >>> ActNorm(2).initialize(torch.tensor([[0.0, 10.0], [2.0, 30.0]])).round(decimals=3)
         tensor([[-1., -1.],
                 [ 1.,  1.]])
     """
@@ -164,23 +153,16 @@ class ActNorm(Bijection):
         deviation = torch.linalg.vector_norm(centred, dim=0) / math.sqrt(len(x))
         self.log_scale.copy_(-torch.log(bounded_deviation(deviation) + EPSILON) / self.scale_rate)
         # The same as forward(x)[0], without shifting a large sample again.
-        return (
-            centred.mul_(self.scale()) if x.dtype == self.bias.dtype == wide.dtype else self(x)[0]
-        )
-
-    def extra_repr(self) -> str:
-        """Width and rate, for `repr`."""
-        return f"{len(self.bias)}, scale_rate={self.scale_rate}"
+        same_type = x.dtype == self.bias.dtype == wide.dtype
+        return centred.mul_(self.scale()) if same_type else self(x)[0]
 
 
 class Permutation(Bijection):
     r"""Reorder the dimensions: :math:`z_d = x_{\pi(d)}`, with log-determinant exactly 0.
 
-    Build one with `Permutation.reverse` (the released code) or `Permutation.random` (the paper), or
-    from an index :math:`\pi` of shape (D,), which must hold each of 0 … D − 1 once.
+    The index :math:`\pi`, shape (D,), must hold each of 0 … D − 1 once.
 
     Example:
-        >>> import torch
         >>> Permutation.reverse(3)(torch.tensor([[1.0, 2.0, 3.0]]))[0]
         tensor([[3., 2., 1.]])
     """
@@ -219,8 +201,7 @@ class InvertibleLinear(Bijection):
 
     P (a permutation) and the signs are fixed; L (unit lower triangular), U (strictly upper
     triangular) and s are learned. It starts as a random rotation. The parameters hold
-    :math:`\sqrt D` times the entries of L and U, so that a step of Adam changes a row by its
-    learning rate whatever D is; without that a wide matrix soon cannot be inverted.
+    :math:`\sqrt D` times L and U, so that Adam's steps do not make a wide matrix singular.
 
     Args:
         features: Width D.
@@ -230,7 +211,6 @@ class InvertibleLinear(Bijection):
         Kingma and Dhariwal (2018), section 3.2, LU decomposition.
 
     Example:
-        >>> import torch
         >>> layer = InvertibleLinear(3, generator=torch.Generator().manual_seed(0))
         >>> x = torch.randn(5, 3)
         >>> torch.allclose(layer.inverse(layer(x)[0]), x, atol=1e-5)
@@ -279,7 +259,7 @@ class InvertibleLinear(Bijection):
 
 
 class _Linear(nn.Linear):
-    """Without torch's own start, which would be overwritten and move the caller's generator."""
+    """Without torch's own start, which would move the caller's generator."""
 
     def reset_parameters(self) -> None:
         """Leave the weights to who makes the layer."""
@@ -301,10 +281,9 @@ class CouplingNet(nn.Module):
         in_features: Width of x.
         out_features: Width of g(x).
         width: Hidden width.
-        residual: Add :math:`h_1` to :math:`h_2`: Table 7's "with residual connection". The
-            released code has none.
+        residual: Add :math:`h_1` to :math:`h_2`, as in Table 7; the released code does not.
         scale_rate: The constant r, as in ActNorm.
-        weight_init: "orthogonal", with which results depend less on the seed, or "normal".
+        weight_init: "orthogonal" or "normal".
         generator: Source of the weights.
 
     Source:
@@ -316,10 +295,10 @@ class CouplingNet(nn.Module):
         in_features: int,
         out_features: int,
         *,
-        width: int,
-        residual: bool,
-        scale_rate: float,
-        weight_init: WeightInit,
+        width: int = 32,
+        residual: bool = False,
+        scale_rate: float = 3.0,
+        weight_init: WeightInit = "orthogonal",
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -369,29 +348,12 @@ class _Coupling(Bijection):
     # How many numbers the net gives for each dimension that moves.
     outputs: ClassVar[int]
 
-    def __init__(
-        self,
-        features: int,
-        *,
-        width: int = 32,
-        residual: bool = False,
-        scale_rate: float = 3.0,
-        weight_init: WeightInit = "orthogonal",
-        generator: torch.Generator | None = None,
-    ) -> None:
+    def __init__(self, features: int, **net: Any) -> None:
         super().__init__()
         if features < 2:
             raise InputError(f"a coupling needs at least 2 dimensions, got {features}")
         self.kept = features - features // 2
-        self.net = CouplingNet(
-            self.kept,
-            self.outputs * (features - self.kept),
-            width=width,
-            residual=residual,
-            scale_rate=scale_rate,
-            weight_init=weight_init,
-            generator=generator,
-        )
+        self.net = CouplingNet(self.kept, self.outputs * (features - self.kept), **net)
 
     @torch.no_grad()
     def initialize(self, x: Tensor) -> Tensor:
@@ -401,21 +363,17 @@ class _Coupling(Bijection):
 
 
 class AdditiveCoupling(_Coupling):
-    r"""Keep the first half, move the second: :math:`z_2 = x_2 + g(x_1)`, log-determinant 0.
-
-    With odd D the kept part is the larger one.
+    """Keep the first half, move the second: :math:`z_2 = x_2 + g(x_1)`, log-determinant 0.
 
     Args:
-        features: Width D, at least 2.
-        width: Hidden width of the net; the other arguments are those of `CouplingNet`, too.
+        features: Width D, at least 2; if it is odd, the kept part is the larger one.
+        **net: width, residual, scale_rate, weight_init and generator, as in `CouplingNet`.
 
     Source:
         Paper, appendix A, equations 5 to 8; Dinh et al. (2015).
 
     Example:
-        >>> import torch
-        >>> z, log_det = AdditiveCoupling(5, width=4)(torch.ones(2, 5))
-        >>> log_det
+        >>> AdditiveCoupling(5, width=4)(torch.ones(2, 5))[1]
         tensor([0., 0.])
     """
 
@@ -433,7 +391,7 @@ class AdditiveCoupling(_Coupling):
 
 
 class AffineCoupling(_Coupling):
-    r"""Keep the first half, scale and shift the second.
+    r"""Keep the first half, scale and shift the second; arguments are those of `AdditiveCoupling`.
 
     .. math::
         z_2 = x_2 \odot e^{a(x_1)} + t(x_1), \qquad \log|\det| = \sum_d a_d(x_1),
@@ -441,15 +399,11 @@ class AffineCoupling(_Coupling):
 
     The log-scale is bounded by 2 on either side, so that the inverse stays stable; it starts at 0.
 
-    Arguments and errors are those of `AdditiveCoupling`.
-
     Source:
         Kingma and Dhariwal (2018), section 3.3; the paper replaces it by the additive one.
 
     Example:
-        >>> import torch
-        >>> z, log_det = AffineCoupling(4, width=4)(torch.ones(2, 4))
-        >>> log_det.tolist()
+        >>> AffineCoupling(4, width=4)(torch.ones(2, 4))[1].tolist()
         [0.0, 0.0]
     """
 
@@ -457,8 +411,7 @@ class AffineCoupling(_Coupling):
 
     def _shift_and_log_scale(self, kept: Tensor) -> tuple[Tensor, Tensor]:
         shift, raw = self.net(kept).chunk(2, dim=1)
-        bound = AFFINE_LOG_SCALE_BOUND
-        return shift, bound * torch.tanh(raw / bound)
+        return shift, AFFINE_LOG_SCALE_BOUND * torch.tanh(raw / AFFINE_LOG_SCALE_BOUND)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Scale and shift the second half."""

@@ -58,9 +58,7 @@ class ResidualForm:
     `InvertibleLinear` layers; c is `constant`.
 
     Example:
-        >>> import torch
-        >>> flow = Glow(6, width=4, generator=torch.Generator().manual_seed(0)).double()
-        >>> form = ResidualForm.of(flow)
+        >>> form = ResidualForm.of(Glow(6, width=4).double())
         >>> len(form.couplings), form.matrix.count_nonzero().item()
         (6, 6)
     """
@@ -110,10 +108,9 @@ class ResidualForm:
 
 def _inverse(matrix: Tensor) -> Tensor:
     """The inverse, which for a scaled permutation needs no solving."""
-    if int(matrix.count_nonzero()) > len(matrix):
-        inverse: Tensor = torch.linalg.inv(matrix)
-        return inverse
-    inverse = matrix.T / matrix.square().sum(dim=1)
+    scaled_permutation = int(matrix.count_nonzero()) == len(matrix)
+    squares = matrix.square().sum(dim=1)
+    inverse: Tensor = matrix.T / squares if scaled_permutation else torch.linalg.inv(matrix)
     return inverse
 
 

@@ -18,8 +18,15 @@ from sentence_transformers.util import import_from_string
 
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator
-from bertflow.calibrators.readme import CARD, HERE, calibrator_name, named, preset_name
-from bertflow.calibrators.writing import SUBFOLDER, without_folders, write_calibrator
+from bertflow.calibrators.readme import (
+    CARD,
+    HERE,
+    calibrator_name,
+    named,
+    preset_name,
+    without_folders,
+)
+from bertflow.calibrators.storage import SUBFOLDER, write_calibrator
 from bertflow.display import block, facts_table, unfolded
 from bertflow.encoders.checks import BUILT_IN, quietly
 from bertflow.encoders.description import describe_encoder, origin_of, vocabulary_hash

@@ -16,8 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from bertflow.arrays import Array, check_device
 from bertflow.calibrators import Calibrator
-from bertflow.calibrators.storage import as_calibrator
-from bertflow.calibrators.writing import check_savable, plain_provenance
+from bertflow.calibrators.storage import as_calibrator, check_savable, plain_provenance
 from bertflow.display import of_stage, watched
 from bertflow.encoders.description import (
     describe_encoder,
@@ -94,8 +93,7 @@ def calibrate(
         InputError: Too few sentences, no sentences, or a vector that is not finite.
         ModelError: The encoder is not one function of the text, would not be the same once it is
             saved, or the calibrator cannot be portable.
-        TrainingError: A step of the fit is not finite; `error.kept` is the flow before that, which
-            `attach` appends.
+        TrainingError: A step of the fit is not finite.
 
     Example:
         ``save_model(calibrate(load_encoder("bert-base-uncased"), sentences), "m")``

@@ -70,16 +70,15 @@ def _new_card(model: CalibratedSentenceTransformer) -> str:
         ),
         title=text(owner.model_name or f"{base}, calibrated ({readme.preset_of(calibrator)[0]})"),
         encoder=encoder,
-        what=readme.WHAT[kind][0],
+        **readme.TEXTS[kind],
         width=model.get_embedding_dimension() or 0,
         portable=portable,
         density=kind == "Flow",
         made=readme.table(
             {"encoder": encoder, **readme.encoder_facts(about), **readme.made_of(calibrator)}
         ),
-        limits=readme.LIMITS,
+        limits=readme.TEXTS["limits"],
         licence=licence_text(licence, model._origin),
-        source=readme.WHAT[kind][1],
     )
     return f"{card}\n"
 

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from bertflow.arrays import check_device
 from bertflow.calibrators import load_calibrator
 from bertflow.calibrators.readme import CARD
-from bertflow.calibrators.writing import SUBFOLDER
+from bertflow.calibrators.storage import SUBFOLDER
 from bertflow.encoders.checks import check_files, check_weights, read_modules, readable
 from bertflow.encoders.encoder import CALIBRATOR, keep_picklable
 from bertflow.encoders.loading import load_encoder

@@ -14,7 +14,7 @@ from bertflow.analysis import Diagnosis, diagnose, frequent_words, word_embeddin
 from bertflow.analysis.gains import PairGains, measure_gains
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.readme import last_part, preset_name
-from bertflow.calibrators.writing import SUBFOLDER
+from bertflow.calibrators.storage import SUBFOLDER
 from bertflow.data import CATALOG, STS_TASKS, read_corpus, read_task, sample_pairs, sample_texts
 from bertflow.data.readers import find_files
 from bertflow.encoders import SentenceCache, embed, library_versions
