@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import math
-import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Mapping
@@ -32,9 +31,9 @@ from bertflow.data import (
 )
 from bertflow.encoders import load_word_vectors
 from bertflow.encoders.checks import read_modules
+from bertflow.encoders.encoding import Group
 from bertflow.encoders.gguf import licence_of
-from bertflow.encoders.sentence_cache import VectorCache, parse_size
-from bertflow.encoders.streaming import _PartialFile
+from bertflow.encoders.sentence_cache import Unfinished, VectorCache, parse_size
 from bertflow.finetuning.resuming import (
     CLASSIFIER,
     RECORD,
@@ -393,26 +392,14 @@ def _left_behind() -> list[Reader]:
         if len(cache):
             np.array(cache.vectors()[cache.find(["a", "b", "c"])])
 
-    sentences = np.array([b"0" * 16, b"1" * 16], dtype="S16")
+    group, vectors = Group(["a", "b"]), np.arange(6, dtype=np.float32).reshape(2, 3)
 
     def write_part(folder: Path) -> None:
-        folder.mkdir()
-        with _PartialFile(folder / "out.npy", about, 3) as part:
-            part.extend(2)
-            part.put(np.arange(2), np.ones((2, 3), dtype=np.float32))
-            part.note(sentences, np.arange(2), np.ones((2, 3), dtype=np.float32))
-            shutil.copytree(part.folder, folder / "kept")
-        (folder / "kept").rename(folder / ".out.npy.part")
+        Unfinished(folder, about).add(group, np.arange(2), vectors)
 
     def read_part(folder: Path) -> None:
-        vectors = np.ones((2, 3), dtype=np.float32)
-        with _PartialFile(folder / "out.npy", about, 3) as part:
-            part.extend(2)
-            there, found = part.take(sentences, np.arange(2))
-            assert not len(there) or np.array_equal(found, vectors[there])
-            part.put(np.arange(2), vectors)
-            part.note(sentences, np.arange(2), vectors)
-            assert (part.array()[:2] == vectors).all()
+        there, found = Unfinished(folder, about).take(group)
+        assert not len(there) or np.array_equal(found, vectors[there])
 
     classifier = save({name: t.detach() for name, t in _Classifier().state_dict().items()})
     record = {"run": {"recipe": 1}, "losses": [0.5] * 3, "files": {CLASSIFIER: len(classifier)}}
@@ -425,23 +412,16 @@ def _left_behind() -> list[Reader]:
     work = {"kind": "score", "key": "ab", "recipe": {}, "seconds": 0.1}
     one = Result(**work, result={"x": 1}, arrays={"cosines": np.ones(3)})
 
-    # Of what is one process's at a time, the lock has no content.
-    locked: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any], str]] = {
-        "vectors of a run": (write_cache, read_cache, ".lock"),
-        "encode, stopped": (write_part, read_part, ".out.npy.part/lock"),
-    }
     return [
         Reader(name="checkpoint of a fit", files=_folder_of(write_state), read=read_state, share=2),
-        *(
-            Reader(
-                name=name,
-                files=_folder_of(write),
-                read=read,
-                kept=frozenset({lock}),
-                changes=True,
-            )
-            for name, (write, read, lock) in locked.items()
+        Reader(
+            name="vectors of a run",
+            files=_folder_of(write_cache),
+            read=read_cache,
+            kept=frozenset({".lock"}),  # It has no content.
+            changes=True,
         ),
+        Reader(name="encode, stopped", files=_folder_of(write_part), read=read_part),
         Reader(
             name="finetune, stopped",
             files={

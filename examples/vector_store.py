@@ -24,15 +24,16 @@ run(encode, "documents", "raw")
 fit_folder(calibrator, "raw", "moments")
 run(calibrate := Transform(calibrator), "raw", "calibrated")
 
-queries = encode({"text": np.array([*wanted])})  # They go the way that the documents went.
+queries = encode(pa.table({"text": [*wanted]}))  # They go the way that the documents went.
 relevant = ids[[texts.index(text) for text in wanted.values()], None]
 for folder, asked in [("raw", queries), ("calibrated", calibrate(queries))]:
-    index = faiss.IndexIDMap(faiss.IndexFlatIP(asked["vector"].shape[1]))
+    rows = np.stack(asked["vector"].to_numpy())
+    index = faiss.IndexIDMap(faiss.IndexFlatIP(rows.shape[1]))
     for file in files_of(folder):
         for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches(2**14):
             vectors = batch["vector"].flatten().to_numpy().reshape(len(batch), -1)
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)  # A cosine is an inner product
             index.add_with_ids(vectors / lengths, batch["id"].to_numpy())  # at length 1.
-    found = index.search(asked["vector"], 10)[1] == relevant
+    found = index.search(rows, 10)[1] == relevant
     recalls = [f"recall@{k} {100 * found[:, :k].any(axis=1).mean():.1f}" for k in (1, 10)]
     print(f"{folder}: {', '.join(recalls)}, {len(wanted)} queries, {index.ntotal} documents")

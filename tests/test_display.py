@@ -191,9 +191,7 @@ def test_a_cache_shows_where_it_is_and_what_it_holds(encoder, tiny_sentences, tm
     assert "at most 2 GB" in repr(cache)
     calibrate(encoder, tiny_sentences[:9], Whitening(2), cache=cache)
     assert f"and {cache.encoded} were not" in repr(cache)
-    shown = words(cache._repr_html_())
-    assert str(cache.folder) in shown
-    assert "encoders1" in shown
+    assert repr(str(cache.folder)) in repr(cache)
 
 
 def test_a_calibrated_model_shows_its_encoder_and_calibrator(encoder, tiny_sentences):

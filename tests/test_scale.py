@@ -7,11 +7,11 @@ import os
 import pickle
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -27,11 +27,10 @@ from bertflow import (
     save_calibrator,
 )
 from bertflow.calibrators import AdaptiveWhitening, Moments
-from bertflow.encoders import embedding, encode_distinct, encoding
+from bertflow.encoders import encode_distinct, encoding
 from bertflow.scale import (
     BlockMoments,
     Encode,
-    Place,
     Transform,
     files_of,
     fit_folder,
@@ -42,7 +41,7 @@ from bertflow.scale import (
 )
 from bertflow.scale.engines import _Actor
 from bertflow.scale.manifest import MANIFEST
-from bertflow.scale.shards import plan
+from bertflow.scale.shards import Place, plan
 from conftest import of_probe
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -358,8 +357,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path, corpus):
 
 
 def test_a_shard_that_was_stopped_goes_on_where_it_was(tmp_path, monkeypatch):
-    for module in (encoding, embedding):
-        monkeypatch.setattr(module, "PART_SECONDS", 0.0)
+    monkeypatch.setattr(encoding, "PART_SECONDS", 0.0)
     write_texts(tmp_path / "corpus/one.parquet", [f"sentence {n}" for n in range(10, 99)])
     calls, killed = tmp_path / "calls", Lengths(tmp_path / "calls", fails_at=60)
     with pytest.raises(ModelError, match=r"one\.parquet: .*killed"):
@@ -391,10 +389,10 @@ class OtherProcesses:
     def describe(self, worker: Any) -> dict[str, Any]:
         return travelled(worker).describe()
 
-    def run(self, worker: Any, jobs: Any) -> Iterator[Any]:
-        actors = [_Actor(travelled(worker)), _Actor(travelled(worker))]
-        for number, job in enumerate(reversed(jobs)):
-            yield travelled(actors[number % 2].do(travelled(job)))
+    def run(self, job: Any, shards: Any) -> Iterator[Any]:
+        actors = [_Actor(travelled(job)), _Actor(travelled(job))]
+        for number, shard in enumerate(reversed(shards)):
+            yield travelled(actors[number % 2].do(travelled(shard)))
 
 
 def travelled(thing: Any) -> Any:
@@ -420,8 +418,9 @@ def test_what_fails_in_another_process_is_named(tmp_path, corpus):
 
 def test_a_worker_with_another_model_refuses_to_work(tmp_path, corpus):
     class Mixed(OtherProcesses):
-        def run(self, worker: Any, jobs: Any) -> Iterator[Any]:
-            return super().run(Encode(Lengths(), numbers="float16"), jobs)
+        def run(self, job: Any, shards: Any) -> Iterator[Any]:
+            other = Encode(Lengths(), numbers="float16")
+            return super().run(replace(job, worker=other), shards)
 
     with pytest.raises(ModelError, match="a worker's model is not that of the others"):
         run(Encode(Lengths()), corpus, tmp_path / "out", engine=Mixed())
@@ -481,45 +480,35 @@ HARMS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [object, "U1", np.float64, np.int64, bool])
-def test_an_empty_batch_of_any_type_gives_an_empty_one(dtype):
-    nothing = np.array([], dtype=dtype)
+def matrix(table: Any) -> np.ndarray:
+    return np.array(table["vector"].to_pylist())
+
+
+def test_an_empty_batch_gives_an_empty_one():
+    nothing = pyarrow.table({"id": pyarrow.nulls(0), "text": pyarrow.nulls(0)})
     fitted = Whitening(dim=2).fit(np.random.default_rng(0).normal(size=(50, 3)))
-    for worker, name, width in [
-        (Encode(Lengths(), column="text"), "text", 3),
-        (Transform(fitted), "vector", 2),
-        (Transform(fitted, inverse=True), "vector", 3),
+    for worker, width in [
+        (Encode(Lengths(), column="text"), 3),
+        (Transform(fitted, vector="text"), 2),
+        (Transform(fitted, vector="text", inverse=True), 3),
     ]:
-        found = worker({"id": np.arange(0), name: nothing})
-        assert found["id"].shape == (0,)
-        assert found["vector"].shape == (0, width)
+        found = worker(nothing)
+        assert found.num_rows == 0
+        assert found.schema[-1].type.list_size == width
 
 
-def test_an_empty_batch_needs_no_name_for_its_text():
-    found = Encode(Lengths())({"id": np.arange(0), "text": np.array([], dtype=object)})
-    assert found["vector"].shape == (0, 3)
-
-
-@pytest.mark.parametrize("missing", [None, float("nan"), np.nan, pd.NA], ids=repr)
-def test_missing_text_in_a_batch_is_named_by_its_row_or_left_out(missing):
-    batch = {"text": np.array(["sentence 1", missing, "sentence 3"], dtype=object)}
+def test_missing_text_in_a_batch_is_named_by_its_row_or_left_out():
+    batch = pyarrow.table({"text": ["sentence 1", None, "sentence 3"]})
     with pytest.raises(InputError, match=r"row 1 has no text"):
         Encode(Lengths(), column="text")(batch)
-    assert len(Encode(Lengths(), column="text", blank="skip")(batch)["vector"]) == 2
+    assert Encode(Lengths(), column="text", blank="skip")(batch).num_rows == 2
 
 
-def test_something_else_among_texts_is_named_by_its_row():
-    batch = {"text": np.array(["one", "two", 3.5], dtype=object)}
-    with pytest.raises(InputError, match=r"'text' holds str and, in row 2, float"):
-        Encode(Lengths(), column="text")(batch)
-
-
-def test_batches_of_a_calibrator_that_gives_data_frames_are_arrays_still():
-    x = np.random.default_rng(0).normal(size=(50, 3))
-    fitted = Whitening().fit(x)
-    expected = fitted.transform(x)
-    found = Transform(fitted.set_output(transform="pandas"))({"vector": x})
-    np.testing.assert_array_equal(found["vector"], expected)
+def test_batches_of_a_calibrator_that_gives_data_frames_are_tables_still(vectors):
+    fitted = Whitening().fit(vectors)
+    expected = fitted.transform(vectors)
+    found = Transform(fitted.set_output(transform="pandas"))(table_of(vectors))
+    np.testing.assert_array_equal(matrix(found), expected)
 
 
 @pytest.mark.parametrize("harm", HARMS)
@@ -721,7 +710,7 @@ def test_an_output_elsewhere_than_on_a_disk_is_refused(tmp_path, corpus):
 
 
 def test_an_output_inside_the_input_is_refused(tmp_path, corpus):
-    with pytest.raises(InputError, match="lies in the input"):
+    with pytest.raises(InputError, match="is in the folder that the run reads"):
         run(Encode(Lengths()), corpus, corpus / "out")
     assert not (corpus / "out").exists()
 
@@ -826,8 +815,8 @@ def test_near_duplicates_are_found_in_a_folder_too(tmp_path, vectors):
 
 def test_moments_of_blocks_can_be_merged_by_anyone(vectors):
     take = BlockMoments(covariance=False)
-    blocks = [take({"vector": vectors[:10]}), take(table_of(vectors[10:]).select(["vector"]))]
-    rows = [{name: values[0] for name, values in blocks[0].items()}]
+    blocks = [take(table_of(part)) for part in (vectors[:10], vectors[10:])]
+    rows = blocks[0].to_pylist()
     once = Moments(WIDTH, covariance=False)
     once.update(torch.from_numpy(vectors))
     for found in (merged_moments(blocks), merged_moments([*rows, blocks[1]])):
@@ -840,7 +829,7 @@ def test_moments_of_nothing_and_of_other_widths_are_refused(vectors):
     with pytest.raises(InputError, match="holds no vector"):
         merged_moments([])
     with pytest.raises(InputError, match="vectors of one width"):
-        merged_moments([take({"vector": vectors}), take({"vector": vectors[:, :3]})])
+        merged_moments([take(table_of(vectors)), take(table_of(vectors[:, :3]))])
 
 
 @pytest.mark.parametrize("calibrator", CALIBRATORS, ids=str)
@@ -870,55 +859,34 @@ def test_a_flow_is_refused_with_a_remedy(tmp_path, shards):
 # In anyone's own map_batches, here without one.
 
 
-def test_encode_takes_batches_of_arrays_and_of_arrow(tiny_bert):
+def test_encode_takes_tables(tiny_bert):
     texts = ["the cat plays", "two red birds", "the cat plays"]
     expected = encode_distinct(load_encoder(tiny_bert), texts)
     encode = Encode(str(tiny_bert), column="text", precision="float32")
-    arrays = encode({"id": np.arange(3), "text": np.array(texts, dtype=object)})
-    assert arrays["id"].tolist() == [0, 1, 2]
-    np.testing.assert_allclose(arrays["vector"], expected, rtol=0, atol=1e-6)
     table = encode(pyarrow.table({"id": [0, 1, 2], "text": texts}))
-    np.testing.assert_allclose(
-        np.array(table.column("vector").to_pylist()), expected, rtol=0, atol=1e-6
-    )
+    assert table["id"].to_pylist() == [0, 1, 2]
+    np.testing.assert_allclose(matrix(table), expected, rtol=0, atol=1e-6)
     assert encode(table.slice(0, 0).select(["id"]).append_column("text", [[]])).num_rows == 0
 
 
-def test_transform_takes_batches_of_arrays_and_of_arrow(vectors, calibrator):
-    apply = Transform(calibrator)
-    expected = calibrator.transform(vectors)
-    found = apply({"vector": vectors, "id": np.arange(1000)})
-    np.testing.assert_array_equal(found["vector"], expected)
-    table = apply(table_of(vectors))
+def test_transform_takes_tables(vectors, calibrator):
+    table = Transform(calibrator)(table_of(vectors))
     assert table.column_names == ["id", "vector", "name"]
-    np.testing.assert_array_equal(np.array(table["vector"].to_pylist(), np.float32), expected)
+    np.testing.assert_array_equal(matrix(table).astype(np.float32), calibrator.transform(vectors))
 
 
-def test_a_batch_of_arrays_is_one_call(vectors, calibrator):
-    # Ray Data gives each call to a thread, of which it has one: a second would wait for the first.
-    calls = []
-
-    class Counted(Transform):
-        def __call__(self, batch):
-            calls.append(type(batch))
-            return super().__call__(batch)
-
-    Counted(calibrator)({"vector": vectors})
-    assert calls == [dict]
-
-
-def test_a_batch_of_another_kind_is_refused(calibrator):
-    with pytest.raises(InputError, match="a batch is list; expected a mapping"):
-        Transform(calibrator)([1, 2])
+def test_a_batch_of_another_kind_is_refused(calibrator, vectors):
+    with pytest.raises(InputError, match="a batch is dict, not a pyarrow.Table; give batch_format"):
+        Transform(calibrator)({"vector": vectors})
     with pytest.raises(
         InputError, match="no column 'vector'; vectors are in 'x': name one by --vector"
     ):
-        Transform(calibrator)({"x": np.ones((2, 6))})
+        Transform(calibrator)(table_of(vectors).rename_columns(["id", "x", "name"]))
 
 
 def test_a_worker_travels_without_its_model(tiny_bert):
     encode = Encode(str(tiny_bert))
-    encode({"text": np.array(["the cat"], dtype=object)})
+    encode(pyarrow.table({"text": ["the cat"]}))
     assert len(pickle.dumps(encode)) < 2000
 
 

@@ -220,12 +220,16 @@ def test_the_classes_work_in_anyones_own_map_batches(tmp_path, cluster, shards, 
     data = ray.data.read_parquet(str(shards))
     pool = ray.data.ActorPoolStrategy(size=1)
     mapped = data.map_batches(
-        Transform, fn_constructor_args=(calibrator,), compute=pool, batch_size=100
+        Transform,
+        fn_constructor_args=(calibrator,),
+        compute=pool,
+        batch_size=100,
+        batch_format="pyarrow",
     )
     rows = sorted(mapped.take_all(), key=lambda row: row["id"])
     found = np.stack([row["vector"] for row in rows])
     np.testing.assert_allclose(found, calibrator.transform(vectors), rtol=0, atol=1e-6)
-    blocks = data.map_batches(BlockMoments(), batch_size=100).take_all()
+    blocks = data.map_batches(BlockMoments(), batch_size=100, batch_format="pyarrow").take_all()
     moments = merged_moments(blocks)
     once = Moments(WIDTH)
     once.update(torch.from_numpy(vectors))

@@ -52,20 +52,22 @@ def test_forms_that_are_read(text, name, tmp_path, capfd):
 def test_what_is_wrong_is_named_with_its_line(tmp_path):
     for content, message in [
         (b"", "holds no word vectors"),
-        (b"cat 1 0\ndog 0\n", "line 2: expected a word and 2 numbers, got 'dog' and 1"),
-        (b"cat 1 0\ndog 0 1 2\n", "line 2: expected a word and 2 numbers, got 'dog' and 3"),
-        (b"cat 1 0\n\ndog 0 1\n", "line 2: expected a word and 2 numbers, got '' and 0"),
-        (b"\ncat 1 0\n", "line 1: expected a word and its numbers, got '' and 0"),
-        (b"cat\ndog\n", "line 1: expected a word and its numbers, got 'cat' and 0"),
-        (b"2 3\ncat 1 0\ndog 0 1\n", "line 2: expected a word and 3 numbers, got 'cat' and 2"),
-        (b"3 2\ncat 1 0\ndog 0 1\n", "holds 2 of the 3 words it promises"),
+        (b"cat 1 0\ndog 0\n", "line 2: expected a word and 2 finite numbers, got 'dog' and '0'"),
+        (
+            b"cat 1 0\ndog 0 1 2\n",
+            "line 2: expected a word and 2 finite numbers, got 'dog' and '0 1",
+        ),
+        (b"cat 1 0\n\ndog 0 1\n", "line 2: expected a word and 2 finite numbers, got '' and ''"),
+        (b"\ncat 1 0\n", "line 1: expected a word and its finite numbers, got '' and ''"),
+        (b"cat\ndog\n", "line 1: expected a word and its finite numbers, got 'cat' and ''"),
+        (b"2 3\ncat 1 0\ndog 0 1\n", "line 2: expected a word and 3 finite numbers, got 'cat'"),
         (b"cat 1 0\nd\xffg 0 1\n", "line 2: it is not UTF-8"),
-        (b"cat 1 0\ndog 0 x\n", "line 2: 'dog' has an entry that is no number"),
-        (b"cat 1 0\ndog 0 1_0\n", "line 2: 'dog' has an entry that is no number"),
-        (b"cat 1 0\n\xef\xbb\xbfdog 0 1 2\n", "line 2: expected a word and 2 numbers"),
-        (b"cat 1 0\ndog 0 nan\n", "line 2: 'dog' has an entry that is not finite"),
-        (b"cat 1 0\ndog 0 -inf\n", "line 2: 'dog' has an entry that is not finite"),
-        (b"cat 1 0\ndog 0 1e39\n", "line 2: 'dog' has an entry that is not finite"),
+        (b"cat 1 0\ndog 0 x\n", "line 2: expected a word and 2 finite numbers, got 'dog"),
+        (b"cat 1 0\ndog 0 1_0\n", "line 2: expected a word and 2 finite numbers, got 'dog"),
+        (b"cat 1 0\n\xef\xbb\xbfdog 0 1 2\n", "line 2: expected a word and 2 finite numbers"),
+        (b"cat 1 0\ndog 0 nan\n", "line 2: expected a word and 2 finite numbers, got 'dog'"),
+        (b"cat 1 0\ndog 0 -inf\n", "line 2: expected a word and 2 finite numbers, got 'dog'"),
+        (b"cat 1 0\ndog 0 1e39\n", "line 2: expected a word and 2 finite numbers, got 'dog'"),
     ]:
         (tmp_path / "words.txt").write_bytes(content)
         with pytest.raises(InputError) as caught:

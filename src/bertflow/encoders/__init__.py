@@ -2,7 +2,7 @@
 
 from bertflow.encoders.description import describe_encoder, library_versions
 from bertflow.encoders.devices import DevicesEncoding, parse_devices
-from bertflow.encoders.embedding import Embedded, embed, fill
+from bertflow.encoders.embedding import Embedded, EncodeOptions, embed, fill
 from bertflow.encoders.encoding import encode_distinct
 from bertflow.encoders.loading import load_encoder, load_layers, load_poolings
 from bertflow.encoders.module import CalibratorModule
@@ -24,6 +24,7 @@ __all__ = [
     "CalibratorModule",
     "DevicesEncoding",
     "Embedded",
+    "EncodeOptions",
     "Encoded",
     "Precision",
     "Rows",

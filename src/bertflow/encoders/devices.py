@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from dataclasses import KW_ONLY, dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from queue import Empty
@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
-from bertflow.arrays import Array, check_device
-from bertflow.encoders.encoding import Encoding, Group
+from bertflow.arrays import check_device
+from bertflow.encoders.encoding import NOTHING, Encoding, Group, GroupPart
 from bertflow.encoders.precision import Precision
 from bertflow.errors import BertflowError, InputError, ModelError
 
@@ -45,14 +45,10 @@ def parse_devices(text: str) -> list[str]:
     """
     text = text.strip()
     there = torch.cuda.device_count()
-    if text == "all" and not there:
-        raise InputError("there is no GPU for devices 'all'; give a number of processes")
     if text == "all" or text.isdecimal():
         count = there if text == "all" else int(text)
-        if not count:
-            raise InputError("devices must be at least 1, got 0")
-        if there and count > there:
-            raise InputError(f"there are {there} GPUs, but devices is {count}")
+        if not count or 0 < there < count:
+            raise InputError(f"there are {there} GPUs, but devices is {text}; give a number")
         return [f"cuda:{number}" for number in range(count)] if there else ["cpu"] * count
     names = [name.strip() for name in text.split(",")]
     if not all(names):
@@ -62,42 +58,30 @@ def parse_devices(text: str) -> list[str]:
     return names
 
 
+@dataclass(frozen=True)
 class DevicesEncoding:
     """`Encoding` by several processes: each takes a group when it is free, and sends back parts.
 
+    The arguments are those of `Encoding`, and the device of each process, such as ["cpu", "cpu"].
     Processes are spawned, so a script that uses this needs `if __name__ == "__main__":`. On the
     processor they share its threads and the encoder's memory.
-
-    Args:
-        encoder: As in `Encoding`.
-        devices: The device of each process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"].
-        batch_size: As in `Encoding`.
-        precision: As in `Encoding`.
     """
 
-    def __init__(
-        self,
-        encoder: SentenceTransformer,
-        devices: Sequence[str],
-        *,
-        batch_size: int = 32,
-        precision: Precision = "float32",
-    ) -> None:
-        self.encoder, self.devices = encoder, list(devices)
-        self.batch_size, self.precision = batch_size, precision
+    encoder: SentenceTransformer
+    devices: Sequence[str]
+    _: KW_ONLY
+    batch_size: int = 32
+    precision: Precision = "float32"
 
-    def each(self, groups: Iterable[Group]) -> Iterator[tuple[Group, Array, Array]]:
-        """Encode groups of sentences, several at a time.
-
-        Returns:
-            Parts as of `Encoding.each`, those of several groups mixed.
+    def each(self, groups: Iterable[Group]) -> Iterator[GroupPart]:
+        """Encode groups: parts as of `Encoding.each`, those of several groups mixed.
 
         Raises:
             ModelError: A process has ended before its work; the message names its device.
         """
-        encoder = self.encoder
-        if encoder.device.type != "cpu":  # Memory of a GPU is not shared.
-            encoder = copy.deepcopy(encoder).to("cpu")
+        how = self
+        if self.encoder.device.type != "cpu":  # Memory of a GPU is not shared.
+            how = replace(self, encoder=copy.deepcopy(self.encoder).to("cpu"))
         threads = max(1, torch.get_num_threads() // len(self.devices))
         context = multiprocessing.get_context("spawn")
         tasks: Any = context.Queue()
@@ -105,8 +89,8 @@ class DevicesEncoding:
         try:
             for device in self.devices:
                 ours, theirs = context.Pipe(duplex=False)
-                how = (encoder, device, self.batch_size, self.precision, threads)
-                process = context.Process(target=_work, args=(tasks, theirs, *how), daemon=True)
+                given = (tasks, theirs, how, device, threads)
+                process = context.Process(target=_work, args=given, daemon=True)
                 process.start()
                 theirs.close()
                 workers[ours] = device, process
@@ -122,13 +106,17 @@ class DevicesEncoding:
 
 def _parts(
     groups: Iterable[Group], tasks: Any, workers: dict[Connection, tuple[str, BaseProcess]]
-) -> Iterator[tuple[Group, Array, Array]]:
+) -> Iterator[GroupPart]:
     """Hand out groups and give the parts that come back, a bounded number of groups at a time."""
-    waiting = enumerate(group for group in groups if len(group.lacking))
+    waiting = enumerate(groups)
     begun: dict[int, Group] = {}
     left: dict[int, int] = {}
     while True:
-        for number, group in islice(waiting, AHEAD * len(workers) - len(begun)):
+        while len(begun) < AHEAD * len(workers) and (following := next(waiting, None)):
+            number, group = following
+            if not len(group.lacking):
+                yield group, group.lacking, NOTHING
+                continue
             begun[number], left[number] = group, len(group.lacking)
             tasks.put((number, list(group.sentences), group.lacking))
         if not begun:
@@ -162,15 +150,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _work(
-    tasks: Any,
-    results: Connection,
-    encoder: SentenceTransformer,
-    device: str,
-    batch_size: int,
-    precision: Precision,
-    threads: int,
-) -> None:
+def _work(tasks: Any, results: Connection, how: DevicesEncoding, device: str, threads: int) -> None:
     """Encode the groups that come, until the process is killed."""
     # Ctrl-C reaches all processes of a terminal; the first of them decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -190,9 +170,11 @@ def _work(
 
     try:
         torch.set_num_threads(threads)
-        encoding = Encoding(encoder.to(device), batch_size=batch_size, precision=precision)
+        encoder = how.encoder.to(device)
+        encoding = Encoding(encoder, batch_size=how.batch_size, precision=how.precision)
         for group, places, vectors in encoding.each(groups()):
-            results.send((int(group.numbers[0]), places, vectors))
+            if len(places):
+                results.send((int(group.numbers[0]), places, vectors))
     except OSError:
         return  # Nobody is there to read any more.
     except BertflowError as error:

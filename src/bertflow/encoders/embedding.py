@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import logging
 import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from time import monotonic
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -18,17 +16,38 @@ from sentence_transformers import SentenceTransformer
 from bertflow.arrays import Array, check_device
 from bertflow.encoders.devices import DevicesEncoding
 from bertflow.encoders.encoder import as_sentences, check_text, encoder_of, is_usual
-from bertflow.encoders.encoding import PART_SECONDS, Encoding, Group, prompt_of
+from bertflow.encoders.encoding import NOTHING, Encoding, Group, GroupPart, prompt_of
 from bertflow.encoders.precision import Precision, resolved_precision
-from bertflow.encoders.sentence_cache import SentenceCache, VectorCache
+from bertflow.encoders.sentence_cache import (
+    EncoderVectors,
+    SentenceCache,
+    Unfinished,
+    VectorCache,
+)
 from bertflow.errors import InputError, check_number, shown
 from bertflow.process_state import pinned
 
-log = logging.getLogger(__name__)
-
 Progress = Callable[[int, int], None]
-# Called with a group, places in it, shape (n,), and the vectors of the sentences there, (n, D).
-Put = Callable[[Group, Array, Array], None]
+Store = EncoderVectors | Unfinished
+
+
+class EncodeOptions(TypedDict, total=False):
+    """How a corpus is encoded.
+
+    Attributes:
+        batch_size: Sentences a forward pass; 32 by default.
+        cache: Gives and keeps vectors; None encodes all of them.
+        precision: As in `resolved_precision`; "auto" by default.
+        devices: Of the processes that encode, see `DevicesEncoding`; None encodes in this one.
+        progress: Called with the distinct sentences done, and how many are known so far.
+    """
+
+    batch_size: int
+    cache: SentenceCache | None
+    precision: Precision
+    devices: Sequence[str] | None
+    progress: Progress | None
+
 
 CHUNK_SENTENCES = 1024
 # With no more weights than this in its products, an encoder is a small one.
@@ -82,10 +101,9 @@ class Chunk:
 
 
 class CorpusEncoder:
-    """Encodes a corpus group by group, as far as a cache has not got it.
+    """Encodes a corpus group by group, as far as the cache and unfinished work have not got it.
 
-    With `by_halves`, which a cache needs, a calibrated model's encoder is encoded with, and each
-    group is calibrated when it is whole. Otherwise each batch goes through the whole model.
+    Of a calibrated model the encoder is taken, and each group is calibrated when it is whole.
     """
 
     def __init__(
@@ -93,80 +111,86 @@ class CorpusEncoder:
         encoder: SentenceTransformer,
         total: Callable[[], int],
         *,
-        batch_size: int,
-        precision: Precision,
+        batch_size: int = 32,
+        precision: Precision = "auto",
         cache: SentenceCache | None = None,
+        unfinished: Unfinished | None = None,
         devices: Sequence[str] | None = None,
         description: Mapping[str, Any] | None = None,
-        by_halves: bool = True,
         progress: Progress | None = None,
     ) -> None:
-        self.check_options(batch_size, cache, devices)
+        check_options(batch_size, cache, devices)
         self.precision = resolved_precision(precision, encoder)
         bare, self._calibrated = halves(encoder)
         self.group_size = group_size(bare)
-        if not by_halves:
-            bare, self._calibrated = encoder, None
-        elif bare is not encoder:
-            description = None
         how: Any = {"batch_size": batch_size, "precision": self.precision}
         several = devices is not None and [*devices] != [str(encoder.device)]
         self._encoding: Encoding | DevicesEncoding = (
             DevicesEncoding(bare, devices or (), **how) if several else Encoding(bare, **how)
         )
-        self._kept = None
+        self._stores: list[Store] = []
         if cache is not None:
-            self._kept = cache.opened(bare, precision=self.precision, description=description)
+            about = description if bare is encoder else None
+            self._stores.append(cache.opened(bare, precision=self.precision, description=about))
+        if unfinished is not None:
+            self._stores.append(unfinished)
         self._progress, self._total, self._done = progress, total, 0
 
-    @staticmethod
-    def check_options(batch_size: Any, cache: Any, devices: Any) -> None:
-        """Refuse, before any work, options that cannot be."""
-        check_number("batch_size", batch_size, 1, integer=True)
-        if cache is not None and not isinstance(cache, SentenceCache):
-            raise InputError(f"cache must be a SentenceCache(folder), got {shown(cache)}")
-        if devices is not None and (not isinstance(devices, list | tuple) or not devices):
-            raise InputError(f"devices must be a list such as ['cpu', 'cpu'], got {shown(devices)}")
-        for device in devices or ():
-            check_device(device)
+    def each(self, groups: Iterable[Group]) -> Iterator[GroupPart]:
+        """Vectors of the lacking sentences of groups, part after part."""
+        parts = parts_of(self._encoding, groups, self._stores)
+        return when_whole(self._told(parts), self._calibrated)
 
-    def encode(self, groups: Iterable[Group], put: Put) -> None:
-        """Encode the lacking sentences of groups, and put part after part."""
-        put = when_whole(self._calibrated, put)
+    def _told(self, parts: Iterable[GroupPart]) -> Iterator[GroupPart]:
+        for part in parts:
+            yield part
+            self._done += len(part[1])
+            if self._progress is not None:
+                self._progress(self._done, self._total())
 
-        def lacking() -> Iterator[Group]:
-            for group in groups:
-                if self._kept is not None:
-                    there, vectors = self._kept.take(group.texts(group.lacking))
-                    log.info("cache: %d found, %d not", there.sum(), (~there).sum())
-                    if vectors is not None:
-                        put(group, group.lacking[there], vectors)
-                        self.tell(len(vectors))
-                    group.lacking = group.lacking[~there]
-                yield group
 
-        for group, places, vectors in self._encoding.each(lacking()):
-            put(group, places, vectors)
-            # After `put`, so that a run that is stopped in between goes on with these bits.
-            if self._kept is not None:
-                self._kept.add(group.texts(places), vectors)
-            self.tell(len(places))
+def check_options(batch_size: Any, cache: Any, devices: Any) -> None:
+    """Refuse, before any work, options that cannot be."""
+    check_number("batch_size", batch_size, 1, integer=True)
+    if cache is not None and not isinstance(cache, SentenceCache):
+        raise InputError(f"cache must be a SentenceCache(folder), got {shown(cache)}")
+    if devices is not None and (not isinstance(devices, list | tuple) or not devices):
+        raise InputError(f"devices must be a list such as ['cpu', 'cpu'], got {shown(devices)}")
+    for device in devices or ():
+        check_device(device)
 
-    def tell(self, count: int) -> None:
-        """Report so many more sentences as done."""
-        self._done += count
-        if self._progress is not None:
-            self._progress(self._done, self._total())
+
+def parts_of(
+    encoding: Encoding | DevicesEncoding, groups: Iterable[Group], stores: Sequence[Store] = ()
+) -> Iterator[GroupPart]:
+    """Parts of groups: taken from stores, or encoded and kept in the first store with room."""
+    # Stores are asked as soon as a group is begun, which is before the one ahead of it is done.
+    taken: dict[Group, list[GroupPart]] = {}
+
+    def lacking() -> Iterator[Group]:
+        for group in groups:
+            for store in stores:
+                places, vectors = store.take(group)
+                if len(places):
+                    group.lacking = np.setdiff1d(group.lacking, places)
+                    taken.setdefault(group, []).append((group, places, vectors))
+            yield group
+
+    for group, places, vectors in encoding.each(lacking()):
+        parts = taken.pop(group, [])
+        if len(places):
+            parts.append((group, places, vectors))
+            for store in stores:
+                if store.add(group, places, vectors):
+                    break
+        yield from parts
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """Vectors of distinct sentences, and the row of each sentence in them.
+    """Vectors of distinct sentences, shape (distinct, D), float32, and each sentence's row in them.
 
-    Attributes:
-        vectors: Shape (distinct, D), float32.
-        index: Row of each sentence, repeats included, shape (N,).
-        cut: How many distinct sentences were longer than the encoder's limit; 0 if not counted.
+    `cut` of the distinct sentences were longer than the encoder's limit; 0 if not counted.
     """
 
     vectors: Array
@@ -184,24 +208,18 @@ def embed(
     encoder: SentenceTransformer,
     sentences: Sequence[str],
     *,
-    batch_size: int = 32,
     finite: bool = True,
     count_cut: bool = True,
-    cache: SentenceCache | None = None,
-    precision: Precision = "auto",
-    progress: Progress | None = None,
+    **options: Unpack[EncodeOptions],
 ) -> Embedded:
     """Encode each distinct sentence once; with a cache, only those that it lacks.
 
     Args:
         encoder: Any SentenceTransformer.
         sentences: Text, repeats allowed.
-        batch_size: Sentences a forward pass.
         finite: Refuse a vector that is not finite.
         count_cut: Count the sentences that are too long, which tokenizes them once more.
-        cache: Gives and keeps vectors; None encodes all of them.
-        precision: As in `resolved_precision`.
-        progress: Called with the distinct sentences done and their total.
+        options: See `EncodeOptions`.
 
     Raises:
         InputError: No sentence, something that is not text, or a vector that is not finite; the
@@ -212,25 +230,14 @@ def embed(
         raise InputError("there is no sentence to encode")
     check_text(sentences)
     chunk = Chunk(sentences)
+    corpus = CorpusEncoder(encoder, lambda: len(chunk.distinct), **options)
     vectors: Array | None = None
-
-    def put(group: Group, places: Array, part: Array) -> None:
-        nonlocal vectors
+    for group, places, part in corpus.each(chunk.groups(corpus.group_size)):
         if finite:
             chunk.check_finite(group, places, part)
         if vectors is None:
             vectors = np.empty((len(chunk.distinct), part.shape[1]), dtype=np.float32)
         vectors[group.numbers[places]] = part
-
-    corpus = CorpusEncoder(
-        encoder,
-        lambda: len(chunk.distinct),
-        batch_size=batch_size,
-        precision=precision,
-        cache=cache,
-        progress=progress,
-    )
-    corpus.encode(chunk.groups(corpus.group_size), put)
     assert vectors is not None
     cut = count_cut_of(encoder, chunk.distinct) if count_cut else 0
     return Embedded(vectors=vectors, index=chunk.index, cut=cut)
@@ -241,9 +248,7 @@ def fill(
     caches: Sequence[VectorCache],
     sentences: Sequence[str],
     encoder: Callable[[], SentenceTransformer],
-    *,
-    batch_size: int = 32,
-    progress: Progress | None = None,
+    **options: Unpack[EncodeOptions],
 ) -> None:
     """Encode the sentences that any of the caches lacks, and keep vectors every few seconds.
 
@@ -252,8 +257,7 @@ def fill(
         sentences: Text, repeats allowed.
         encoder: Loads the encoder; called only if a sentence is lacking. Its vectors are those of
             the caches side by side.
-        batch_size: Sentences a forward pass.
-        progress: Called with the sentences encoded and their total.
+        options: See `EncodeOptions`; the precision is float32.
 
     Raises:
         InputError: A sentence is no text, or its vector is not finite.
@@ -271,102 +275,47 @@ def fill(
             group.lacking = np.flatnonzero([text in missing for text in group.sentences])
             yield group
 
-    def put(group: Group, places: Array, vectors: Array) -> None:
+    options["precision"] = "float32"
+    corpus = CorpusEncoder(encoder(), lambda: len(missing), **options)
+    for group, places, vectors in corpus.each(groups()):
         chunk.check_finite(group, places, vectors)
         for cache, part in zip(caches, np.split(vectors, len(caches), axis=1), strict=True):
             cache.add(group.texts(places), part)
 
-    corpus = CorpusEncoder(
-        encoder(),
-        lambda: len(missing),
-        batch_size=batch_size,
-        precision="float32",
-        progress=progress,
-    )
-    corpus.encode(groups(), put)
-
-
-@dataclass
-class _List:
-    """A list of sentences that is being encoded, `number` lists after the first.
-
-    `places` are the rows of its distinct sentences in the store, -1 without one. `left` of them are
-    still to be encoded, and `vectors` are of the others.
-    """
-
-    number: int
-    chunk: Chunk
-    places: Array
-    left: int
-    vectors: Array | None = None
-
 
 def encode_lists(
-    encoding: Encoding, lists: Iterable[Sequence[str]], kept: VectorCache | None = None
+    encoding: Encoding, lists: Iterable[Sequence[str]], unfinished: Unfinished | None = None
 ) -> Iterator[Array]:
     """Encode lists of sentences one after the other, each distinct sentence of a list once.
 
-    The next list is tokenized while one is being encoded. `kept` gets the vectors every few
-    seconds; those of an earlier call with the same lists are taken from it, so the result is the
-    same to the last bit.
+    The next list is tokenized while one is being encoded. With `unfinished` a stopped call goes on
+    to the same bits.
 
     Returns:
         The vectors of each list, in order, shape (N, D), float32; of an empty list (0, 0). They are
         not checked.
     """
     size = group_size(encoding.encoder)
-    begun: deque[_List] = deque()
+    begun: deque[Chunk] = deque()
+    vectors, done = NOTHING, 0
 
     def groups() -> Iterator[Group]:
-        for number, sentences in enumerate(lists):
-            chunk = Chunk(sentences)
-            places = np.full(len(chunk.distinct), -1)
-            if kept is not None:
-                places = kept.find(_names(number, chunk.distinct))
-            begun.append(_List(number, chunk, places, int((places < 0).sum())))
-            for group in chunk.groups(size):
-                group.lacking = np.flatnonzero(places[group.numbers] < 0)
-                yield group
+        for sentences in lists:
+            begun.append(chunk := Chunk(sentences))
+            yield from chunk.groups(size)
 
-    def whole() -> Iterator[Array]:
-        while begun and not begun[0].left:
-            yield _rows_of(begun.popleft(), kept)
-
-    waiting: list[tuple[list[str], Array]] = []
-    written = monotonic()
-    for group, places, part in encoding.each(groups()):
-        yield from whole()
-        one = begun[0]  # Lists are encoded in order.
-        if one.vectors is None:
-            one.vectors = np.empty((len(one.chunk.distinct), part.shape[1]), dtype=np.float32)
-        one.vectors[group.numbers[places]] = part
-        one.left -= len(places)
-        if kept is not None:
-            waiting.append((_names(one.number, group.texts(places)), part))
-            if monotonic() - written >= PART_SECONDS:
-                names, parts = zip(*waiting, strict=True)
-                kept.add([name for some in names for name in some], np.concatenate(parts))
-                waiting, written = [], monotonic()
-    yield from whole()
-
-
-def _names(number: int, sentences: Sequence[str]) -> list[str]:
-    """Names of a list's sentences in the store of vectors."""
-    # The last bits of a vector depend on the batch, so a sentence has another name in each list.
-    return [f"{number} {sentence}" for sentence in sentences]
-
-
-def _rows_of(one: _List, kept: VectorCache | None) -> Array:
-    """A row for each sentence of a list, taken from the store where it was not encoded."""
-    there = np.flatnonzero(one.places >= 0)
-    if kept is not None and len(there):
-        stored = kept.vectors()
-        if one.vectors is None:
-            one.vectors = np.empty((len(one.places), stored.shape[1]), dtype=np.float32)
-        one.vectors[there] = stored[one.places[there]]
-    if one.vectors is None:
-        return np.empty((0, 0), dtype=np.float32)
-    return one.vectors[one.chunk.index]
+    # Lists are encoded in order.
+    for group, places, part in parts_of(encoding, groups(), [unfinished] if unfinished else []):
+        while done == len(begun[0].distinct):
+            yield vectors[begun.popleft().index]
+            vectors, done = NOTHING, 0
+        if not done:
+            vectors = np.empty((len(begun[0].distinct), part.shape[1]), dtype=np.float32)
+        vectors[group.numbers[places]] = part
+        done += len(places)
+    for chunk in begun:
+        yield vectors[chunk.index]
+        vectors = NOTHING
 
 
 def halves(
@@ -396,21 +345,20 @@ def halves(
     return bare, calibrated
 
 
-def when_whole(calibrated: Callable[[Array], Array] | None, put: Put) -> Put:
-    """A function that gathers parts of groups, and puts each group calibrated when it is whole."""
+def when_whole(
+    parts: Iterable[GroupPart], calibrated: Callable[[Array], Array] | None
+) -> Iterator[GroupPart]:
+    """Groups, calibrated when all their parts are there; without a function parts as they are."""
     # The last bits of a row can depend on the rows beside it, and the end of a part on time.
     if calibrated is None:
-        return put
+        yield from parts
+        return
     begun: dict[Group, list[tuple[Array, Array]]] = {}
-
-    def gather(group: Group, places: Array, encoded: Array) -> None:
-        parts = begun.setdefault(group, [])
-        parts.append((places, encoded))
-        if sum(len(places) for places, _ in parts) == len(group.sentences):
+    for group, places, encoded in parts:
+        begun.setdefault(group, []).append((places, encoded))
+        if sum(len(places) for places, _ in begun[group]) == len(group.sentences):
             order, vectors = (np.concatenate(part) for part in zip(*begun.pop(group), strict=True))
-            put(group, np.arange(len(order)), calibrated(vectors[order.argsort()]))
-
-    return gather
+            yield group, np.arange(len(order)), calibrated(vectors[order.argsort()])
 
 
 def group_size(encoder: SentenceTransformer) -> int:

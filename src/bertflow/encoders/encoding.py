@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
@@ -24,6 +23,7 @@ from bertflow.process_state import pinned, set_own_threads, usual_threads
 Batch = tuple[Tensor, dict[str, Any]]
 # Places of sentences in their group, and their vectors.
 Part = tuple[Array, Array]
+NOTHING: Array = np.empty((0, 0), dtype=np.float32)
 
 # A slow encoder's vectors are handed on after so many seconds, so that a kill costs no more.
 PART_SECONDS = 5.0
@@ -62,6 +62,10 @@ class Group:
         return [self.sentences[n] for n in places.tolist()]
 
 
+# A group, places in it, shape (n,), and the vectors of the sentences there, shape (n, D).
+GroupPart = tuple[Group, Array, Array]
+
+
 def encode_distinct(
     encoder: SentenceTransformer,
     sentences: Sequence[str],
@@ -69,21 +73,14 @@ def encode_distinct(
     batch_size: int = 32,
     precision: Precision = "float32",
 ) -> Array:
-    """Encode sentences as `SentenceTransformer.encode` with its defaults does, but faster.
-
-    Batches hold sentences of one number of tokens, so that nothing is spent on padding. Repeats are
-    not looked for.
+    """Encode sentences as `SentenceTransformer.encode` does, but faster: shape (N, D), float32.
 
     Args:
         encoder: Any SentenceTransformer.
-        sentences: Text.
-        batch_size: At most so many sentences of the encoder's maximum length; of shorter ones as
-            many more as have the same number of tokens. On a GPU batches are larger, and halved
-            where memory runs out.
+        sentences: Text; repeats are not looked for.
+        batch_size: At most so many sentences of the encoder's maximum length, and more of shorter
+            ones. On a GPU batches are larger, and halved where memory runs out.
         precision: Of the transformer, see `resolved_precision`. Pooling and calibrator keep theirs.
-
-    Returns:
-        Shape (N, D), float32, in the order given.
     """
     return Encoding(encoder, batch_size=batch_size, precision=precision)(sentences)
 
@@ -118,13 +115,13 @@ class Encoding:
         assert vectors is not None
         return vectors
 
-    def each(self, groups: Iterable[Group]) -> Iterator[tuple[Group, Array, Array]]:
+    def each(self, groups: Iterable[Group]) -> Iterator[GroupPart]:
         """Encode groups of sentences; the next group is begun while one is being finished.
 
         Returns:
-            Parts: a group, places in it, shape (n,), and the vectors of the sentences there, shape
-            (n, D). A part comes after `PART_SECONDS`, or at the end of a group. It is whole
-            batches, so the other vectors are the same if they are encoded without it.
+            Parts of the groups in order. A part comes after `PART_SECONDS`, or at the end of a
+            group. It is whole batches, so the other vectors are the same if they are encoded
+            without it. The one part of a group that lacks nothing is empty.
 
         Raises:
             ModelError: The vectors are others than of `encode`, or a library fails on a sentence.
@@ -137,9 +134,16 @@ class Encoding:
                 own = Encoding(bare, batch_size=self.batch_size, precision=self.kind)
                 own._tried = True
             check_own_encoding(bare, own, exact=self.kind == "float32")
+        try:
+            yield from self._each(groups)
+        except Exception as error:
+            with readable(lambda said: f"{name_of(self.encoder)} cannot encode a corpus: {said}"):
+                raise error
+
+    def _each(self, groups: Iterable[Group]) -> Iterator[GroupPart]:
         if not is_usual(self.encoder):
             for group in groups:
-                yield from _parts(group, self._named(self._slices(self.encoder, group)))
+                yield from _parts(group, self._slices(self.encoder, group))
             return
         self.encoder.eval()
         if self._model is None:
@@ -148,32 +152,19 @@ class Encoding:
         count = min(threads, WORKERS) if _may_run_beside_itself(self._model) else 1
         # Its threads start with the first batch that is handed to them.
         workers = ThreadPoolExecutor(count, "encode", set_own_threads, (threads // count,))
-        before: Iterator[tuple[Group, Array, Array]] = iter(())
+        before: Iterator[GroupPart] = iter(())
         try:
             for group in groups:
                 beside = count > 1 and len(group.sentences) >= FILLING * count
-                with self._errors_named():
-                    computed = self._begin(self._model, group, workers if beside else None)
+                computed = self._begin(self._model, group, workers if beside else None)
                 yield from before
-                before = _parts(group, self._named(computed))
+                before = _parts(group, computed)
                 # Otherwise batches are computed by this thread, and not while workers are busy.
                 if not beside and self._model.device.type != "cuda":
                     yield from before
             yield from before
         finally:
             workers.shutdown(cancel_futures=True)
-
-    @contextmanager
-    def _errors_named(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            with readable(lambda said: f"{name_of(self.encoder)} cannot encode a corpus: {said}"):
-                raise error
-
-    def _named(self, computed: Iterable[Part]) -> Iterator[Part]:
-        with self._errors_named():
-            yield from computed
 
     def _begin(
         self, model: SentenceTransformer, group: Group, workers: ThreadPoolExecutor | None
@@ -225,9 +216,11 @@ class Encoding:
         return ((rows, torch.cat(part).cpu().numpy()) for part in [results])
 
 
-def _parts(group: Group, computed: Iterable[Part]) -> Iterator[tuple[Group, Array, Array]]:
+def _parts(group: Group, computed: Iterable[Part]) -> Iterator[GroupPart]:
     """Batches put together until `PART_SECONDS` are over."""
     begun, left = monotonic(), len(group.lacking)
+    if not left:
+        yield group, group.lacking, NOTHING
     batches: list[Part] = []
     for batch in computed:
         batches.append(batch)

@@ -35,10 +35,9 @@ MOST_WEIGHTS = 2**28
 
 def check_precision(name: str) -> Precision:
     """The precision of that name; an InputError if there is none."""
-    for known in get_args(Precision):
-        if name == known:
-            return cast("Precision", known)
-    raise InputError(f"precision must be one of {', '.join(get_args(Precision))}, got {name!r}")
+    if name not in (known := get_args(Precision)):
+        raise InputError(f"precision must be one of {', '.join(known)}, got {name!r}")
+    return cast("Precision", name)
 
 
 def resolved_precision(
@@ -153,10 +152,9 @@ def kept_from_half(modules: Iterable[nn.Module]) -> Iterator[None]:
 def pack_attention(model: Any) -> None:
     """Let a transformer in half precision on a CPU attend to several short sentences at once.
 
-    Queries and keys of g sentences of L tokens each, L below a tile, are multiplied as one sentence
-    of g L tokens. A mask keeps each sentence to itself, so the result is the same up to rounding,
-    in about half the time. Models with masks of their own (causal, windows), or without PyTorch's
-    attention, are left as they are. The model is changed in place.
+    g sentences of L tokens, L below a tile, are multiplied as one of g L tokens. A mask keeps each
+    to itself, so the result is the same up to rounding, in about half the time. Models with masks
+    of their own, or without PyTorch's attention, stay as they are. The model is changed in place.
     """
     config = getattr(model, "config", None)
     module = sys.modules.get(type(model).__module__)
@@ -252,11 +250,9 @@ class PackedLinear(nn.Linear):
 
 
 def pack_products(model: Any) -> None:
-    """Lay out the weights of a transformer's linear layers once, in place.
+    """Lay out the weights of a transformer's linear layers once, in place, not at every call.
 
-    Otherwise they are copied into the layout of the processor's units at every call, which costs a
-    small batch much of the product's time. Hooked layers stay as they are. So do large models, for
-    their memory, and models on other devices.
+    Hooked layers stay as they are. So do large models, for their memory, and other devices.
     """
     layers = [
         (parent, name, child)

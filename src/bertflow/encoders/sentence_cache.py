@@ -1,4 +1,4 @@
-"""Vectors on disk: one file an encoder that only grows, and the user's cache of such files."""
+"""Vectors on disk: files of an encoder's that only grow, the user's cache, unfinished work."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from filelock import FileLock
 from sentence_transformers import SentenceTransformer
 
 from bertflow.arrays import Array
-from bertflow.display import block, facts_table
 from bertflow.encoders.description import describe_vectors
 from bertflow.encoders.encoder import own_part
+from bertflow.encoders.encoding import NOTHING, Group
 from bertflow.errors import InputError, ModelError, shown
 from bertflow.io.files import remove_stale, write_text
 from bertflow.io.reading import parse_json
@@ -33,7 +33,7 @@ FORMAT = 1
 DIGEST = 16
 ABOUT, VECTORS, SENTENCES, LOCK = "about.json", "vectors.f32", "sentences", ".lock"
 FOLDER_VARIABLE, SIZE_VARIABLE = "BERTFLOW_CACHE", "BERTFLOW_CACHE_SIZE"
-DEFAULT_SIZE = 10 * 10**9
+DEFAULT_SIZE = "10GB"
 # The part for results. A comparison of all methods on all tasks has some 20 MB.
 RESULTS_PART, RESULTS_SIZE = 20, 200 * 10**6
 KEY = "[0-9a-f]" * 32
@@ -102,12 +102,15 @@ class SentenceIndex:
 class VectorCache:
     """An encoder's vectors of distinct sentences: a file that only grows, and is memory-mapped.
 
-    Rows are written before their sentences' hashes, so that wherever a process is killed, each
-    sentence in the folder has its row. Several processes may write at the same time.
+    Rows are written before their sentences' hashes, so that a kill leaves no sentence without its
+    row. Several processes may write at the same time.
 
     Args:
         folder: Made with the first vector that is added.
         about: All that the vectors depend on; kept beside them and compared.
+
+    Attributes:
+        width: Dimensions of the vectors; None while there is none.
 
     Raises:
         ModelError: The folder holds vectors that depend on something else, or is damaged.
@@ -125,7 +128,7 @@ class VectorCache:
         self.about = {"format": FORMAT, **about}
         self._index = SentenceIndex()
         self._count = 0
-        self._width: int | None = None
+        self.width: int | None = None
         # A random mark of the folder, to notice that it was removed and made again.
         self._made: str | None = None
         self._mapped: Array | None = None
@@ -136,11 +139,6 @@ class VectorCache:
 
     def __len__(self) -> int:
         return self._count
-
-    @property
-    def width(self) -> int | None:
-        """Dimensions of the vectors; None while there is none."""
-        return self._width
 
     def missing(self, sentences: Sequence[str]) -> list[str]:
         """The sentences that have no vector yet, each once, in order."""
@@ -160,25 +158,13 @@ class VectorCache:
             raise InputError(f"{self.folder} has no vector of {lost[:80]!r}")
         return rows
 
-    def take(self, sentences: Sequence[str]) -> tuple[Array, Array | None]:
-        """Which of some distinct sentences have a vector; these vectors, or None without any."""
-        rows = self.find(sentences)
-        there = rows >= 0
-        if not there.any():
-            return there, None
-        vectors = np.array(self.vectors()[rows[there]])
-        # Only finite vectors are added, so others are damaged.
-        good = np.isfinite(vectors).all(axis=1)
-        there[there] = good
-        return there, vectors[good] if good.any() else None
-
     def vectors(self) -> Array:
         """All vectors, shape (sentences, D), float32, memory-mapped and read-only."""
-        if self._width is None or not len(self):
+        if self.width is None or not len(self):
             raise InputError(f"{self.folder} holds no vector yet")
         # Mapped again only when it has grown, because a map outlives its folder.
         if self._mapped is None or len(self._mapped) != len(self):
-            shape = (len(self), self._width)
+            shape = (len(self), self.width)
             self._mapped = np.memmap(self.folder / VECTORS, dtype="<f4", mode="r", shape=shape)
         return self._mapped
 
@@ -192,12 +178,12 @@ class VectorCache:
         try:
             with FileLock(self.folder / LOCK):  # It makes the folder.
                 self._refresh()
-                if self._width not in (None, width):
+                if self.width not in (None, width):
                     raise ModelError(
-                        f"{self.folder} holds vectors of {self._width} dimensions, not {width}"
+                        f"{self.folder} holds vectors of {self.width} dimensions, not {width}"
                     )
-                if self._width is None:
-                    self._width, self._made = width, uuid.uuid4().hex
+                if self.width is None:
+                    self.width, self._made = width, uuid.uuid4().hex
                     content = {**self.about, "width": width, "made": self._made}
                     write_text(self.folder / ABOUT, json.dumps(content, indent=2) + "\n")
                 digests = digests_of(sentences)
@@ -213,9 +199,9 @@ class VectorCache:
         """Read the hashes that other processes have added."""
         made, count = self._made, 0
         if (self.folder / ABOUT).is_file():
-            self._width, made = self._read_about()
+            self.width, made = self._read_about()
             sizes = [_size(self.folder / SENTENCES), _size(self.folder / VECTORS)]
-            count = min(sizes[0] // DIGEST, sizes[1] // (4 * self._width))
+            count = min(sizes[0] // DIGEST, sizes[1] // (4 * self.width))
         if count < self._count or (self._count and made != self._made):
             raise ModelError(f"{self.folder} was removed or cut short while it was in use")
         self._made = made
@@ -247,13 +233,10 @@ class VectorCache:
 class SentenceCache:
     """Sentence vectors on disk, one folder an encoder, for `embed`, `calibrate` and the others.
 
-    An encoder's folder is named after all that its vectors depend on: every weight, tokenizer,
-    pooling, layers, length, type and prompt, of a calibrated model its calibrator too. If a folder
-    is damaged or removed, cannot be written, or the disk is full, work goes on without it, with one
-    warning in the log. Together the folders keep to a size: the least recently used ones are
-    removed, and one that alone would be larger does not grow. A small part of the size is for
-    `results` of `compare`. The content of a .gguf that `load_encoder` has read is a file, and
-    counts like an encoder's folder.
+    An encoder's folder is named after all that its vectors depend on. If it cannot be used, work
+    goes on without it, with one warning in the log. Together the folders keep to a size: the least
+    recently used are removed, and one that alone would be larger does not grow. Contents of .gguf
+    files count like folders, and a small part is for `results` of `compare`.
 
     Args:
         folder: Made when something is kept; None takes BERTFLOW_CACHE from the environment, else
@@ -276,7 +259,9 @@ class SentenceCache:
 
     def __init__(self, folder: str | Path | None = None, size: int | None = None) -> None:
         self.folder = _default_folder() if folder is None else Path(folder)
-        self.size = _default_size() if size is None else size
+        if size is None:
+            size = parse_size(os.environ.get(SIZE_VARIABLE, "").strip() or DEFAULT_SIZE)
+        self.size = size
         self.found = self.encoded = 0
         self._lock = Lock()
         self._warned = False
@@ -362,17 +347,6 @@ class SentenceCache:
             f"sentences were found in it and {self.encoded:,} were not)"
         )
 
-    def _repr_html_(self) -> str:
-        contents = self.contents()
-        facts = {
-            "folder": str(self.folder),
-            "size": f"{self._held() / 10**6:,.1f} MB of at most {self.size / 10**9:,.3g} GB",
-            "encoders": f"{sum(not kept.gguf for kept in contents):,}",
-            "sentences": f"{sum(kept.sentences for kept in contents):,}",
-            "since it was made": f"{self.found:,} found, {self.encoded:,} not",
-        }
-        return block("SentenceCache", facts_table(facts))
-
     def __str__(self) -> str:
         """How many of the sentences had their vector there."""
         total = self.found + self.encoded
@@ -385,12 +359,7 @@ class SentenceCache:
 class Kept:
     """An encoder's folder in the cache, or the file with the content of a .gguf.
 
-    Attributes:
-        folder: Its path.
-        bytes: Its size.
-        sentences: How many vectors it holds.
-        used: When it was used last, in seconds since 1970.
-        gguf: Whether it is of a .gguf.
+    `used` is when it was used last, in seconds since 1970, and `sentences` the vectors it holds.
     """
 
     folder: Path
@@ -444,27 +413,87 @@ class EncoderVectors:
             self.store = None
             self._owner.warn(error)
 
-    def take(self, sentences: Sequence[str]) -> tuple[Array, Array | None]:
-        """As `VectorCache.take`."""
-        there, taken = np.zeros(len(sentences), dtype=bool), None
+    def take(self, group: Group) -> tuple[Array, Array]:
+        """Places in a group of lacking sentences that have a vector, and these vectors."""
+        places, vectors = group.lacking[:0], NOTHING
         with self.working():
-            if self.store is not None:
-                there, taken = self.store.take(sentences)
+            if self.store is not None and len(self.store):
+                rows = self.store.find(group.texts(group.lacking))
+                there = np.flatnonzero(rows >= 0)
+                found = np.array(self.store.vectors()[rows[there]])
+                # Only finite vectors are added, so others are damaged.
+                good = np.isfinite(found).all(axis=1)
+                places, vectors = group.lacking[there[good]], found[good]
                 with suppress(OSError):  # It may be there for reading only.
                     os.utime(self.store.folder / VECTORS)
-        self._owner.count(int(there.sum()), len(there))
-        return there, taken
+        log.info("cache: %d found, %d not", len(places), len(group.lacking) - len(places))
+        self._owner.count(len(places), len(group.lacking))
+        return places, vectors
 
-    def add(self, sentences: Sequence[str], vectors: Array) -> None:
-        """Keep vectors of distinct sentences, if they are finite and there is room."""
-        if self.store is None or self._full:
-            return
-        good = np.flatnonzero(np.isfinite(vectors).all(axis=1))
+    def add(self, group: Group, places: Array, vectors: Array) -> bool:
+        """Keep the finite ones of some vectors of a group; False if there is no room."""
+        if self._full:
+            return False
+        good = np.isfinite(vectors).all(axis=1)
         with self.working():
-            count = len(good) * (4 * vectors.shape[1] + DIGEST)
-            self._full = not self._owner.make_room(self.store.folder, count)
-            if len(good) and not self._full:
-                self.store.add([sentences[n] for n in good.tolist()], vectors[good])
+            if self.store is not None:
+                count = int(good.sum()) * (4 * vectors.shape[1] + DIGEST)
+                self._full = not self._owner.make_room(self.store.folder, count)
+                if good.any() and not self._full:
+                    self.store.add(group.texts(places[good]), vectors[good])
+        return self.store is not None and not self._full
+
+
+class Unfinished:
+    """Vectors that a stopped run has left in a folder, a file for each part of a group.
+
+    Last bits depend on the batches, so a file is named after all sentences of the group, and after
+    `about`, on which vectors depend. An .npz has a checksum, so nothing waits for the disk.
+
+    Example:
+        >>> import tempfile
+        >>> folder, group = Path(tempfile.mkdtemp()), Group(["a", "b"])
+        >>> Unfinished(folder).add(group, np.array([1]), np.array([[3.0, 4.0]]))
+        True
+        >>> [found.tolist() for found in Unfinished(folder).take(group)]
+        [[1], [[3.0, 4.0]]]
+    """
+
+    def __init__(self, folder: Path, about: Any = None) -> None:
+        self.folder = folder
+        self._about = json.dumps(about, sort_keys=True).encode()
+        self._left: dict[str, list[Path]] = {}
+        for path in sorted(folder.glob("*.npz")):
+            self._left.setdefault(path.name.partition("-")[0], []).append(path)
+
+    def take(self, group: Group) -> tuple[Array, Array]:
+        """Places in a group of lacking sentences that have a vector, and these vectors."""
+        parts: list[tuple[Array, Array]] = []
+        for path in self._left.get(self._name(group), ()):
+            with suppress(Exception), path.open("rb") as file, np.load(file) as part:
+                parts.append((part["places"], part["vectors"]))  # Unless it is damaged.
+        if not parts:
+            return group.lacking[:0], NOTHING
+        places, vectors = (np.concatenate(part) for part in zip(*parts, strict=True))
+        lacking = np.isin(places, group.lacking)
+        return places[lacking], vectors[lacking]
+
+    def add(self, group: Group, places: Array, vectors: Array) -> bool:
+        """Keep vectors of a group, unless one of them is not finite."""
+        if not np.isfinite(vectors).all():
+            return False
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{self._name(group)}-{places[0]}.npz"
+        try:
+            np.savez(path, places=places, vectors=vectors)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        return True
+
+    def _name(self, group: Group) -> str:
+        content = self._about + digests_of(group.sentences).tobytes()
+        return hashlib.blake2b(content, digest_size=DIGEST).hexdigest()
 
 
 def _default_folder() -> Path:
@@ -472,11 +501,6 @@ def _default_folder() -> Path:
         return Path(own).expanduser()
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path("~/.cache").expanduser()) / "bertflow"
-
-
-def _default_size() -> int:
-    text = os.environ.get(SIZE_VARIABLE, "").strip()
-    return parse_size(text) if text else DEFAULT_SIZE
 
 
 def parse_size(text: str) -> int:

@@ -18,21 +18,20 @@ from bertflow.errors import InputError, shown
 
 log = logging.getLogger(__name__)
 
+LARGEST = float(np.finfo(np.float32).max)
+
 
 def load_word_vectors(path: str | Path) -> SentenceTransformer:
     r"""Read word vectors such as GloVe's, and average those of a sentence's words.
 
     .. math:: s = \frac1n \sum_{i=1}^n w_i
 
-    Words are split at white space, looked up as they are, without punctuation, or in lower case;
-    stop words and unknown words do not count. A sentence without a known word is a zero vector.
+    Words are looked up as they are, without punctuation, or in lower case; stop words and unknown
+    words do not count. A sentence without a known word is a zero vector.
 
     Args:
         path: Text, a word and its numbers a line, also with .gz. A first line of two counts, as
             word2vec writes it, is passed over.
-
-    Returns:
-        An encoder of built-in modules.
 
     Raises:
         InputError: The file is missing or holds no word vectors; the message names the line that
@@ -69,43 +68,33 @@ def load_word_vectors(path: str | Path) -> SentenceTransformer:
 def _vectors(path: Path) -> Iterator[tuple[str, Array]]:
     """Each line's word and vector, all of one width."""
     width: int | None = None
-    promised: int | None = None
-    number = 0
     with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            place = f"{path}, line {number}"
             try:
                 # A byte-order mark is no part of the first word.
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:
-                raise InputError(f"{place}: it is not UTF-8") from None
+                raise InputError(f"{path}, line {number}: it is not UTF-8") from None
             word, *entries = text.rstrip().split(" ")
             # word2vec's text form begins with the number of words and their width.
             if number == 1 and len(entries) == 1 and word.isdecimal() and entries[0].isdecimal():
-                promised, width = int(word), int(entries[0])
+                width = int(entries[0])
                 continue
             width = width or len(entries)
             # Some of GloVe's words hold spaces.
             while len(entries) > width > 0 and not _is_number(entries[0]):
                 word = f"{word} {entries.pop(0)}"
-            if not width or len(entries) != width:
+            if not width or len(entries) != width or not all(map(_is_number, entries)):
                 raise InputError(
-                    f"{place}: expected a word and {width or 'its'} numbers, got {shown(word)} "
-                    f"and {len(entries)}"
+                    f"{path}, line {number}: expected a word and {width or 'its'} finite numbers, "
+                    f"got {shown(word)} and {shown(' '.join(entries))}"
                 )
-            if not all(map(_is_number, entries)):
-                raise InputError(f"{place}: {shown(word)} has an entry that is no number")
-            vector = np.array(entries, dtype=np.float64)
-            if not (np.abs(vector) <= np.finfo(np.float32).max).all():
-                raise InputError(f"{place}: {shown(word)} has an entry that is not finite")
-            yield word, vector.astype(np.float32)
-    if promised is not None and number - 1 != promised:
-        raise InputError(f"{path} holds {number - 1} of the {promised} words it promises")
+            yield word, np.array(entries, dtype=np.float32)
 
 
 def _is_number(text: str) -> bool:
     try:
-        float(text)
+        finite = abs(float(text)) <= LARGEST
     except ValueError:
         return False
-    return "_" not in text  # float() would take 1_0 for 10.
+    return finite and "_" not in text  # float() would take 1_0 for 10.

@@ -24,7 +24,7 @@ from bertflow.encoders.description import (
     origin_of,
     vocabulary_hash,
 )
-from bertflow.encoders.embedding import CorpusEncoder
+from bertflow.encoders.embedding import check_options
 from bertflow.encoders.encoder import part_of
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
@@ -98,7 +98,7 @@ def calibrate(
     Example:
         ``save_model(calibrate(load_encoder("bert-base-uncased"), sentences), "m")``
     """
-    CorpusEncoder.check_options(batch_size, cache, devices)
+    check_options(batch_size, cache, devices)
     if checkpoint is not None:
         check_writable(checkpoint)
     calibrator = _to_fit(calibrator, portable)

@@ -7,22 +7,16 @@ from bertflow.errors import MissingDependencyError
 if find_spec("pyarrow") is None:
     raise MissingDependencyError("shards need pyarrow: pip install 'bertflow[parquet]'")
 
-from bertflow.scale.engines import ENGINES, Engine, Local, RayEngine, opened_engine
+from bertflow.scale.engines import Engine, opened_engine
 from bertflow.scale.folders import Outcome, fit_folder, folder_moments, run
 from bertflow.scale.manifest import files_of
-from bertflow.scale.shards import Bad, Place
 from bertflow.scale.workers import BlockMoments, Encode, Transform, Worker, merged_moments
 
 __all__ = [
-    "ENGINES",
-    "Bad",
     "BlockMoments",
     "Encode",
     "Engine",
-    "Local",
     "Outcome",
-    "Place",
-    "RayEngine",
     "Transform",
     "Worker",
     "files_of",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 import traceback
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from bertflow.errors import BertflowError, InputError, MissingDependencyError, ModelError
 from bertflow.process_state import pinned
@@ -25,34 +26,8 @@ ENGINES = ("local", "ray")
 
 
 @dataclass(frozen=True)
-class Job:
-    """A shard to work on, with all that a process needs for that.
-
-    Attributes:
-        shard: The part of the input.
-        place: The input.
-        schema: The schema of what is read.
-        folder: Holds what is unfinished; a stopped run goes on from it.
-        key: The key of the run.
-    """
-
-    shard: Shard
-    place: Place
-    schema: Any
-    folder: Path
-    key: str
-
-
-@dataclass(frozen=True)
 class Result:
-    """What came of a job.
-
-    Attributes:
-        shard: The part of the input.
-        path: The file that was written.
-        rows: The number of its rows.
-        error: What went wrong; an InputError if the shard cannot be used. None if all is well.
-    """
+    """The file that was made of a shard, or the error; an InputError if it cannot be used."""
 
     shard: Shard
     path: Path
@@ -60,34 +35,58 @@ class Result:
     error: BertflowError | None = None
 
 
-class Engine(Protocol):
-    """Has jobs done."""
+@dataclass(frozen=True)
+class Job:
+    """The work on every shard of a run; `home` holds what is unfinished."""
 
-    def describe(self, worker: Worker) -> dict[str, Any]:
-        """The worker's description of itself, from where it will work."""
+    worker: Worker
+    place: Place
+    schema: Any
+    home: Path
+    key: str
 
-    def run(self, worker: Worker, jobs: Sequence[Job]) -> Iterator[Result]:
-        """Have jobs done, and give each result as soon as it is there, in any order."""
+    def folder(self, shard: Shard) -> Path:
+        """The folder for unfinished work on a shard."""
+        note = note_of(shard, self.key)
+        return self.home / hashlib.sha256(note.encode()).hexdigest()[:32]
+
+    @pinned()
+    def do(self, shard: Shard) -> Result:
+        """Work on a shard. An error is part of the result, and names the shard."""
+        # Another process may still be writing the file of an earlier try.
+        path = self.folder(shard) / secrets.token_hex(8)
+        name = self.place.named(shard.path)
+        try:
+            batches = read(self.place, shard, self.schema)
+            made = self.worker.process(batches, Part(name, shard.first, path.parent))
+            schema = self.worker.schema(self.schema)
+            return Result(shard, path, write_shard(path, schema, made, note_of(shard, self.key)))
+        except InputError as error:
+            failure: BertflowError = error
+        except BertflowError as error:
+            failure = ModelError(f"{name}: {error}")
+        except Exception as error:
+            said = " ".join(str(error).split()) or type(error).__name__
+            failure = ModelError(f"{name}: {type(error).__name__}: {said}")
+            failure.add_note(traceback.format_exc())
+        path.unlink(missing_ok=True)
+        return Result(shard, path, error=failure)
 
 
 class Local:
-    """All jobs one after the other in this process."""
+    """All shards one after the other in this process."""
 
     def describe(self, worker: Worker) -> dict[str, Any]:
-        """The worker's description of itself."""
+        """The worker's description of itself, from where it will work."""
         return worker.describe()
 
-    def run(self, worker: Worker, jobs: Sequence[Job]) -> Iterator[Result]:
-        """Do one job after the other."""
-        for job in jobs:
-            yield _done(worker, job)
+    def run(self, job: Job, shards: Sequence[Shard]) -> Iterator[Result]:
+        """Work on shards, and give each result as soon as it is there, in any order."""
+        return map(job.do, shards)
 
 
 class RayEngine:
-    """Ray's actors, each with a worker, which take jobs one by one.
-
-    What travels are names of shards and results; actors read and write the shards themselves. Ray
-    starts an actor that dies again, and so does it the job that the actor had.
+    """Ray's actors, which read and write shards themselves; one that dies is started again.
 
     Args:
         workers: How many actors; None for as many as there are GPUs or, where there are none, CPUs
@@ -102,69 +101,67 @@ class RayEngine:
     def __init__(
         self, workers: int | None = None, *, cpus: float = 1.0, gpus: float | None = None
     ) -> None:
-        ray = _ray()
-        available = ray.cluster_resources()
+        available = _ray().cluster_resources()
         all_cpus, all_gpus = available.get("CPU", 0.0), available.get("GPU", 0.0)
-        self.cpus, self.gpus = cpus, (1.0 if all_gpus else 0.0) if gpus is None else gpus
+        gpus = (1.0 if all_gpus else 0.0) if gpus is None else gpus
         if workers is None:
-            workers = int(all_gpus / self.gpus) if self.gpus else int((all_cpus - 1) / (cpus or 1))
-            workers = max(1, workers)
-        self.workers = workers
-        if workers * cpus > all_cpus or workers * self.gpus > all_gpus:
+            workers = max(1, int(all_gpus / gpus if gpus else (all_cpus - 1) / (cpus or 1)))
+        if workers * cpus > all_cpus or workers * gpus > all_gpus:
             raise InputError(
-                f"{workers} workers of {cpus:g} CPUs and {self.gpus:g} GPUs do not fit on the "
+                f"{workers} workers of {cpus:g} CPUs and {gpus:g} GPUs do not fit on the "
                 f"cluster, which has {all_cpus:g} and {all_gpus:g}; ask for fewer"
             )
-        log.info("%d workers of %g CPUs and %g GPUs", workers, cpus, self.gpus)
+        log.info("%d workers of %g CPUs and %g GPUs", workers, cpus, gpus)
+        self.workers = workers
+        self._takes = {"num_cpus": cpus, "num_gpus": gpus}
 
     def describe(self, worker: Worker) -> dict[str, Any]:
         """The worker's description of itself from a node of the cluster."""
-        ray = _ray()
-        with _cluster_errors():
-            described = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(_described)
-            answer = ray.get(described.remote(worker))
+        with _cluster_errors() as ray:
+            answer = ray.get(ray.remote(**self._takes)(_described).remote(worker))
         if isinstance(answer, BertflowError):
             raise answer
         description: dict[str, Any] = answer
         return description
 
-    def run(self, worker: Worker, jobs: Sequence[Job]) -> Iterator[Result]:
-        """Have actors do the jobs."""
-        ray = _ray()
-        actor = ray.remote(
-            num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=-1, max_task_retries=-1
-        )(_Actor)
-        with _cluster_errors():
-            shared = ray.put(worker)
-            actors = [actor.remote(shared) for _ in range(min(self.workers, len(jobs)))]
+    def run(self, job: Job, shards: Sequence[Shard]) -> Iterator[Result]:
+        """Have actors work on shards."""
+        with _cluster_errors() as ray:
+            actor = ray.remote(max_restarts=-1, max_task_retries=-1, **self._takes)(_Actor)
+            shared = ray.put(job)
+            actors = [actor.remote(shared) for _ in range(min(self.workers, len(shards)))]
             try:
                 yield from ray.util.ActorPool(actors).map_unordered(
-                    lambda chosen, job: chosen.do.remote(job), jobs
+                    lambda chosen, shard: chosen.do.remote(shard), shards
                 )
             finally:
                 for one in actors:
                     ray.kill(one)
 
 
+Engine: TypeAlias = Local | RayEngine
+
+
 class _Actor:
     """A worker in a process of its own, which must be the same as those of the others."""
 
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
+    def __init__(self, job: Job) -> None:
+        self.job = job
         self._key: str | None = None
 
-    def do(self, job: Job) -> Result:
-        try:
-            self._key = self._key or run_key(self.worker.describe())
-        except BertflowError as error:
-            return Result(job.shard, job.folder, error=ModelError(str(error)))
-        if self._key != job.key:
+    def do(self, shard: Shard) -> Result:
+        if self._key is None:
+            described = _described(self.job.worker)
+            if isinstance(described, BertflowError):
+                return Result(shard, self.job.home, error=ModelError(str(described)))
+            self._key = run_key(described)
+        if self._key != self.job.key:
             differs = ModelError(
                 "a worker's model is not that of the others: give all of them the same files and "
                 "versions"
             )
-            return Result(job.shard, job.folder, error=differs)
-        return _done(self.worker, job)
+            return Result(shard, self.job.home, error=differs)
+        return self.job.do(shard)
 
 
 def _described(worker: Worker) -> dict[str, Any] | BertflowError:
@@ -172,29 +169,6 @@ def _described(worker: Worker) -> dict[str, Any] | BertflowError:
         return worker.describe()
     except BertflowError as error:
         return error
-
-
-@pinned()
-def _done(worker: Worker, job: Job) -> Result:
-    """Do a job. An error is part of the result, and names the shard."""
-    # Another process may still be writing the file of an earlier try.
-    path = job.folder / secrets.token_hex(8)
-    name = job.place.named(job.shard.path)
-    try:
-        batches = read(job.place, job.shard, job.schema, worker.columns)
-        made = worker.process(batches, Part(name, job.shard.first, job.folder))
-        note = note_of(job.shard, job.key)
-        return Result(job.shard, path, write_shard(path, worker.schema(job.schema), made, note))
-    except InputError as error:
-        failure: BertflowError = error
-    except BertflowError as error:
-        failure = ModelError(f"{name}: {error}")
-    except Exception as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        failure = ModelError(f"{name}: {type(error).__name__}: {said}")
-        failure.add_note(traceback.format_exc())
-    path.unlink(missing_ok=True)
-    return Result(job.shard, path, error=failure)
 
 
 @contextmanager
@@ -210,12 +184,11 @@ def opened_engine(
 
     Args:
         name: "local" or "ray".
-        address: Of a Ray cluster, `auto` for the one this machine belongs to; None for one that is
-            started on this machine and ends with the block, or for the one this process is
-            connected to already.
-        workers: See `RayEngine`; the local engine is always one.
-        cpus: See `RayEngine`.
-        gpus: See `RayEngine`.
+        address: Of a Ray cluster, `auto` for this machine's. None takes the one that is connected,
+            or starts one on this machine, which ends with the block.
+        workers: As in `RayEngine`; so are the others.
+        cpus: Of an actor.
+        gpus: Of an actor.
 
     Raises:
         InputError: There is no such engine, or the cluster has too little for the workers.
@@ -239,9 +212,8 @@ def opened_engine(
         try:
             ray.init(address, logging_level=logging.ERROR, log_to_driver=False, **own)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ModelError(
-                f"there is no Ray cluster at {address or 'this machine'}: {_last_line(error)}"
-            ) from None
+            where = address or "this machine"
+            raise ModelError(f"there is no Ray cluster at {where}: {_last_line(error)}") from None
     try:
         yield RayEngine(workers, cpus=cpus, gpus=gpus)
     finally:
@@ -257,14 +229,13 @@ def _ray() -> Any:
 
 
 @contextmanager
-def _cluster_errors() -> Iterator[None]:
+def _cluster_errors() -> Iterator[Any]:
     ray = _ray()
     try:
-        yield
+        yield ray
     except ray.exceptions.RayError as error:
         raise ModelError(f"the cluster failed: {_last_line(error)}") from error
 
 
 def _last_line(error: Exception) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__
+    return (str(error).strip() or type(error).__name__).splitlines()[-1].strip()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +19,10 @@ from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator, LinearCalibrator, Moments
 from bertflow.calibrators.adaptive import SAMPLE
 from bertflow.errors import InputError
-from bertflow.io.files import sole_writer
+from bertflow.io.files import check_apart, sole_writer
 from bertflow.scale.engines import Engine, Job, Local
-from bertflow.scale.manifest import Manifest, check_whole, files_of, note_of, run_key
-from bertflow.scale.shards import SHARD_ROWS, VECTOR, Bad, Place, Plan, plan, read, vectors_of
+from bertflow.scale.manifest import Manifest, check_whole, files_of, run_key
+from bertflow.scale.shards import SHARD_ROWS, VECTOR, Bad, Place, Shard, plan, read, vectors_of
 from bertflow.scale.workers import BlockMoments, Worker, merged_moments
 
 log = logging.getLogger(__name__)
@@ -35,25 +33,16 @@ LOCK, UNFINISHED = ".lock", ".unfinished"
 SHARDS_SAMPLED = 20
 
 
-class RunOptions(TypedDict, total=False):
-    """What is passed on to `run`."""
-
-    engine: Engine | None
-    skip_unreadable: bool
-    shard_rows: int
-    progress: Progress | None
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What a run has done.
 
     Attributes:
-        shards: How many files the output has.
-        done_before: How many of them were there before.
-        rows: How many rows all of them have.
-        left_out: How many rows of the input have no text, and were left out.
-        skipped: Files of the input that could not be used, where that was asked for.
+        shards: Files that the output has.
+        done_before: Those of them that were there before.
+        rows: Rows of all of them.
+        left_out: Rows of the input without text.
+        skipped: Files of the input that could not be used.
     """
 
     shards: int
@@ -75,9 +64,7 @@ def run(
 ) -> Outcome:
     """Apply a worker to every shard of a folder, each to a file of the same name in another.
 
-    A file is written beside the output and moved to its place when it is whole. It says itself what
-    it was made of. So the same call after a kill does only what is missing, and after a change of
-    some input files only those.
+    The same call after a kill, or after a change of some input files, does only what is missing.
 
     Args:
         worker: `Encode`, `Transform` or `BlockMoments`.
@@ -85,13 +72,10 @@ def run(
             either, such as `s3://bucket/folder`.
         output: A folder on a disk that all workers share.
         engine: Where the work is done; None for this process.
-        skip_unreadable: Leave out files that cannot be used, and say which; otherwise the first of
-            them is an error. They are tried again by the next run.
+        skip_unreadable: Leave out files that cannot be used, and say which; the next run tries them
+            again. Otherwise the first of them is an error.
         shard_rows: A file of more rows is split where one of its row groups ends.
         progress: Called with the rows done, those done before included, and their total.
-
-    Returns:
-        What was done.
 
     Raises:
         InputError: There is no such folder, the output is an address, a file cannot be used or was
@@ -123,45 +107,42 @@ def run(
     if "://" in str(output):
         raise InputError(f"{output} is an address; give a folder on a disk that all workers share")
     output, place = Path(output), Place(source)
-    if _is_inside(place, output):
-        raise InputError(f"{output} is or lies in the input {source}; give a folder of its own")
+    check_apart({"the output": output}, [("the run", source)])
     check_whole(place)
-    planned = _planned(worker, place, skip_unreadable, shard_rows)
+    planned = plan(place, worker.columns, shard_rows=shard_rows, skip_unreadable=skip_unreadable)
     Manifest(output).refuse_others(planned)
     description = engine.describe(worker)
     with sole_writer(output, output / LOCK):
         manifest = Manifest(output)
         manifest.begin(description, planned.shards)
-        key = run_key(description)
-        before = manifest.rows_done(planned.shards, key)
+        job = Job(
+            worker, place, planned.schema, output.absolute() / UNFINISHED, run_key(description)
+        )
+        rows = manifest.rows_done(planned.shards, job.key)
+        todo = [shard for shard in planned.shards if shard.name not in rows]
+        before = set(rows)
         log.info("%d shards, %d of them done before", len(planned.shards), len(before))
+        _keep_only(job, todo)
         report = progress or (lambda done, total: None)
         total = sum(shard.rows for shard in planned.shards)
-        done = sum(shard.rows for shard in planned.shards if shard.name in before)
+        done = total - sum(shard.rows for shard in todo)
         report(done, total)
         skipped = {bad.path: bad for bad in planned.bad}
-        rows = dict(before)
-        todo = [shard for shard in planned.shards if shard.name not in before]
-        folders = _unfinished(output, [note_of(shard, key) for shard in todo])
-        jobs = [
-            Job(shard, place, planned.schema, folder, key)
-            for shard, folder in zip(todo, folders, strict=True)
-        ]
-        for result in engine.run(worker, jobs):
+        for result in engine.run(job, todo):
             if result.error is None:
                 manifest.put(result.path, result.shard.name)
                 shutil.rmtree(result.path.parent, ignore_errors=True)
                 rows[result.shard.name] = result.rows
             elif skip_unreadable and isinstance(result.error, InputError):
-                bad = Bad(result.shard.path, str(result.error))
-                skipped.setdefault(bad.path, bad)
+                path = result.shard.path
+                skipped.setdefault(path, Bad(path, str(result.error)))
             else:
                 raise result.error
             done += result.shard.rows
             report(done, total)
         shards = [shard for shard in planned.shards if shard.path not in skipped]
         manifest.finish(shards, list(skipped.values()))
-        shutil.rmtree(output / UNFINISHED, ignore_errors=True)
+        shutil.rmtree(job.home, ignore_errors=True)
     made = sum(rows[shard.name] for shard in shards)
     left_out = sum(shard.rows for shard in shards) - made
     return Outcome(
@@ -173,6 +154,13 @@ def run(
     )
 
 
+def _keep_only(job: Job, shards: Sequence[Shard]) -> None:
+    """Remove what stopped runs left of other work than that on these shards."""
+    ours = {job.folder(shard) for shard in shards}
+    for path in set(job.home.iterdir() if job.home.is_dir() else ()) - ours:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def folder_moments(
     source: str | Path,
     folder: str | Path,
@@ -180,27 +168,20 @@ def folder_moments(
     vector: str = VECTOR,
     covariance: bool = True,
     normalize: bool = False,
-    **options: Unpack[RunOptions],
+    **options: Any,
 ) -> tuple[Moments, Outcome]:
-    """The moments of all vectors of a folder of .parquet files.
-
-    Each shard has a file of its own with its moments, so that a stopped run goes on. They are
-    merged in the order of the shards, so the result does not depend on which worker was first.
+    """The moments of all vectors of a folder of .parquet files, merged in the order of its shards.
 
     Args:
         source: As in `run`.
-        folder: For the moments of shards; it may be removed afterwards.
+        folder: For the moments of each shard, so that a stopped run goes on.
         vector: The column of vectors.
         covariance: As in `BlockMoments`.
         normalize: As in `BlockMoments`.
         options: engine, skip_unreadable, shard_rows and progress, as in `run`.
 
-    Returns:
-        The moments, and what was done.
-
     Raises:
         InputError: As in `run`, or the shards' vectors are of different widths.
-        ModelError: As in `run`.
     """
     worker = BlockMoments(vector=vector, covariance=covariance, normalize=normalize)
     outcome = run(worker, source, folder, **options)
@@ -213,20 +194,19 @@ def fit_folder(
     folder: str | Path,
     *,
     vector: str = VECTOR,
-    **options: Unpack[RunOptions],
+    **options: Any,
 ) -> Outcome:
     """Fit a calibrator that learns from moments on all vectors of a folder.
 
     Args:
         calibrator: Any but `Flow`.
-        source: As in `folder_moments`.
-        folder: As in `folder_moments`.
-        vector: As in `folder_moments`.
-        options: As in `folder_moments`.
+        source: As in `folder_moments`; so are the others.
+        folder: For moments.
+        vector: The column.
+        options: As in `run`.
 
     Raises:
         InputError: As in `folder_moments`, or the calibrator needs rows.
-        ModelError: As in `run`.
     """
     if not isinstance(calibrator, LinearCalibrator):
         raise InputError(
@@ -253,44 +233,13 @@ def fit_folder(
 
 def _sampled_rows(source: str | Path, vector: str, shard_rows: int) -> Array | None:
     """Rows from the start of shards all over a folder, as many as a sample takes."""
-    place, columns = Place(source), BlockMoments(vector=vector).columns
-    planned = plan(place, columns, shard_rows=shard_rows)
+    place, worker = Place(source), BlockMoments(vector=vector)
+    planned = plan(place, worker.columns, shard_rows=shard_rows, skip_unreadable=True)
     chosen = planned.shards[:: max(1, len(planned.shards) // SHARDS_SAMPLED)]
     count = -(-SAMPLE // max(1, len(chosen)))
     parts = []
     for shard in chosen:
         with suppress(InputError):  # The run has skipped this shard.
-            for batch in islice(read(place, shard, planned.schema, columns, batch_rows=count), 1):
+            for batch in islice(read(place, shard, planned.schema, batch_rows=count), 1):
                 parts.append(vectors_of(batch.column(vector), place.named(shard.path)))
     return np.concatenate(parts)[:SAMPLE] if parts else None
-
-
-def _planned(worker: Worker, place: Place, skip_unreadable: bool, shard_rows: int) -> Plan:
-    planned = plan(place, worker.columns, shard_rows=shard_rows)
-    if planned.bad and not skip_unreadable:
-        others = len(planned.bad) - 1
-        more = f"; {others} more cannot be used" if others else ""
-        raise InputError(f"{planned.bad[0].reason}{more}")
-    if not planned.shards:
-        reason = planned.bad[0].reason
-        raise InputError(f"none of the files in {place.where} can be used: {reason}")
-    return planned
-
-
-def _unfinished(output: Path, notes: Sequence[str]) -> list[Path]:
-    """A folder for the unfinished work on each shard, by what its file will say.
-
-    What stopped runs left of other work is removed.
-    """
-    home = output.absolute() / UNFINISHED
-    folders = [home / hashlib.sha256(note.encode()).hexdigest()[:32] for note in notes]
-    for path in set(home.iterdir() if home.is_dir() else ()).difference(folders):
-        shutil.rmtree(path, ignore_errors=True)
-    return folders
-
-
-def _is_inside(place: Place, output: Path) -> bool:
-    if "://" in place.where or place.is_file:
-        return False
-    home, out = os.path.realpath(place.where), os.path.realpath(output)
-    return os.path.commonpath([home, out]) == home

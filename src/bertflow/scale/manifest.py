@@ -31,11 +31,8 @@ NOTE = b"bertflow"
 
 
 def run_key(description: Mapping[str, Any]) -> str:
-    """A hash by which two runs are known to write the same.
-
-    A file that a run wrote which refuses rows without text is also that of a run which leaves such
-    rows out, because there were none in it.
-    """
+    """A hash by which two runs are known to write the same."""
+    # Where rows without text are refused there were none, so skipping them gives the same file.
     lasting = {name: value for name, value in description.items() if name != "blank"}
     return hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()
 
@@ -63,14 +60,12 @@ def write_shard(path: Path, schema: Any, batches: Iterable[Any], note: str) -> i
             ) as writer,
             ThreadPoolExecutor(1, "write") as thread,
         ):
-            pending: Future[None] | None = None
+            pending: Future[Any] = thread.submit(list)
             for batch in batches:
                 rows += batch.num_rows
-                if pending is not None:
-                    pending.result()
-                pending = thread.submit(writer.write_batch, batch)
-            if pending is not None:
                 pending.result()
+                pending = thread.submit(writer.write_batch, batch)
+            pending.result()
         file.flush()
         os.fsync(file.fileno())
     return rows
@@ -80,9 +75,6 @@ class Manifest:
     """The file `_manifest.json` of an output folder: how its files are made, and which there are.
 
     It is written before the first file is, and again when all are there.
-
-    Args:
-        folder: The output.
 
     Raises:
         ModelError: There is a manifest that bertflow did not write.
@@ -108,28 +100,28 @@ class Manifest:
 
     def refuse_others(self, planned: Plan) -> None:
         """Refuse a folder with a .parquet file that is not made of this input."""
-        inputs = {file.path for file in planned.bad} | {shard.path for shard in planned.shards}
+        if self.recipe is None:
+            if other := min(filter(Path.is_file, self.folder.rglob("[!.]*")), default=None):
+                raise ModelError(
+                    f"{self.folder} holds {other.relative_to(self.folder)} but no {MANIFEST}: it "
+                    "is another's, or of an earlier bertflow; give a folder that is empty or not "
+                    "there yet"
+                )
+            return
+        inputs = {bad.path for bad in planned.bad} | {shard.path for shard in planned.shards}
         ours = {shard.name for shard in planned.shards}
         ours |= {name for name, path in self.files.items() if path in inputs}
-        for path in sorted(self.folder.rglob("[!.]*" if self.recipe is None else "[!.]*.parquet")):
+        for path in sorted(self.folder.rglob("[!.]*.parquet")):
             name = path.relative_to(self.folder).as_posix()
-            if self.recipe is None and path.is_file():
-                raise ModelError(
-                    f"{self.folder} holds {name} but no {MANIFEST}: it is another's, or of an "
-                    "earlier bertflow; give a folder that is empty or not there yet"
-                )
-            if self.recipe is not None and name not in ours:
-                former = self.files.get(name)
-                reason = (
-                    f"was made of {former}, which is gone" if former else f"is not in {MANIFEST}"
-                )
+            if name not in ours:
+                reason = f"is not in {MANIFEST}"
+                if name in self.files:
+                    reason = f"was made of {self.files[name]}, which is gone"
                 raise ModelError(f"{path} {reason}; remove it or give another output")
 
     def begin(self, recipe: Mapping[str, Any], shards: Sequence[Shard]) -> None:
-        """Write how the files are made and which there will be, beside those that are there.
-
-        Rows without text may be left out from now on where they were refused before.
-        """
+        """Write how the files are made and which there will be, beside those that are there."""
+        # Rows without text may be left out from now on where they were refused before.
         recipe = json.loads(json.dumps(recipe))
         before = recipe if self.recipe is None else self.recipe
         if before.get("blank") == "refuse" and recipe.get("blank") == "skip":
@@ -169,10 +161,7 @@ class Manifest:
             made.replace(target)
 
     def finish(self, shards: Sequence[Shard], skipped: Sequence[Bad]) -> None:
-        """List the files of these shards, and remove all others.
-
-        Those were made of input that is now split in another way or cannot be used any more.
-        """
+        """List the files of these shards, and remove those of input that is now split otherwise."""
         former = self.files
         self.files = {shard.name: shard.path for shard in shards}
         self.finished = True

@@ -6,7 +6,8 @@ Vectors are columns of lists there, and matrices elsewhere.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,12 +45,7 @@ ColumnChoice = Callable[[Any, str], Sequence[str]]
 
 @dataclass(frozen=True)
 class FileVersion:
-    """A file as it was when it was looked at.
-
-    Attributes:
-        path: Relative to the place.
-        version: Differs whenever the file does: size and time, or what the store keeps instead.
-    """
+    """A file, relative to the place, and its size and time, or what the store keeps instead."""
 
     path: str
     version: str
@@ -57,15 +53,9 @@ class FileVersion:
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of the input, or some row groups of a large one.
+    """A file of the input, or its row groups from `start` to before `stop`.
 
-    Attributes:
-        name: The output file that is made of it, relative to the output folder.
-        file: The input file.
-        start: The first row group.
-        stop: The row group after the last.
-        first: The number of the first row in the file.
-        rows: The number of rows.
+    `name` is the output file that is made of it, and `first` the number of its first row.
     """
 
     name: str
@@ -91,13 +81,7 @@ class Bad:
 
 @dataclass(frozen=True)
 class Plan:
-    """The shards of an input.
-
-    Attributes:
-        shards: In the order of the files and of their rows.
-        schema: The columns that are read of every shard.
-        bad: Files that cannot be used.
-    """
+    """The shards of an input in order, the columns that are read, and files that cannot be used."""
 
     shards: list[Shard]
     schema: Any
@@ -105,10 +89,7 @@ class Plan:
 
 
 class Place:
-    """A folder of shards, or one file, on a disk or in an object store.
-
-    Args:
-        where: A path, or an address such as `s3://bucket/folder`.
+    """A folder of shards, or one file: a path, or an address such as `s3://bucket/folder`.
 
     Raises:
         InputError: It does not exist, or no file system is known for the address.
@@ -180,11 +161,8 @@ class Place:
         name = self.named(path)
         with _reading(name):
             file = self._files.open_input_file(f"{self._root}/{path}")
-        try:
-            with file:
-                yield ParquetFile(file, pre_buffer=False, buffer_size=BUFFER_BYTES)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise InputError(f"{name} is not a whole parquet file: {reason_of(error)}") from None
+        with _reading(name, "is not a whole parquet file"), file:
+            yield ParquetFile(file, pre_buffer=False, buffer_size=BUFFER_BYTES)
 
     def _version(self, info: Any, path: str) -> FileVersion:
         changed = info.mtime_ns
@@ -194,16 +172,18 @@ class Place:
         return FileVersion(path, f"{info.size} {changed}")
 
 
-def plan(place: Place, choose: ColumnChoice, *, shard_rows: int = SHARD_ROWS) -> Plan:
-    """Look at every file of an input, and divide them into shards.
-
-    Args:
-        place: The input.
-        choose: Gives the columns to read.
-        shard_rows: A file of more rows is split where one of its row groups ends.
+def plan(
+    place: Place,
+    choose: ColumnChoice,
+    *,
+    shard_rows: int = SHARD_ROWS,
+    skip_unreadable: bool = False,
+) -> Plan:
+    """Look at every file of an input, and divide those of more rows where a row group ends.
 
     Raises:
-        InputError: There is no .parquet file, or two shards would be written to one name.
+        InputError: There is no .parquet file, one cannot be used, or two shards would be written to
+            one name.
     """
     found = place.files()
     files = [file for file in found if file.path.lower().endswith(".parquet")]
@@ -228,51 +208,39 @@ def plan(place: Place, choose: ColumnChoice, *, shard_rows: int = SHARD_ROWS) ->
         path = parts[0].path
         try:
             common, first_file = _unified(common or schema, schema), first_file or path
-        except InputError as error:
-            reason = f"{place.named(path)}: {error} in {place.named(first_file)}"
-            bad.append(Bad(path, reason))
-        else:
             shards += parts
-    _check_names(place, shards)
+        except InputError as error:
+            bad.append(Bad(path, f"{place.named(path)}: {error} in {place.named(first_file)}"))
+    if bad and not (skip_unreadable and shards):
+        none = f"none of the files in {place.where} can be used: " if skip_unreadable else ""
+        raise InputError(f"{none}{bad[0].reason}")
+    for name, count in Counter(shard.name for shard in shards).items():
+        if count > 1:
+            raise InputError(f"{count} shards of {place.where} would be {name}; rename a file")
     return Plan(shards, common, bad)
 
 
-def read(
-    place: Place,
-    shard: Shard,
-    schema: Any,
-    choose: ColumnChoice,
-    *,
-    batch_rows: int = BATCH_ROWS,
-) -> Iterator[Any]:
-    """The rows of a shard, in record batches of at most `batch_rows`.
-
-    Args:
-        place: The input.
-        shard: A part of it.
-        schema: The plan's, which every batch gets.
-        choose: As in `plan`.
-        batch_rows: Rows of a batch.
+def read(place: Place, shard: Shard, schema: Any, *, batch_rows: int = BATCH_ROWS) -> Iterator[Any]:
+    """The rows of a shard, in record batches of the plan's schema.
 
     Raises:
         InputError: The file cannot be read, or has changed since it was planned; it is named.
     """
     _check_unchanged(place, shard)
     with place.parquet(shard.path) as table:
-        columns = _chosen(table.schema_arrow, choose, place.named(shard.path)).names
         # One group at a time: reading ahead would take memory that grows with the file.
         for group in range(shard.start, shard.stop):
-            for batch in table.iter_batches(batch_rows, row_groups=[group], columns=columns):
-                yield _typed(batch.select(columns), schema)
+            for batch in table.iter_batches(batch_rows, row_groups=[group], columns=schema.names):
+                yield _typed(batch.select(schema.names), schema)
     _check_unchanged(place, shard)
 
 
 @contextmanager
-def _reading(name: str) -> Iterator[None]:
+def _reading(name: str, fault: str = "cannot be read") -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{name} cannot be read: {reason_of(error)}") from None
+        raise InputError(f"{name} {fault}: {reason_of(error)}") from None
 
 
 def _file_system(where: str) -> tuple[Any, str]:
@@ -356,16 +324,6 @@ def _part_name(path: str, number: int, count: int) -> str:
     return path if count == 1 else f"{stem}.part-{number:05d}-of-{count:05d}.{ending}"
 
 
-def _check_names(place: Place, shards: Sequence[Shard]) -> None:
-    by_name: dict[str, Shard] = {}
-    for shard in shards:
-        if (other := by_name.setdefault(shard.name, shard)) is not shard:
-            raise InputError(
-                f"{place.named(other.path)} and {place.named(shard.path)} would both be written to "
-                f"{shard.name}; rename one of them"
-            )
-
-
 def _check_unchanged(place: Place, shard: Shard) -> None:
     if place.found(shard.path) != shard.file:
         raise InputError(f"{place.named(shard.path)} was changed meanwhile; run it again")
@@ -384,12 +342,7 @@ def vector_column(vectors: Array) -> Any:
 
 
 def vectors_of(column: Any, place: str, first: int = 0) -> Array:
-    """The vectors (N, D) of a column of lists.
-
-    Args:
-        column: An Arrow array of lists of numbers, all of one length.
-        place: The file or batch, for messages.
-        first: The number of the column's first row in that place.
+    """The vectors (N, D) of an Arrow array of lists, whose first row has number `first` in a file.
 
     Raises:
         InputError: A vector is missing or of another length than the others, or one of its numbers
@@ -446,39 +399,3 @@ def check_vectors(schema: Any, name: str, place: str) -> None:
         raise InputError(
             f"{place}: column {name!r} is {kind}, expected vectors: lists of floating numbers"
         )
-
-
-def as_table(batch: Mapping[str, Any]) -> Any:
-    """Arrays by name as a table; matrices become columns of vectors."""
-    return pyarrow.table({name: _as_column(name, values) for name, values in batch.items()})
-
-
-def as_arrays(table: Any) -> dict[str, Any]:
-    """The columns of a table as arrays by name; columns of vectors become matrices."""
-    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
-    return {
-        name: vectors_of(column, BATCH)
-        if is_vectors(column.type)
-        else column.to_numpy(zero_copy_only=False)
-        for name, column in columns.items()
-    }
-
-
-def _as_column(name: str, values: Any) -> Any:
-    array = np.asarray(values)
-    if array.ndim == 2:
-        return vector_column(array)
-    if array.ndim > 2:
-        raise InputError(f"column {name!r} has shape {array.shape}; expected rows or vectors")
-    if array.dtype.kind not in "OUT":
-        return pyarrow.array(array)
-    cells = array.tolist()
-    try:
-        return pyarrow.array(cells, from_pandas=True)  # NaN stands for missing text.
-    except pyarrow.ArrowException:
-        kinds = [type(cell).__name__ for cell in cells]
-        row = next((n for n, kind in enumerate(kinds) if kind != kinds[0]), 0)
-        raise InputError(
-            f"{BATCH}: column {name!r} holds {kinds[0]} and, in row {row}, {kinds[row]}; expected "
-            "values of one type"
-        ) from None

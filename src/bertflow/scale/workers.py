@@ -1,7 +1,7 @@
 """Workers, which encode or transform batches of rows, or take their moments.
 
-An instance takes a batch and returns one, as `ray.data.Dataset.map_batches` wants it. It loads its
-model when the first batch comes, and travels to other processes without it.
+An instance maps a `pyarrow.Table` to another, as `ray.data.Dataset.map_batches` wants it. It loads
+its model when the first batch comes, and travels to other processes without it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,22 +25,17 @@ from bertflow.arrays import Array, as_tensor, finite, unit_length
 from bertflow.calibrators import Calibrator, Moments, load_calibrator
 from bertflow.calibrators.readme import calibrator_name
 from bertflow.data.tables import (
-    LONGEST_LINE,
     Columns,
     check_text,
     column_index,
     is_text,
     only_text,
-    too_long,
 )
 from bertflow.errors import BertflowError, InputError
 from bertflow.scale.shards import (
     BATCH,
     VECTOR,
-    as_arrays,
-    as_table,
     check_vectors,
-    is_vectors,
     storage_type,
     vector_column,
     vectors_of,
@@ -52,19 +48,15 @@ if TYPE_CHECKING:
     from bertflow.encoders.encoding import Encoding
 
 TYPES = {"float32": np.float32, "float16": np.float16}
+# Of `Encode`, beside what the encoder depends on.
+SETTINGS = ("column", "keep", "vector", "numbers", "blank")
+LOADING = ("pooling", "max_length", "device", "trust_remote_code")
 Blank = Literal["refuse", "skip"]
 
 
 @dataclass(frozen=True)
 class Part:
-    """Where rows come from.
-
-    Attributes:
-        place: The file, for messages.
-        first: The number of the first row in that file.
-        unfinished: A folder for what slow work has got so far: the same work goes on from it after
-            a kill. None keeps nothing.
-    """
+    """Where rows come from: the file, its first row's number, a folder for unfinished work."""
 
     place: str = BATCH
     first: int = 0
@@ -76,13 +68,10 @@ class Worker(ABC):
 
     # Whether each row gives one row, unless it is left out.
     row_by_row = True
-    # The column of text or vectors; None for the one column of text.
-    source: str | None
-    # The model, once a batch has come.
-    _loaded: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loaded": None}
+        # Without the model, which is loaded when a batch comes.
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -101,37 +90,20 @@ class Worker(ABC):
         """Map record batches of the columns to read, in order; an InputError names a bad row."""
 
     def __call__(self, batch: Any) -> Any:
-        """Map one batch to one of its kind, as map_batches calls it.
-
-        Args:
-            batch: A `pyarrow.Table`, or a mapping of names to arrays (`batch_format="numpy"`) in
-                which vectors are an array (N, D).
+        """Map a `pyarrow.Table`, as map_batches gives it with `batch_format="pyarrow"`.
 
         Raises:
             InputError: A column is missing or of another type, or a row cannot be used.
         """
-        if isinstance(batch, pyarrow.Table):
-            return self._table(batch)
-        if not isinstance(batch, Mapping):
-            raise InputError(
-                f"a batch is {type(batch).__name__}; expected a mapping of names to arrays or a "
-                "pyarrow.Table: batch_format='numpy' or 'pyarrow'"
-            )
-        # Not by calling itself: Ray Data gives each call to one thread, which would wait for it.
-        return as_arrays(self._table(as_table(batch)))
-
-    def _table(self, batch: Any) -> Any:
-        if not batch.num_rows and batch.schema.names.count(self.source) == 1:
-            # An empty array has no type of its own: numpy calls it float64.
-            at = batch.schema.get_field_index(self.source)
-            kind = batch.schema.field(at).type
-            if not (is_text(kind) or is_vectors(kind)):
-                batch = batch.set_column(at, self.source, pyarrow.nulls(0))
+        if not isinstance(batch, pyarrow.Table):
+            kind = type(batch).__name__
+            raise InputError(f"a batch is {kind}, not a pyarrow.Table; give batch_format='pyarrow'")
         read = batch.select(self.columns(batch.schema, BATCH))
-        mapped = list(self.process(read.combine_chunks().to_batches(), Part()))
+        mapped = self.process(read.combine_chunks().to_batches(), Part())
         return pyarrow.Table.from_batches(mapped, self.schema(read.schema))
 
 
+@dataclass(eq=False)
 class Encode(Worker):
     """Sentences to vectors.
 
@@ -162,130 +134,104 @@ class Encode(Worker):
         ...     def get_embedding_dimension(self):
         ...         return 2
         >>> encode = Encode(lambda: Lengths(modules=[Two()], device="cpu"), column="text")
-        >>> found = encode({"id": np.array([7, 8]), "text": np.array(["one", "three"])})
-        >>> found["id"].tolist(), found["vector"].tolist()
-        ([7, 8], [[3.0, 1.0], [5.0, 1.0]])
+        >>> encode(pyarrow.table({"id": [7, 8], "text": ["one", "three"]})).to_pydict()
+        {'id': [7, 8], 'vector': [[3.0, 1.0], [5.0, 1.0]]}
     """
 
-    def __init__(
-        self,
-        model: str | Path | SentenceTransformer | Callable[[], SentenceTransformer],
-        *,
-        column: str | None = None,
-        keep: Sequence[str] | None = None,
-        vector: str = VECTOR,
-        numbers: str = "float32",
-        blank: Blank = "refuse",
-        pooling: str | None = None,
-        max_length: int | None = None,
-        device: str | None = None,
-        batch_size: int = 32,
-        precision: Precision = "auto",
-        trust_remote_code: bool = False,
-    ) -> None:
-        if numbers not in TYPES:
-            raise InputError(f"numbers must be one of {', '.join(TYPES)}, got {numbers!r}")
-        if blank not in ("refuse", "skip"):
-            raise InputError(f"blank must be refuse or skip, got {blank!r}")
-        self.model, self.column, self.vector = model, column, vector
-        self.source = column
-        self.keep = None if keep is None else list(keep)
-        self.numbers, self.blank = numbers, blank
-        self.batch_size, self.precision = batch_size, precision
-        self.loading: dict[str, Any] = {
-            "pooling": pooling,
-            "max_length": max_length,
-            "device": device,
-            "trust_remote_code": trust_remote_code,
-        }
-        self._width = 0
+    model: str | Path | SentenceTransformer | Callable[[], SentenceTransformer]
+    _: KW_ONLY
+    column: str | None = None
+    keep: Sequence[str] | None = None
+    vector: str = VECTOR
+    numbers: str = "float32"
+    blank: Blank = "refuse"
+    pooling: str | None = None
+    max_length: int | None = None
+    device: str | None = None
+    batch_size: int = 32
+    precision: Precision = "auto"
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in (("numbers", tuple(TYPES)), ("blank", ("refuse", "skip"))):
+            if (value := getattr(self, name)) not in known:
+                raise InputError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
     def describe(self) -> dict[str, Any]:
         """All that the vectors depend on: encoder, its settings and versions, columns, types."""
         from bertflow.encoders.description import describe_vectors
 
-        encoding = self._opened()
-        found = describe_vectors(encoding.encoder, encoding.kind)
+        found = describe_vectors(self._encoding.encoder, self._encoding.kind)
         return {
             "task": "encode",
             # Without the probe's vectors, which another machine may round otherwise.
             **{name: one for name, one in found.items() if name != "probe"},
-            "column": self.column,
-            "keep": self.keep,
-            "vector": self.vector,
-            "numbers": self.numbers,
-            "blank": self.blank,
+            **{name: getattr(self, name) for name in SETTINGS},
         }
 
     def columns(self, schema: Any, place: str) -> list[str]:
         """The text, and what is kept."""
         text = self._text(schema, place)
-        kept = self.keep
-        if kept is None:
-            kept = [name for name in schema.names if name != text]
+        kept = [name for name in schema.names if name != text] if self.keep is None else self.keep
         for name in kept:
             column_index(name, schema.names, place)
         if self.vector in kept:
-            raise InputError(
-                f"{place} has a column {self.vector!r} already; name another for the vectors, or "
-                "do not keep it"
-            )
+            raise InputError(f"{place} has a column {self.vector!r} already; name another")
         return [text, *(name for name in kept if name != text)]
 
     def schema(self, read: Any) -> Any:
         """What is kept, and lists of as many numbers as the encoder gives."""
-        self._opened()
         number = pyarrow.from_numpy_dtype(TYPES[self.numbers])
-        kept = [read.field(name) for name in self._kept(read)]
-        return pyarrow.schema(
-            [*kept, pyarrow.field(self.vector, pyarrow.list_(number, self._width))]
-        )
+        vectors = pyarrow.field(self.vector, pyarrow.list_(number, self._width))
+        return pyarrow.schema([*map(read.field, self._kept(read)), vectors])
 
     def process(self, batches: Iterable[Any], part: Part) -> Iterator[Any]:
         """Encode record batches, the next of which is tokenized while one is encoded."""
         from bertflow.encoders.embedding import encode_lists, first_not_finite
-        from bertflow.encoders.sentence_cache import VectorCache
+        from bertflow.encoders.sentence_cache import Unfinished
 
-        encoding = self._opened()
-        kept = None if part.unfinished is None else VectorCache(part.unfinished / "vectors", {})
-        begun: deque[_Rows] = deque()
+        unfinished = None if part.unfinished is None else Unfinished(part.unfinished)
+        begun: deque[tuple[Any, list[str], Array]] = deque()
 
         def lists() -> Iterator[list[str]]:
             start = part.first
             for batch in batches:
-                begun.append(rows := self._with_text(batch, part.place, start))
+                begun.append(self._with_text(batch, part.place, start))
                 start += batch.num_rows
-                yield rows.texts
+                yield begun[-1][1]
 
-        for vectors in encode_lists(encoding, lists(), kept):
-            rows = begun.popleft()
+        for vectors in encode_lists(self._encoding, lists(), unfinished):
+            batch, texts, numbers = begun.popleft()
             if (bad := first_not_finite(vectors)) is not None:
                 raise InputError(
-                    f"{part.place}, row {rows.numbers[bad]}: the encoder's vector is not finite: "
-                    f"{rows.texts[bad][:80]!r}"
+                    f"{part.place}, row {numbers[bad]}: the encoder's vector is not finite: "
+                    f"{texts[bad][:80]!r}"
                 )
-            yield self._written(rows.batch, vectors)
+            yield self._written(batch, vectors)
 
-    def _opened(self) -> Encoding:
-        if self._loaded is None:
-            from sentence_transformers import SentenceTransformer
+    @cached_property
+    def _encoding(self) -> Encoding:
+        from sentence_transformers import SentenceTransformer
 
-            from bertflow.encoders import resolved_precision
-            from bertflow.encoders.encoding import Encoding
-            from bertflow.models import open_model
+        from bertflow.encoders import resolved_precision
+        from bertflow.encoders.encoding import Encoding
+        from bertflow.models import open_model
 
-            if isinstance(self.model, SentenceTransformer):
-                encoder = self.model
-            elif callable(self.model):
-                encoder = self.model()
-            else:
-                encoder = open_model(str(self.model), **self.loading)
-            width: int = encoder.get_embedding_dimension() or 0
-            self._width = min(width, encoder.truncate_dim or width)
-            kind = resolved_precision(self.precision, encoder)
-            self._loaded = Encoding(encoder, batch_size=self.batch_size, precision=kind)
-        encoding: Encoding = self._loaded
-        return encoding
+        if isinstance(self.model, SentenceTransformer):
+            encoder = self.model
+        elif callable(self.model):
+            encoder = self.model()
+        else:
+            loading = {name: getattr(self, name) for name in LOADING}
+            encoder = open_model(str(self.model), **loading)
+        kind = resolved_precision(self.precision, encoder)
+        return Encoding(encoder, batch_size=self.batch_size, precision=kind)
+
+    @property
+    def _width(self) -> int:
+        encoder = self._encoding.encoder
+        width: int = encoder.get_embedding_dimension() or 0
+        return min(width, encoder.truncate_dim or width)
 
     def _text(self, schema: Any, place: str) -> str:
         if self.column is not None:
@@ -301,8 +247,8 @@ class Encode(Worker):
         names = list(read.names)
         return names[1:] if self.keep is None or names[0] not in self.keep else names
 
-    def _with_text(self, batch: Any, place: str, first: int) -> _Rows:
-        """The rows of a batch that have text."""
+    def _with_text(self, batch: Any, place: str, first: int) -> tuple[Any, list[str], Array]:
+        """The rows of a batch that have text, their texts, and their numbers in the file."""
         try:
             cells = batch.column(0).to_pylist()
         except UnicodeDecodeError:
@@ -318,35 +264,18 @@ class Encode(Worker):
                 )
             texts = [text for text in texts if text]
             batch = batch.take(numbers)
-        for row, text in zip(numbers, texts, strict=True):
-            if len(text) > LONGEST_LINE:
-                raise too_long(f"{place}, row {first + row}")
-        return _Rows(batch, texts, first + numbers)
+        return batch, texts, first + numbers
 
     def _written(self, batch: Any, vectors: Array) -> Any:
-        if len(vectors) and vectors.shape[1] != self._width:
-            raise InputError(
-                f"the encoder gives vectors of {vectors.shape[1]} numbers, but says {self._width}"
-            )
         numbers = vectors.reshape(len(vectors), self._width).astype(TYPES[self.numbers], copy=False)
         if not np.isfinite(numbers).all():
             raise InputError(f"a number of a vector is too large for {self.numbers}; use float32")
-        columns = [
-            *(batch.column(name) for name in self._kept(batch.schema)),
-            vector_column(numbers),
-        ]
-        return pyarrow.RecordBatch.from_arrays(columns, schema=self.schema(batch.schema))
+        kept = [batch.column(name) for name in self._kept(batch.schema)]
+        schema = self.schema(batch.schema)
+        return pyarrow.RecordBatch.from_arrays([*kept, vector_column(numbers)], schema=schema)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Rows that are being encoded: a batch, its texts, and the numbers of its rows in the file."""
-
-    batch: Any
-    texts: list[str]
-    numbers: Array
-
-
+@dataclass(eq=False)
 class Transform(Worker):
     """Vectors to calibrated vectors, in their own type; all other columns stay.
 
@@ -356,22 +285,21 @@ class Transform(Worker):
         inverse: Undo the calibration instead.
 
     Example:
-        >>> import numpy as np
         >>> from bertflow import Standardization
-        >>> x = np.array([[0.0, 10.0], [2.0, 30.0]])
-        >>> Transform(Standardization().fit(x))({"vector": x})["vector"].tolist()
-        [[-1.0, -1.0], [1.0, 1.0]]
+        >>> x = [[0.0, 10.0], [2.0, 30.0]]
+        >>> transform = Transform(Standardization().fit(x))
+        >>> transform(pyarrow.table({"vector": x})).to_pydict()
+        {'vector': [[-1.0, -1.0], [1.0, 1.0]]}
     """
 
-    def __init__(
-        self, calibrator: str | Path | Calibrator, *, vector: str = VECTOR, inverse: bool = False
-    ) -> None:
-        self.calibrator, self.vector, self.inverse = calibrator, vector, inverse
-        self.source = vector
+    calibrator: str | Path | Calibrator
+    _: KW_ONLY
+    vector: str = VECTOR
+    inverse: bool = False
 
     def describe(self) -> dict[str, Any]:
         """All that the output depends on: what the calibrator has learned, and the direction."""
-        calibrator = self._opened()
+        calibrator = self._fitted
         tensors = calibrator._learned().items()
         learned = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors}
         # The device on which it was trained makes no difference to what it has learned.
@@ -392,7 +320,7 @@ class Transform(Worker):
 
     def schema(self, read: Any) -> Any:
         """The same with vectors of another width."""
-        calibrator = self._opened()
+        calibrator = self._fitted
         width = calibrator.n_features_in_ if self.inverse else calibrator._n_features_out
         at = read.get_field_index(self.vector)
         kind = storage_type(read.field(at).type)
@@ -401,7 +329,7 @@ class Transform(Worker):
 
     def process(self, batches: Iterable[Any], part: Part) -> Iterator[Any]:
         """Map record batches."""
-        calibrator = self._opened()
+        calibrator = self._fitted
         first = part.first
         apply = calibrator.inverse_transform if self.inverse else calibrator._rows
         for batch in batches:
@@ -415,15 +343,14 @@ class Transform(Worker):
                 first += batch.num_rows
                 yield type(batch).from_arrays(columns, schema=schema)
 
-    def _opened(self) -> Calibrator:
+    @cached_property
+    def _fitted(self) -> Calibrator:
         if isinstance(self.calibrator, Calibrator):
             return self.calibrator
-        if self._loaded is None:
-            self._loaded = load_calibrator(self.calibrator)
-        calibrator: Calibrator = self._loaded
-        return calibrator
+        return load_calibrator(self.calibrator)
 
 
+@dataclass(eq=False)
 class BlockMoments(Worker):
     r"""The moments of the vectors of a block, as one row; those of all blocks are merged exactly.
 
@@ -437,28 +364,21 @@ class BlockMoments(Worker):
         >>> import numpy as np
         >>> x = np.random.default_rng(0).normal(size=(100, 3)) + 5.0
         >>> take = BlockMoments()
-        >>> blocks = [take({"vector": x[:30]}), take({"vector": x[30:]})]
+        >>> blocks = [take(pyarrow.table({"vector": part.tolist()})) for part in (x[:30], x[30:])]
         >>> moments = merged_moments(blocks)
         >>> moments.count, np.allclose(moments.covariance(), np.cov(x.T, ddof=0))
         (100, True)
     """
 
     row_by_row = False
-
-    def __init__(
-        self, *, vector: str = VECTOR, covariance: bool = True, normalize: bool = False
-    ) -> None:
-        self.vector, self.covariance, self.normalize = vector, covariance, normalize
-        self.source = vector
+    _: KW_ONLY
+    vector: str = VECTOR
+    covariance: bool = True
+    normalize: bool = False
 
     def describe(self) -> dict[str, Any]:
         """Which column, and which moments."""
-        return {
-            "task": "moments",
-            "vector": self.vector,
-            "covariance": self.covariance,
-            "normalize": self.normalize,
-        }
+        return {"task": "moments", **asdict(self)}
 
     def columns(self, schema: Any, place: str) -> list[str]:
         """The vectors alone."""
@@ -473,27 +393,24 @@ class BlockMoments(Worker):
     def process(self, batches: Iterable[Any], part: Part) -> Iterator[Any]:
         """Take moments of all of them together; nothing where there is no row."""
         moments: Moments | None = None
-        place, first = part.place, part.first
-        schema: Any = None
+        first = part.first
         for batch in batches:
-            schema = self.schema(batch.schema)
-            rows = vectors_of(batch.column(self.vector), place, first)
+            rows = vectors_of(batch.column(self.vector), part.place, first)
             if not len(rows):
                 continue
             if moments is None:
                 moments = Moments(rows.shape[1], covariance=self.covariance)
-            elif len(moments.mean) != rows.shape[1]:
-                raise InputError(
-                    f"{place}, row {first}: its vector has {rows.shape[1]} numbers, those before "
-                    f"have {len(moments.mean)}"
-                )
-            with _rows_named(place, first):
+            with _rows_named(part.place, first):
+                if rows.shape[1] != len(moments.mean):
+                    raise InputError(
+                        f"vectors of {rows.shape[1]} numbers and of {len(moments.mean)}"
+                    )
                 finite(rows)
-            wide = as_tensor(rows)
-            moments.update(unit_length(wide.double()) if self.normalize else wide)
+                wide = as_tensor(rows)
+                moments.update(unit_length(wide.double()) if self.normalize else wide)
             first += len(rows)
         if moments is not None:
-            yield pyarrow.RecordBatch.from_pylist([_packed(moments)], schema=schema)
+            yield pyarrow.RecordBatch.from_pylist([_packed(moments)], schema=self.schema(None))
 
 
 @contextmanager
@@ -507,13 +424,7 @@ def _rows_named(place: str, first: int) -> Iterator[None]:
 
 
 def merged_moments(blocks: Iterable[Any]) -> Moments:
-    """Merge what `BlockMoments` gives, in order.
-
-    Args:
-        blocks: Batches as it returns them, or rows of them: mappings with count, mean and second.
-
-    Returns:
-        The moments of all rows.
+    """Merge what `BlockMoments` gives, in order: tables, or rows of them as mappings.
 
     Raises:
         InputError: There is no block, or they are of different widths or kinds.
@@ -535,14 +446,7 @@ def merged_moments(blocks: Iterable[Any]) -> Moments:
 
 
 def _rows(block: Any) -> list[Mapping[str, Any]]:
-    if hasattr(block, "to_pylist"):
-        rows: list[Mapping[str, Any]] = block.to_pylist()
-        return rows
-    if np.ndim(block["count"]) == 0:
-        return [block]
-    names = ("count", "mean", "second")
-    cells = zip(*(block[name] for name in names), strict=True)
-    return [dict(zip(names, row, strict=True)) for row in cells]
+    return block.to_pylist() if hasattr(block, "to_pylist") else [block]
 
 
 def _packed(moments: Moments) -> dict[str, Any]:
