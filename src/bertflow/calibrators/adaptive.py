@@ -136,8 +136,7 @@ class AdaptiveWhitening(LinearCalibrator):
         }
 
     def _axes(self, power: int) -> Array:
-        axes: Array = self.components_ * self.gain_[:, None] ** power
-        return axes
+        return np.asarray(self.components_ * self.gain_[:, None] ** power)
 
 
 def _drawn(rows: Vectors) -> Tensor:

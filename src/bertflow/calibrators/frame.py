@@ -324,8 +324,7 @@ class FoldedGlow:
 
 
 def _as(like: Tensor, *tensors: Tensor | Array) -> Any:
-    made = [torch.as_tensor(t).to(dtype=like.dtype, device=like.device) for t in tensors]
-    return [t.contiguous() for t in made]
+    return [torch.as_tensor(tensor).to(like).contiguous() for tensor in tensors]
 
 
 def _extent(matrix: Tensor) -> slice:

@@ -156,6 +156,10 @@ class ActNorm(Bijection):
         same_type = x.dtype == self.bias.dtype == wide.dtype
         return centred.mul_(self.scale()) if same_type else self(x)[0]
 
+    def extra_repr(self) -> str:
+        """Width and rate, for `repr`."""
+        return f"{len(self.bias)}, scale_rate={self.scale_rate}"
+
 
 class Permutation(Bijection):
     r"""Reorder the dimensions: :math:`z_d = x_{\pi(d)}`, with log-determinant exactly 0.
