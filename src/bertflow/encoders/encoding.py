@@ -46,10 +46,7 @@ FILLING = 16
 class Group:
     """Distinct sentences that are put into batches together, so vectors do not depend on others.
 
-    Attributes:
-        sentences: Distinct text.
-        numbers: The caller's number of each sentence; its place here if none is given.
-        lacking: The places of those that are to be encoded, in order; at first all.
+    `lacking` are the places of those that are to be encoded, in order, and `numbers` the caller's.
     """
 
     def __init__(self, sentences: Sequence[str], numbers: Array | None = None) -> None:

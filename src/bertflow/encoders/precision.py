@@ -49,11 +49,9 @@ def resolved_precision(
     - "mixed": products, attention and activations in bfloat16 (products are summed in float32);
       what blocks add up, and norms, in float32.
     - "fast": the whole transformer in bfloat16.
-    - "auto": "mixed" where the device multiplies bfloat16 quickly and the encoder is wide enough to
-      gain by it, else "float32".
+    - "auto": "mixed" where the device multiplies bfloat16 quickly and the encoder is wide enough.
 
-    An encoder that was loaded in half precision, is no transformer, or has an `encode` of its own
-    is left as it is.
+    One that was loaded in half precision, or is no usual transformer, is left as it is.
 
     Raises:
         InputError: It is none of these.

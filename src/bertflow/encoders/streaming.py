@@ -325,13 +325,7 @@ class _NpyFile(Rows):
 
 @dataclass(frozen=True)
 class Sampled:
-    """A sample of a corpus.
-
-    Attributes:
-        sentences: The sample, in the order of the corpus.
-        rows: How many sentences the corpus has, repeats included.
-        whole: Whether the sample is the corpus, with its repeats.
-    """
+    """A sample of a corpus of `rows` sentences, in its order; with repeats if it is the `whole`."""
 
     sentences: list[str]
     rows: int
@@ -344,11 +338,6 @@ def sample_corpus(sentences: Iterable[str], size: int = SAMPLE, *, seed: int = 0
     The sample is the distinct sentences with the `size` smallest hashes under the seed. So neither
     order nor repeats change it, samples of parts merge, and the memory does not grow. A corpus of
     at most `size` sentences is taken as it is, with its repeats.
-
-    Args:
-        sentences: Text, read once.
-        size: How many, at least 2.
-        seed: Another gives another sample.
 
     Raises:
         InputError: The size is below 2, or something is not text; the message names the sentence.

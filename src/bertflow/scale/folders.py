@@ -72,14 +72,14 @@ def run(
             either, such as `s3://bucket/folder`.
         output: A folder on a disk that all workers share.
         engine: Where the work is done; None for this process.
-        skip_unreadable: Leave out files that cannot be used, and say which; the next run tries them
-            again. Otherwise the first of them is an error.
+        skip_unreadable: Leave out files that cannot be used, and list them; the next run tries them
+            again.
         shard_rows: A file of more rows is split where one of its row groups ends.
         progress: Called with the rows done, those done before included, and their total.
 
     Raises:
-        InputError: There is no such folder, the output is an address, a file cannot be used or was
-            changed meanwhile (it is named), or files of the output come from files that are gone.
+        InputError: The input or a file of it (it is named) cannot be used or has changed meanwhile,
+            the output is an address, or files of the output come from files that are gone.
         ModelError: The output cannot be written, holds something else, was made in another way, or
             another process is writing it; or the model cannot be loaded.
         MissingDependencyError: The package is missing that reads from such an address.

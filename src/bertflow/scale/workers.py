@@ -105,19 +105,16 @@ class Worker(ABC):
 
 @dataclass(eq=False)
 class Encode(Worker):
-    """Sentences to vectors.
-
-    Rows without text, null or blank, are refused or left out. Text is stripped as `bertflow encode`
-    does it. Sentences that are equal within a batch are encoded once.
+    """Sentences to vectors; text is stripped, and equal sentences of a batch are encoded once.
 
     Args:
-        model: A saved model, a sentence-transformers folder, a hub name or a .gguf file, which
-            every worker can open; a loaded SentenceTransformer; or a function that gives one.
+        model: What every worker can open: a saved model, a folder, a hub name or a .gguf file; or a
+            loaded SentenceTransformer, or a function that gives one.
         column: Where the text is; None where there is one column of text.
         keep: Columns that the output has beside the vector; None for all but the text.
         vector: The output's column of vectors, lists of one length.
         numbers: "float32" or "float16": what the vectors are written in.
-        blank: "refuse" rows without text, or "skip" them.
+        blank: "refuse" rows without text, null or blank, or "skip" them.
         pooling, max_length, device, trust_remote_code: As in `load_encoder`.
         batch_size, precision: As in `encode_distinct`.
 
@@ -213,7 +210,6 @@ class Encode(Worker):
     def _encoding(self) -> Encoding:
         from sentence_transformers import SentenceTransformer
 
-        from bertflow.encoders import resolved_precision
         from bertflow.encoders.encoding import Encoding
         from bertflow.models import open_model
 
@@ -224,8 +220,7 @@ class Encode(Worker):
         else:
             loading = {name: getattr(self, name) for name in LOADING}
             encoder = open_model(str(self.model), **loading)
-        kind = resolved_precision(self.precision, encoder)
-        return Encoding(encoder, batch_size=self.batch_size, precision=kind)
+        return Encoding(encoder, batch_size=self.batch_size, precision=self.precision)
 
     @property
     def _width(self) -> int:
@@ -356,8 +351,7 @@ class BlockMoments(Worker):
 
     Args:
         vector: The column of vectors.
-        covariance: Take sums of products (D, D), as whitening and all-but-the-top need them;
-            otherwise of squares alone (D,), which is enough for standardization.
+        covariance: Take sums of products (D, D), otherwise of squares alone (D,).
         normalize: Scale rows to unit length first, as `AdaptiveWhitening` does.
 
     Example:
