@@ -22,18 +22,12 @@ from bertflow.cli.reproducing import notes_of, table_markdown
 from bertflow.encoders import load_word_vectors
 from bertflow.errors import TrainingError
 from bertflow.evaluation import evaluate
-from bertflow.paper import (
-    NAMES,
-    Material,
-    Options,
-    Planner,
-    Workplace,
-    identify,
-    reproduce,
-    subjects,
-)
+from bertflow.paper import NAMES, subjects
 from bertflow.paper import run as jobs
+from bertflow.paper.plan import Options, Planner
 from bertflow.paper.results import INTERVALS
+from bertflow.paper.run import Workplace, reproduce
+from bertflow.paper.subjects import Material, identify
 from conftest import QUIET
 from task_files import write_tasks, write_word_vectors
 from test_imports import loaded_after
@@ -188,12 +182,12 @@ def test_two_encoders_stand_in_one_table(done, tiny_llama):
 
 def test_notes_begin_with_what_the_whole_table_depends_on(same):
     digest = identify("tiny").digest[:16]
-    encoder = f"tiny: tiny ({digest}), pooling the paper's, at most 32 tokens"
-    nli = "NLI: sentences of the splits that are there: 144 of SNLI"
+    encoder = f"encoder tiny: name tiny, files {digest}, pooling the paper's, max_length 32"
+    nli = "NLI: 144 sentences of snli"
     table = {name: notes_of(one) for name, one in same.tables.items()}
-    assert table["table2"][:4] == [encoder, "flow: paper, 2 seeds", nli, INTERVALS]
-    assert table["table5"][:3] == [encoder, "flow: paper, 2 seeds", INTERVALS]
-    assert table["table6"][:2] == [encoder, "flow: paper, 1 seed"]
+    assert table["table2"][:4] == [encoder, "flow: paper, seeds: 2", nli, INTERVALS]
+    assert table["table5"][:3] == [encoder, "flow: paper, seeds: 2", INTERVALS]
+    assert table["table6"][:2] == [encoder, "flow: paper, seeds: 1"]
     assert table["table1"][0] == encoder
     assert not any(note.startswith(("flow: ", "NLI: ")) for note in table["table1"])
 
@@ -203,10 +197,10 @@ def test_another_flow_and_a_trial_take_the_place_of_no_real_tables(done):
     command = ["reproduce", "table5", *ENCODER, "--seeds", 1, "--jobs", 1]
     said = done(*command, "--limit", 12)
     assert said.endswith("to runs/tiny-limit12\n")
-    assert "\n- flow: paper, 1 seed; ONLY A TRIAL: about 12 pairs of each split\n" in said
+    assert "\n- flow: paper, seeds: 1\n- ONLY A TRIAL: about 12 pairs of each split\n" in said
     said = done(*command, "--flow", "tempered")
     assert said.endswith("to runs/tiny-tempered-flow\n")
-    assert "\n- flow: tempered, 1 seed\n" in said
+    assert "\n- flow: tempered, seeds: 1\n" in said
     both = done(*command, "--flow", "tempered", "--limit", 12)
     assert both.endswith("to runs/tiny-tempered-flow-limit12\n")
     assert {path: path.read_bytes() for path in Path("runs/tiny").iterdir()} == real
@@ -333,7 +327,10 @@ def test_a_table_that_an_error_made_absent_is_an_exit_code_and_one_without_data_
         (["table5", "--encoder", "tiny"], "two encoders are called tiny"),
         (["table4"], "no data for qnli (dev): tried"),
         (["table5", "--data", "nowhere"], "nowhere is no folder"),
-        (["table5", "--flow", "nice"], "flow must be one of paper, released, tempered, got 'nice'"),
+        (
+            ["table5", "--flow", "nice"],
+            "flow must be one of ('paper', 'released', 'tempered'), got 'nice'",
+        ),
         (["table5", "--encoder", "data/nli/snli_dev.jsonl"], "is a file of word vectors, not an"),
         (["table2", "--glove", "./none.txt"], "./none.txt does not exist"),
     ],
@@ -346,8 +343,8 @@ def test_the_papers_encoders_are_the_default_and_refused_in_one_line_without_a_h
     refused, monkeypatch
 ):
     monkeypatch.setattr(subjects, "hub_answers", lambda: False)
-    monkeypatch.setattr(subjects, "try_to_load_from_cache", lambda name, file, revision: None)
-    monkeypatch.setattr(subjects, "HF_HUB_CACHE", "nowhere")
+    nowhere = functools.partial(subjects.snapshot_download, cache_dir="nowhere")
+    monkeypatch.setattr(subjects, "snapshot_download", nowhere)
     assert refused("reproduce", "table5", "--data", "data").startswith(
         "bert-base-uncased is no folder here and cannot be had from the model hub"
     )

@@ -169,7 +169,10 @@ def test_checkpoints_of_other_arguments_are_said_to_be_discarded(cli, done, work
     [
         (["--epochs", 0], "epochs must be a number above 0, got 0.0"),
         (["--warmup", 2], "warmup must be a number between 0 and 1, got 2.0"),
-        (["--precision", "half"], "precision must be one of auto, float32, bf16, fp16, got 'half'"),
+        (
+            ["--precision", "half"],
+            "precision must be one of ('auto', 'float32', 'bf16', 'fp16'), got 'half'",
+        ),
         (["--precision", "fp16"], "precision fp16 needs a CUDA device, but the encoder is on cpu"),
         (["--nli", "stsb"], "stsb"),
         (["--nli", "snli"], "give NLI data sets, each once, got snli, snli"),

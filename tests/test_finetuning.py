@@ -33,8 +33,8 @@ from bertflow.errors import (
 )
 from bertflow.finetuning import NliCorpus, Recipe, finetune, nli_corpus, save_finetuned, siamese
 from bertflow.finetuning.finetuned import accuracy_of
-from bertflow.finetuning.resuming import last_checkpoint
-from bertflow.finetuning.siamese import resolved_precision
+from bertflow.finetuning.siamese import last_checkpoint, resolved_precision
+from bertflow.io.files import sole_writer
 from conftest import WORDS
 
 FAST = Recipe(learning_rate=3e-3, batch_size=8, epochs=1, checkpoint_steps=4)
@@ -241,7 +241,7 @@ def test_an_unknown_label_is_refused_by_its_line(tmp_path):
 
 def test_too_little_to_divide_is_refused(tmp_path):
     write_nli(tmp_path, "snli_dev", nli_rows(1, 0))
-    with pytest.raises(InputError, match="1 premise cannot be divided"):
+    with pytest.raises(InputError, match="no pair is left to hold out"):
         nli_corpus(["snli"], tmp_path)
     write_nli(tmp_path, "snli_train", nli_rows(1, 0))
     with pytest.raises(InputError, match="no pair is left to hold out"):
@@ -527,7 +527,7 @@ def test_the_last_checkpoint_is_from_before_what_is_not_finite(
 
 def test_another_process_on_the_same_checkpoints_is_refused(encoder, corpus, tmp_path):
     with (
-        siamese._alone(tmp_path / "c"),
+        sole_writer(tmp_path / "c", tmp_path / ".c.lock"),
         pytest.raises(ModelError, match="another process is writing it"),
     ):
         finetune(encoder, corpus, FAST, checkpoints=tmp_path / "c")
@@ -663,7 +663,7 @@ def stopped(tiny_bert, corpus, tmp_path_factory):
 
 
 @pytest.mark.parametrize("damage", ["unlisted", "cut", "no classifier", "an earlier version's"])
-def test_a_checkpoint_that_is_not_whole_is_removed(stopped, tmp_path, damage):
+def test_a_checkpoint_that_is_not_whole_does_not_count(stopped, tmp_path, damage):
     folder, run = shutil.copytree(stopped[0], tmp_path / "copy"), stopped[1]
     checkpoint = folder / "checkpoint-8"
     assert last_checkpoint(folder, run) == (checkpoint, [])
@@ -678,7 +678,6 @@ def test_a_checkpoint_that_is_not_whole_is_removed(stopped, tmp_path, damage):
         record = json.loads((checkpoint / "run.json").read_text())
         (checkpoint / "run.json").write_text(json.dumps({**record, "losses": [1.0]}))
     assert last_checkpoint(folder, run) == (None, [])
-    assert not checkpoint.exists()
 
 
 def test_interrupted_while_it_saves_the_one_before_is_gone_on_from(
@@ -695,7 +694,7 @@ def test_interrupted_while_it_saves_the_one_before_is_gone_on_from(
         patched.setattr(SentenceTransformerTrainer, "_save_rng_state", interrupted)
         with pytest.raises(KeyboardInterrupt):
             finetune(encoder, corpus, FAST, checkpoints=tmp_path)
-    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-4", "checkpoint-8"}
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
     result = finetune(encoder, corpus, FAST, checkpoints=tmp_path)
     assert result.resumed_at == 4
     assert_same_bits(result, uninterrupted)
@@ -708,7 +707,6 @@ def test_what_a_run_depends_on_is_compared(stopped, encoder, data, corpus, tmp_p
     for number, name in enumerate(stopped[1]):
         folder = shutil.copytree(stopped[0], tmp_path / str(number))
         assert last_checkpoint(folder, {**stopped[1], name: "other"}) == (None, [name])
-        assert list(folder.iterdir()) == []
 
 
 def test_checkpoints_of_another_run_are_discarded_and_said_to_be(

@@ -13,10 +13,11 @@ import pytest
 import scipy.stats
 
 from bertflow.io.result_store import Result
-from bertflow.paper import Subject, TableResult
 from bertflow.paper.analyses import Scatter, lexical_table, words_table
 from bertflow.paper.declared import published
 from bertflow.paper.plan import Words
+from bertflow.paper.results import TableResult
+from bertflow.paper.subjects import Subject
 from test_paper_tables import BASE, LARGE, NOW, TINY, Records, by_holm, shown
 
 # Table 6.
@@ -29,6 +30,7 @@ def scattered(label: str = "tiny", seed: int = 0) -> Scatter:
     raw = -characters / 40 + random.normal(0, 0.05, 80)
     return Scatter(
         encoder=label,
+        own=label == "BERT-base",
         panels={"gold": gold, f"{label}, pooled": raw, "flow (target)": gold / 5 + raw},
         distances={"characters": characters, "words": characters // 5},
     )
@@ -40,7 +42,7 @@ def spearman(one: np.ndarray, other: np.ndarray) -> float:
 
 def test_table_6_is_scipys_spearman_over_all_and_over_short_pairs():
     one = scattered()
-    result = lexical_table([one], [None])
+    result = lexical_table([one])
     assert [row.label for row in result.rows] == ["gold similarity", *[*one.panels][1:]]
     gold = one.panels["gold"]
     for row, values in zip(result.rows, one.panels.values(), strict=True):
@@ -61,12 +63,13 @@ def test_table_6_is_scipys_spearman_over_all_and_over_short_pairs():
         assert set(row.cells) == set(result.columns)
     count = {unit: int((d <= 4).sum()) for unit, d in one.distances.items()}
     assert (
-        f"pairs: 80, at most 4 apart {count['characters']} by characters, {count['words']} by words"
+        "tiny: 80 pairs, 0 more without a cosine; at most 4 apart "
+        f"{count['characters']} by characters, {count['words']} by words"
     ) in result.notes
 
 
 def test_table_6s_claims_are_differences_of_its_cells():
-    result = lexical_table([scattered()], [None])
+    result = lexical_table([scattered()])
     rows = {row.name: row.cells for row in result.rows}
     expected = [
         rows["gold"]["edit, characters"].value - rows["encoder"]["edit, characters"].value,
@@ -84,7 +87,7 @@ def test_table_6s_claims_are_differences_of_its_cells():
 
 def test_table_6_has_gold_once_and_a_difference_for_bert_base_alone():
     one, other = scattered("BERT-base"), scattered("tiny", 3)
-    result = lexical_table([one, other], ["base", None])
+    result = lexical_table([one, other])
     assert [(row.name, row.encoder) for row in result.rows] == [
         ("gold", ""),
         ("encoder", "BERT-base"),
@@ -108,13 +111,13 @@ def test_table_6_has_gold_once_and_a_difference_for_bert_base_alone():
     assert base.published_for is None
     assert (tiny.published_for, tiny.cells["edit, words"].difference) == ("BERT-base", None)
     assert len(result.claims) == 10
-    assert len([note for note in result.notes if note.startswith("pairs:")]) == 1
+    assert len([note for note in result.notes if ": 80 pairs" in note]) == 2
 
 
 def test_table_6_without_short_pairs_says_why():
     one = scattered()
     far = {unit: np.arange(80) + 10 for unit in one.distances}
-    result = lexical_table([replace(one, distances=far)], [None])
+    result = lexical_table([replace(one, distances=far)])
     for row in result.rows:
         cell = row.cells["edit, ≤ 4 words"]
         assert cell.value is None

@@ -13,17 +13,17 @@ from bertflow.calibrators import AllButTheTop, Flow, Standardization
 from bertflow.data import read_sentences, read_task
 from bertflow.errors import InputError, MissingDataError
 from bertflow.io.result_store import key_of
-from bertflow.paper import Material, Options, Planner, Subject, subjects
+from bertflow.paper import subjects
 from bertflow.paper.declared import SCORE_TABLES
-from bertflow.paper.plan import Encoding, Fitting, Score, Tuning, Words
-from bertflow.paper.subjects import digest_of, spread
+from bertflow.paper.plan import Encoding, Fitting, Options, Planner, Score, Tuning, Words
+from bertflow.paper.subjects import Material, Subject, digest_of, spread
 from task_files import write_tasks
 
 SUBJECT = Subject(name="/a/b", label="b", digest="0" * 64, max_length=32)
 TUNING = Tuning(
     subject=SUBJECT,
     pooling="mean",
-    sets=("snli",),
+    sets=["snli"],
     corpus="c" * 64,
     arguments={"epochs": 1.0, "learning_rate": 2e-5},
     seed=0,
@@ -31,7 +31,7 @@ TUNING = Tuning(
 ENCODING = Encoding(subject=SUBJECT, pooling="mean")
 FITTING = Fitting(calibrator=Flow(random_state=0), corpus="stsb", corpus_digest="d" * 64, seed=0)
 SCORE = Score(encoding=ENCODING, fitting=FITTING, task="stsb", split="test", pairs="e" * 64)
-WORDS = Words(subject=SUBJECT, ranges=((0, 100),), neighbours=(3,), frequencies="wordfreq 3.1")
+WORDS = Words(subject=SUBJECT, ranges=[[0, 100]], neighbours=[3], frequencies="wordfreq 3.1")
 
 
 def fitted(**changes) -> Score:
@@ -85,7 +85,7 @@ OTHERS = {
     "its epochs": tuned(arguments={"epochs": 0.5, "learning_rate": 2e-5}),
     "its pairs": tuned(corpus="f" * 64),
     "its pooling": tuned(pooling="cls"),
-    "its sets": tuned(sets=("snli", "mnli")),
+    "its sets": tuned(sets=["snli", "mnli"]),
     "no calibrator": replace(SCORE, fitting=None),
     "seed": fitted(calibrator=Flow(random_state=1), seed=1),
     "argument": fitted(calibrator=Flow(random_state=0, levels=1)),
@@ -140,8 +140,8 @@ def test_scores_of_one_fit_share_a_unit_and_poolings_of_one_encoder_its_weights(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"ranges": ((0, 50),)},
-        {"neighbours": (3, 5)},
+        {"ranges": [[0, 50]]},
+        {"neighbours": [3, 5]},
         {"frequencies": "wordfreq 3.2"},
         {"subject": replace(SUBJECT, digest="1" * 64)},
     ],
@@ -231,7 +231,7 @@ def test_flows_on_nli_are_those_of_appendix_b(data, table, nli):
     assert target.corpus_digest == digest_of(read_sentences("stsb", data))
     tunings = [cells[row, "stsb"].jobs[0].encoding.tuning for row in nli]
     assert len({one.key for one in tunings}) == (1 if nli else 0)
-    assert all(one.pooling == "mean" and one.sets == ("snli",) for one in tunings)
+    assert all(one.pooling == "mean" and one.sets == ["snli"] for one in tunings)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_flows_on_nli_are_those_of_appendix_b(data, table, nli):
     [
         ({"seeds": 0}, "seeds must be"),
         ({"seeds": 1.5}, "seeds must be"),
-        ({"flow": "nice"}, "flow must be one of paper, released, tempered, got 'nice'"),
+        ({"flow": "nice"}, "flow must be one of"),
     ],
 )
 def test_options_out_of_their_range_are_refused(options, message):
@@ -267,12 +267,10 @@ def test_a_limit_takes_pairs_that_are_evenly_spread_with_their_subsets(data):
     assert set(part.subset) == set(whole.subset)
 
 
-def test_a_limit_takes_both_sides_of_sentences_that_are_evenly_spread(data):
+def test_a_limit_takes_sentences_that_are_evenly_spread(data):
     whole = read_sentences("stsb", data)
-    count = len(whole) // 2
-    places = [(count - 1) * n // 4 for n in range(5)]
-    expected = [side for n in places for side in (whole[2 * n], whole[2 * n + 1])]
-    assert Material(data, 5).corpus("stsb") == expected
+    places = [(len(whole) - 1) * n // 9 for n in range(10)]
+    assert Material(data, 5).corpus("stsb") == [whole[n] for n in places]
     part = Material(data, 5).pairs("stsb", "train")
     assert len(part) == 5
     assert {part.first[0], part.second[0]} <= set(whole)

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from bertflow import evaluation
+from bertflow.analysis import lexical
 from bertflow.calibrators import AllButTheTop, Flow, Standardization
 from bertflow.data import STS_TASKS, read_sentences
 from bertflow.encoders import load_encoder
@@ -32,21 +33,14 @@ from bertflow.errors import (
     TrainingError,
 )
 from bertflow.evaluation import Difference, compare, evaluate
+from bertflow.finetuning import siamese
 from bertflow.io.result_store import ResultStore
 from bertflow.models import calibrate
-from bertflow.paper import (
-    NAMES,
-    Material,
-    Options,
-    Planner,
-    Reproduction,
-    Subject,
-    Workplace,
-    identify,
-    reproduce,
-    run,
-)
+from bertflow.paper import NAMES, plan, run
 from bertflow.paper.declared import SCORE_TABLES
+from bertflow.paper.plan import Options, Planner
+from bertflow.paper.run import Reproduction, Workplace, reproduce
+from bertflow.paper.subjects import Material, Subject, identify
 from task_files import write_tasks
 
 # All that stsb and snli give.
@@ -223,7 +217,7 @@ def test_the_chosen_count_is_the_one_that_compare_chooses(small, table):
 def models(project: Project) -> dict[int, Path]:
     """By seed, the folders of the fine-tuned encoders."""
     records = [json.loads(p.read_text()) for p in (project.runs / "records").glob("*.json")]
-    tunings = {one["about"]["seed"]: one["key"] for one in records if one["kind"] == "tuning"}
+    tunings = {one["recipe"]["seed"]: one["key"] for one in records if one["kind"] == "tuning"}
     return {seed: project.runs / "models" / key for seed, key in tunings.items()}
 
 
@@ -415,33 +409,22 @@ def test_a_table_that_cannot_be_handed_on_ends_the_run(copy, name):
 
 
 @pytest.mark.parametrize(
-    ("package", "names", "message"),
+    ("where", "package", "name", "extra"),
     [
-        ("wordfreq", ["table5", "table1"], "table1 needs wordfreq: pip install 'bertflow[words]'"),
-        (
-            "rapidfuzz",
-            ["figure2", "table6"],
-            "table6 and figure2 needs rapidfuzz: pip install 'bertflow[words]'",
-        ),
-        ("matplotlib", ["figure2"], "figure2 needs matplotlib: pip install 'bertflow[report]'"),
-        ("accelerate", ["table3"], "table3 needs accelerate: pip install 'bertflow[train]'"),
-        ("datasets", ["table8"], "table8 needs datasets: pip install 'bertflow[train]'"),
+        (plan, "wordfreq", "table1", "words"),
+        (lexical, "rapidfuzz", "table6", "words"),
+        (siamese, "datasets", "table8", "train"),
     ],
 )
-def test_a_package_that_lacks_is_said_before_any_work(
-    base, tmp_path, monkeypatch, package, names, message
-):
-    find = run.find_spec
-    monkeypatch.setattr(run, "find_spec", lambda name: None if name == package else find(name))
-    project = replace(base, runs=tmp_path / "runs")
-    with pytest.raises(MissingDependencyError) as caught:
-        project.run(*names)
-    assert str(caught.value) == message
-    assert not (tmp_path / "runs").exists()
-    # What needs it not is made without it.
-    monkeypatch.setattr(run, "run_jobs", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        project.run("table5")
+def test_a_package_that_lacks_costs_its_table_alone(copy, monkeypatch, where, package, name, extra):
+    find = where.find_spec
+    monkeypatch.setattr(where, "find_spec", lambda one: None if one == package else find(one))
+    shutil.rmtree(copy.runs / "models")
+    result = copy.run("table5", name, seeds=3)
+    assert list(result.tables) == ["table5"]
+    error = result.absent[name]
+    assert isinstance(error, MissingDependencyError)
+    assert str(error).endswith(f"pip install 'bertflow[{extra}]'")
 
 
 def test_a_table_says_what_it_depends_on(small):
@@ -515,17 +498,17 @@ def test_a_record_says_what_it_is_about(small, table):
     project = small[0]
     (key, _) = table("table2", "flow nli").records
     record = json.loads((project.runs / f"records/{key}.json").read_text())
-    about = record["about"]
+    about, recipe = record["about"], record["recipe"]
     assert about["encoder"] == project.subject.name
     assert about["label"] == "tiny"
-    assert (about["task"], about["split"], about["pooling"]) == ("stsb", "test", "first-last-avg")
-    assert (about["fitted_on"], about["sentences"], about["seed"]) == ("nli", 144, 0)
-    assert about["nli"] == {"snli": 144}
+    assert (recipe["task"], recipe["split"]) == ("stsb", "test")
+    assert recipe["encoding"]["pooling"] == "first-last-avg"
+    assert (about["fitted_on"], recipe["fitting"]["arguments"]["random_state"]) == ("nli", 0)
     assert about["data"].startswith(str(project.data))
     assert record["seconds"] > 0
     assert {"torch", "numpy"} <= record["versions"].keys()
     assert record["result"]["scored"] == {"": 24}
-    assert record["recipe"]["encoding"]["encoder"] == project.subject.digest
+    assert recipe["encoding"]["encoder"] == project.subject.digest
 
 
 def about_cell(project: Project, cell: Any) -> dict[str, Any]:
@@ -533,17 +516,12 @@ def about_cell(project: Project, cell: Any) -> dict[str, Any]:
     return json.loads(path.read_text())["about"]
 
 
-def test_only_fits_on_nli_say_what_that_was_made_of(small, table):
-    for name, row in [("table2", "flow target"), ("table2", "last2avg"), ("table5", "sn")]:
-        assert about_cell(small[0], table(name, row))["nli"] is None
-
-
 def test_a_record_of_a_chosen_calibrator_has_what_was_chosen(small, table):
     cell = table("table5", "natsv k=10")
     about = about_cell(small[0], cell)
-    assert about["calibrator"]["n_components"] == about["n_components"] == cell.components
+    assert about["n_components"] == cell.components
     fixed = about_cell(small[0], table("table5", "natsv k=1"))
-    assert (fixed["calibrator"]["n_components"], fixed["n_components"]) == (1, None)
+    assert fixed["n_components"] is None
 
 
 def test_progress_counts_finished_jobs_to_the_end(small):
@@ -712,18 +690,21 @@ def test_more_seeds_run_the_new_ones_alone(copy):
     before = copy.times()
     # Table 6 fits once, however many seeds the others have.
     result = copy.run("table5", "table8", "table6", seeds=3)
-    about = [one["about"] for one in copy.written_since(before)]
-    assert result.ran == len(about) == 5
-    assert [one["seed"] for one in about].count(2) == 3  # A flow, a tuning, a flow on it.
-    tuned = [one["fine_tuned"]["seed"] for one in about if one.get("fine_tuned")]
-    assert tuned == [2, 2, 2]
+    recipes = [one["recipe"] for one in copy.written_since(before)]
+    assert result.ran == len(recipes) == 5
+    assert [one["seed"] for one in recipes if one["job"] == "tuning"] == [2]
+    scores = [one for one in recipes if one["job"] == "score"]
+    flows = [one["fitting"]["arguments"]["random_state"] for one in scores if one["fitting"]]
+    assert flows == [2, 2]
+    encoders = [one["encoding"]["encoder"] for one in scores]
+    assert [one["seed"] for one in encoders if isinstance(one, dict)] == [2, 2, 2]
 
 
 def test_another_flow_runs_the_flows_alone(copy):
     before = copy.times()
     assert copy.run("table2", "table5", flow="tempered").ran == 2 * 2 + 2
     for one in copy.written_since(before):
-        assert one["about"]["calibrator"]["name"] == "flow"
+        assert one["recipe"]["fitting"]["calibrator"] == "flow"
         assert one["recipe"]["fitting"]["arguments"]["normalize"] is True
 
 
@@ -733,7 +714,9 @@ def test_other_arguments_of_a_fine_tuning_run_what_is_fine_tuned_alone(copy):
     found = copy.written_since(before)
     assert result.ran == len(found) == 1 + 4
     assert [one["kind"] for one in found].count("tuning") == 1
-    assert all(one["kind"] == "tuning" or one["about"]["fine_tuned"] for one in found)
+    for one in found:
+        tuned = one["kind"] == "tuning" or isinstance(one["recipe"]["encoding"]["encoder"], dict)
+        assert tuned
 
 
 def test_another_length_runs_all_again(copy):
@@ -773,10 +756,10 @@ def test_a_changed_task_runs_its_cells_alone(base, tmp_path, what):
     found = project.written_since(before)
     # Two encoder rows that differ in their aggregation alone are one job.
     assert result.ran == len(found) == 6
-    assert {one["about"]["task"] for one in found} == {"sts12"}
+    assert {one["recipe"]["task"] for one in found} == {"sts12"}
 
 
-# Many processes, and corpora that memory does not hold.
+# Many processes.
 
 
 @pytest.fixture(scope="module")
@@ -794,98 +777,37 @@ def test_two_processes_give_the_same_records(plain, tmp_path):
     assert contents(project) == contents(plain)
 
 
-def corpora(project: Project) -> list[Path]:
-    return [path for path in project.runs.rglob("*") if path.name.startswith(".corpus-")]
-
-
-def test_a_large_corpus_is_fitted_from_a_file_that_is_gone_afterwards(plain, tmp_path, monkeypatch):
-    project = replace(plain, runs=tmp_path / "runs")
-    seen = []
-    judge = run.run_trial
-
-    def judged(vectors, trial):
-        rows = trial.corpus
-        if rows is not None:
-            assert isinstance(rows, np.memmap)
-            seen.append((len(rows), Path(rows.filename).is_file()))
-        return judge(vectors, trial)
-
-    monkeypatch.setattr(run, "IN_MEMORY", 0)
-    monkeypatch.setattr(run, "SPREAD_ROWS", 50)
-    monkeypatch.setattr(run, "run_trial", judged)
-    project.run("table2", "table5")
-    # Repeats count: as many rows as there are sentences.
-    assert Counter(seen) == {(144, True): 4 + 7}
-    assert corpora(project) == []
-    assert contents(project) == contents(plain)
-
-
-def test_the_file_is_gone_after_a_fit_that_fails_and_what_was_done_is_kept(
-    base, tmp_path, monkeypatch
-):
+def test_a_fit_that_fails_costs_nothing_that_was_done(base, tmp_path, monkeypatch):
     project = replace(base, runs=tmp_path / "runs")
     judge, count = run.run_trial, [0]
 
     def judged(*arguments):
         count[0] += 1
         if count[0] == 4:
-            assert corpora(project)
             raise TrainingError("the loss is not finite")
         return judge(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(run, "IN_MEMORY", 0)
         patched.setattr(run, "run_trial", judged)
         with pytest.raises(TrainingError, match="not finite"):
             project.run("table5")
-    assert corpora(project) == []
     assert len(project.times()) == 3
     assert project.run("table5").ran == 8 - 3
 
 
-@pytest.mark.nightly
-def test_what_dead_processes_left_is_removed_and_nothing_else(plain, tmp_path):
-    project = plain.anew(tmp_path / "runs")
-    shutil.rmtree(project.runs / "records")
-    folder = next(project.runs.rglob("vectors.f32")).parent
-    dead = folder / ".corpus-0123456789abcdef.f32-01234567.bertflow"
-    kept = [folder / "corpus-of-mine.f32", folder / "corpus-0123456789abcdef.f32"]
-    for path in (dead, *kept):
-        path.write_bytes(b"0123")
-    project.run("table2", "table5")
-    assert not dead.exists()
-    assert all(path.read_bytes() == b"0123" for path in kept)
+def test_all_fits_on_a_corpus_share_its_rows(base, tmp_path, monkeypatch):
+    shared: dict[int, list[int]] = {}
+    judge = run.run_trial
 
+    def judged(vectors, trial):
+        if trial.corpus is not None:
+            shared.setdefault(id(trial.corpus), []).append(len(trial.corpus))
+        return judge(vectors, trial)
 
-@pytest.mark.nightly
-@pytest.mark.skipif(sys.platform == "win32", reason="no limit on the size of files")
-def test_a_corpus_that_the_disk_has_no_room_for_is_one_line_and_costs_nothing_else(
-    plain, tmp_path, monkeypatch
-):
-    import resource
-
-    project = plain.anew(tmp_path / "runs")
-    shutil.rmtree(project.runs / "records")
-    monkeypatch.setattr(run, "IN_MEMORY", 0)
-    spread = run._spread
-
-    def full(*arguments):
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-        try:
-            return spread(*arguments)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(run, "_spread", full)
-        with pytest.raises(
-            ModelError, match=r"^cannot write .*corpus-\w{16}\.f32: File too large$"
-        ):
-            project.run("table2", "table5")
-    assert corpora(project) == []
-    project.run("table2", "table5")
-    assert contents(project) == contents(plain)
+    monkeypatch.setattr(run, "run_trial", judged)
+    replace(base, runs=tmp_path / "runs").run("table2")
+    # Repeats count: as many rows as there are sentences. Two seeds on each corpus.
+    assert sorted(shared.values()) == [[144, 144], [144, 144]]
 
 
 def test_flows_are_fitted_on_the_cpu_wherever_the_encoder_runs(copy, monkeypatch):

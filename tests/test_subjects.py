@@ -9,10 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from bertflow.errors import ModelError
-from bertflow.paper import identify, subjects
+from bertflow.paper import subjects
+from bertflow.paper.subjects import identify
 
 COMMIT = "86b5e0934494bd15c9632b12f734a8a67f723594"
 
@@ -156,21 +158,16 @@ def test_a_gguf_file_is_an_encoder(tmp_path):
 
 @pytest.fixture
 def offline(monkeypatch):
-    """No hub, and nothing in the cache."""
+    """No hub."""
     monkeypatch.setattr(subjects, "hub_answers", lambda: False)
-    monkeypatch.setattr(subjects, "try_to_load_from_cache", lambda name, file, revision: None)
 
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path) -> Path:
     """The client's cache, empty."""
     folder = tmp_path / "hub-cache"
-    monkeypatch.setattr(subjects, "HF_HUB_CACHE", str(folder))
-    monkeypatch.setattr(
-        subjects,
-        "try_to_load_from_cache",
-        functools.partial(try_to_load_from_cache, cache_dir=folder),
-    )
+    cached = functools.partial(snapshot_download, cache_dir=folder)
+    monkeypatch.setattr(subjects, "snapshot_download", cached)
     return folder
 
 
@@ -189,17 +186,24 @@ def hub(monkeypatch, cache):
     """A hub that knows one commit of every model, or fails as it is told; an empty cache."""
     answers = SimpleNamespace(asked=[], revisions=[], failure=None, known=None)
 
-    def model_info(self, name, *, revision=None):
-        answers.asked.append(name)
-        answers.revisions.append(revision)
-        if answers.failure is not None:
-            raise answers.failure
+    def download(name, *, revision, allow_patterns, local_files_only):
+        if not local_files_only:
+            answers.asked.append(name)
+            answers.revisions.append(revision)
+        if local_files_only or answers.failure is not None:
+            try:  # The client, too, takes what is in the cache then.
+                return snapshot_download(
+                    name, revision=revision, local_files_only=True, cache_dir=cache
+                )
+            except LocalEntryNotFoundError:
+                raise (answers.failure or OSError("not in the cache")) from None
         if answers.known is not None and name not in answers.known:
             raise OSError(f"no {name} there")
-        return SimpleNamespace(sha=COMMIT if revision is None else revision * 8)
+        commit = COMMIT if revision is None else revision * 8
+        return f"/cache/snapshots/{commit}"
 
     monkeypatch.setattr(subjects, "hub_answers", lambda: True)
-    monkeypatch.setattr(subjects.HfApi, "model_info", model_info)
+    monkeypatch.setattr(subjects, "snapshot_download", download)
     return answers
 
 
@@ -256,19 +260,18 @@ OTHER = "0" * 40
     ("name", "kept"), [("a/b", "a/b"), ("mini", "mini"), ("mini", "sentence-transformers/mini")]
 )
 @pytest.mark.parametrize("online", [False, True], ids=["no hub", "a hub that fails"])
-@pytest.mark.parametrize("refs", [["main"], []], ids=["a branch", "one snapshot"])
 def test_what_the_hub_does_not_say_the_cache_does(
-    hub, cache, tmp_path, monkeypatch, name, kept, online, refs
+    hub, cache, tmp_path, monkeypatch, name, kept, online
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subjects, "hub_answers", lambda: online)
     hub.failure = OSError("503")
-    fetched(cache, kept, COMMIT, *refs)
+    fetched(cache, kept, COMMIT, "main")
     assert identify(name).revision == COMMIT
     assert bool(hub.asked) == online
 
 
-def test_of_several_snapshots_the_branch_says_which_and_without_one_it_is_unknown(
+def test_the_branch_in_the_cache_says_which_snapshot_and_without_one_it_is_unknown(
     hub, cache, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -291,15 +294,9 @@ def test_a_revision_in_the_cache_is_that_one_and_no_other(hub, cache, tmp_path, 
 
 
 @pytest.mark.parametrize("kept", ["config.json", "modules.json"])
-def test_without_the_hub_it_is_the_commit_in_the_cache(tmp_path, monkeypatch, offline, kept):
+def test_without_the_hub_it_is_the_commit_in_the_cache(cache, tmp_path, monkeypatch, offline, kept):
     monkeypatch.chdir(tmp_path)
-    cached = {kept: f"/cache/models--a--b/snapshots/{COMMIT}/{kept}"}
-    missing = object()  # What the client gives for what it knows not to be there.
-    monkeypatch.setattr(
-        subjects,
-        "try_to_load_from_cache",
-        lambda name, file, revision: cached.get(file, missing),
-    )
+    fetched(cache, "a/b", COMMIT, "main", file=kept)
     found = identify("a/b")
     assert (found.revision, found.digest) == (COMMIT, f"hub:{COMMIT}")
 

