@@ -21,10 +21,11 @@ from bertflow.encoders import SentenceCache, embed, encoding, load_encoder
 from bertflow.errors import BertflowError, InputError
 from bertflow.evaluation import Difference
 from bertflow.models import calibrate, save_model
-from bertflow.report import build_report, check_page, draw, page, render, write_report
+from bertflow.report import build_report, draw, page, render, write_report
 from bertflow.report.draw import LOOKS
-from bertflow.report.page import VARIABLES
-from bertflow.report.sides import Headline, conclude
+from bertflow.report.measures import Headline
+from bertflow.report.page import VARIABLES, check_page
+from bertflow.report.sides import conclude
 from task_files import write_tasks
 
 pytestmark = pytest.mark.usefixtures("as_in_a_process_of_its_own")
@@ -143,17 +144,13 @@ def test_other_vectors_of_the_same_rows_are_the_other_side(vectors):
     assert f"and after {100 * max(after, 0):.0f} % (" in found.verdict
 
 
-def test_a_calibrator_draws_the_vectors_that_it_was_fitted_on():
-    found = build_report("flow")
-    assert dict(found.sides) == {"before": "x.npy", "after": "flow"}
-    assert found.diagnoses.keys() == {"before", "after"}
-    Path("x.npy").unlink()
-    without = build_report("flow")
-    assert not without.sides
-    assert "bertflow report VECTORS.npy --against flow" in without.absent["cloud"]
-    assert without.training is not None
-    assert "Nothing here tells" in without.verdict
-    assert Page(render(without)).data is None
+@pytest.mark.parametrize("shape", [(1, 6), (ROWS, 1)])
+def test_vectors_that_are_too_few_or_too_narrow_are_said_to_be(rng, shape):
+    np.save("small.npy", rng.normal(size=shape))
+    found = build_report("small.npy")
+    assert found.cloud is None
+    assert found.absent["cloud"] in unescape(render(found))
+    assert found.notes
 
 
 def test_equal_sentences_are_looked_at_once(vectors):
@@ -318,7 +315,7 @@ def test_a_model_is_drawn_from_the_cache_where_its_vectors_are(model, monkeypatc
     assert found.diagnoses["after"].isoscore > found.diagnoses["before"].isoscore
     assert found.words is not None
     assert "not trained step by step" in found.absent["training"]
-    assert ("corpus", str(model / "corpus.txt")) in found.provenance
+    assert found.provenance["corpus"] == str(model / "corpus.txt")
 
 
 def test_a_model_encodes_what_the_cache_lacks(model, cache_of_its_own, tiny_bert, tiny_sentences):
@@ -359,17 +356,16 @@ def test_another_calibrator_of_the_same_encoder_is_set_beside_it(model, monkeypa
     ("arguments", "expected"),
     [
         (["nothing"], "nothing does not exist; give a folder of bertflow reproduce"),
-        (["empty"], "no folder of bertflow reproduce, saved calibrator or .npy file"),
-        (["x.npy", "--corpus", "short.txt"], "short.txt holds 2 sentences, but x.npy 60 rows"),
+        (["empty"], "empty is nothing to report on; give a folder of bertflow reproduce"),
+        (["x.npy", "--corpus", "short.txt"], "short.txt holds 2 rows, but x.npy 60"),
         (["x.npy", "--against", "narrow.npy"], "narrow.npy holds 5 rows, but x.npy 60"),
         (["narrow.npy", "--against", "flow"], "fitted on vectors of 6 dimensions"),
         (["x.npy", "--column", "text"], "a column or format goes with a corpus"),
-        (["x.npy", "--task", "qnli"], "a report has no task 'qnli'; expected some of sts12"),
+        (["x.npy", "--task", "qnli"], "unknown task of a report 'qnli'; expected one of sts12"),
         (["bad.npy"], "bad.npy is not finite in row 4"),
-        (["single.npy"], "at least 2 rows and 2 dimensions"),
-        (["flow", "--corpus", "short.txt"], "short.txt holds 2 sentences"),
+        (["flow"], "flow is nothing to report on; give a folder of bertflow reproduce"),
         (["x.npy", "--data", "nowhere", "--corpus", "long.txt"], "nowhere is no folder"),
-        (["records-only"], "holds records but no table"),
+        (["records-only"], "records-only holds the tables of 0 runs"),
         (["two-runs"], "give one of two-runs/a, two-runs/b"),
     ],
 )
@@ -383,7 +379,6 @@ def test_what_does_not_belong_together_is_refused(refused, vectors, arguments, e
     Path("short.txt").write_text("one\ntwo\n")
     Path("long.txt").write_text("".join(f"sentence {n}\n" for n in range(ROWS)))
     np.save("narrow.npy", vectors[:5, :3])
-    np.save("single.npy", vectors[:, :1])
     bad = vectors.copy()
     bad[4, 1] = np.nan
     np.save("bad.npy", bad)
@@ -459,6 +454,20 @@ def test_nothing_is_fetched_and_only_its_own_script_may_run(shown):
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert f"'sha256-{digest}'" in policy
     assert "unsafe" not in policy
+
+
+def test_neighbours_are_those_of_brute_force_and_their_share_is_said(shown, vectors):
+    near = Page(shown).data
+    assert near["queries"] == list(range(ROWS))
+    for rows, side in zip(
+        near["near"], (vectors, load_calibrator("flow").transform(vectors)), strict=True
+    ):
+        unit = side / np.linalg.norm(side.astype(np.float64), axis=1, keepdims=True)
+        cosine = unit @ unit.T
+        np.fill_diagonal(cosine, -np.inf)
+        assert rows == np.argsort(-cosine, axis=1)[:, :5].tolist()
+    both = [len(set(one) & set(other)) / 5 for one, other in zip(*near["near"], strict=True)]
+    assert f"nearest, {np.mean(both):.0%} are the same on both sides" in shown
 
 
 def test_every_picture_is_named_and_has_a_caption_and_a_table(shown):

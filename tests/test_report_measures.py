@@ -12,7 +12,6 @@ from bertflow.analysis.frequency import Words
 from bertflow.errors import InputError
 from bertflow.report.measures import (
     Spectra,
-    find_neighbours,
     measure_cosines,
     measure_spectra,
     measure_word_norms,
@@ -145,38 +144,18 @@ def test_axes_do_not_depend_on_the_unit(sides):
     assert_allclose(other.points["before"], one.points["before"], rtol=1e-6, atol=1e-9)
 
 
-def test_neighbours_are_those_of_brute_force(sides):
-    queries = np.array([0, 7, 119])
-    found = find_neighbours(sides, queries, k=4)
-    for name, x in sides.items():
-        unit = x / np.linalg.norm(x, axis=1, keepdims=True)
-        cosine = unit[queries] @ unit.T
-        cosine[np.arange(3), queries] = -np.inf
-        expected = np.argsort(-cosine, axis=1)[:, :4]
-        assert_array_equal(found.rows[name], expected)
-        assert_allclose(found.cosines[name], np.take_along_axis(cosine, expected, axis=1))
-    assert 0 <= found.kept <= 1
-
-
-def test_a_row_is_no_neighbour_of_itself_though_others_equal_it():
-    x = np.ones((8, 3))
-    for query in range(8):
-        found = find_neighbours({"same": x}, np.array([query]), k=3)
-        assert query not in found.rows["same"]
-        assert found.kept is None
-
-
 def test_word_norms_are_those_of_table_1(rng):
     table = rng.normal(size=(60, 5))
     ranks = np.sort(rng.choice(200, size=40, replace=False))
     words = Words([f"w{n}" for n in range(40)], ranks=ranks, rows=rng.permutation(60)[:40])
     ranges = [(0, 20), (20, 150), (150, 151), (151, 152)]
-    found = measure_word_norms(table, words, ranges=ranges, published=[1.0, 2.0, 3.0, None])
+    found = measure_word_norms(table, words, ranges=ranges)
     known = word_statistics(table, words, ranges=ranges, neighbours=[1]).groups
     for one, other in zip(found.groups, known, strict=True):
         assert (one.low, one.high, one.words) == (other.low, other.high, other.words)
         assert one.norm == other.norm
-    assert found.published == [1.0, 2.0, 3.0, None]
+    assert found.published == [None] * 4
+    assert measure_word_norms(table, words).published == [0.95, 1.04, 1.22, 1.45]
 
 
 def test_of_many_words_those_that_are_drawn_are_even_over_the_logarithm(rng):
@@ -231,18 +210,10 @@ def test_sides_that_cannot_be_compared_are_refused(measure, sides):
     [
         (lambda x: project({"flat": np.ones((5, 3))}), "all 5 rows are equal"),
         (lambda x: project({"thin": x[:, :1]}), "1 dimension"),
-        (lambda x: find_neighbours({"x": x}, np.array([0]), k=ROWS), "k must be an integer"),
-        (lambda x: find_neighbours({"x": x}, np.array([ROWS])), "row numbers must be between 0"),
         (lambda x: summarize_training(np.empty(0)), "no step"),
         (
             lambda x: measure_word_norms(x, Words(["a"], np.array([0]), np.array([ROWS]))),
             "take those of the tokenizer's own encoder",
-        ),
-        (
-            lambda x: measure_word_norms(
-                x, Words(["a"], np.array([0]), np.array([0])), published=[1.0]
-            ),
-            "published must have 4 means",
         ),
     ],
 )

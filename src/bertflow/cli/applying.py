@@ -170,8 +170,8 @@ def report(
     says what would fill it.
 
     Args:
-        source: A folder of bertflow reproduce; a saved calibrated model or calibrator; or vectors
-            in a .npy file, one a row.
+        source: A folder of bertflow reproduce; a saved calibrated model; or vectors in a .npy file,
+            one a row.
         output: File to write.
         corpus: Sentences, as --corpus of fit: of vectors their texts, row by row; of a model those
             to look at. Default: those it was fitted on.
@@ -183,7 +183,8 @@ def report(
         data: Folder of the tasks, in any layout people have; default: BERTFLOW_DATA, for tasks that
             --task names.
     """
-    from bertflow.report import build_report, check_page, write_report
+    from bertflow.report import build_report, write_report
+    from bertflow.report.page import check_page
     from bertflow.report.reproduced import is_run
 
     check_page(output)

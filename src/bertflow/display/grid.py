@@ -7,10 +7,10 @@ transparent grey, so that light and dark pages both do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Protocol
+from typing import Any
 
 MINUS = "\N{MINUS SIGN}"
 GREY = "rgba(128, 128, 128, 0.4)"
@@ -20,13 +20,7 @@ TABLE = "color: inherit; border-collapse: collapse;"
 
 @dataclass(frozen=True)
 class Grid:
-    """Cells under headings, the first column being names.
-
-    Attributes:
-        title: What the cells are.
-        columns: Headings.
-        rows: Cells, as text.
-    """
+    """Cells as text under headings, with a title; the first column is names."""
 
     title: str
     columns: Sequence[str]
@@ -44,56 +38,44 @@ class Grid:
             Ann         9
             Benedict   10
         """
-        lines = [self.columns, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        shown = [
-            "  ".join(
-                cell.rjust(width) if place else cell.ljust(width)
-                for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        ]
-        return "\n".join([self.title, *shown])
+        lines, shown = [self.columns, *self.rows], [self.title]
+        first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
+        for name, *figures in lines:
+            cells = [name.ljust(first), *map(str.rjust, figures, others)]
+            shown.append("  ".join(cells).rstrip())
+        return "\n".join(shown)
 
     def markdown(self) -> str:
         """The table as Markdown."""
-        rule = ["---" if place == 0 else "---:" for place in range(len(self.columns))]
-        lines = [self.columns, rule, *self.rows]
+        rule = ["---", *["---:"] * (len(self.columns) - 1)]
         body = "\n".join(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |"
+            for line in (self.columns, rule, *self.rows)
         )
         return f"**{self.title}**\n\n{body}\n"
 
     def html(self) -> str:
         """The table as HTML."""
-
-        def line(cells: Sequence[str], kind: str, rule: str = "") -> str:
-            shown = "".join(
-                f'<{kind} style="{CELL} text-align: {"right" if place else "left"};{rule}">'
-                f"{escape(cell)}</{kind}>"
-                for place, cell in enumerate(cells)
-            )
-            return f'<tr style="background: transparent;">{shown}</tr>'
-
-        head = line(self.columns, "th", f" border-bottom: 1px solid {GREY};")
-        body = "".join(line(cells, "td") for cells in self.rows)
+        head = _row(("th", f"border-bottom: 1px solid {GREY};", cell) for cell in self.columns)
+        body = "".join(_row(("td", "", cell) for cell in cells) for cells in self.rows)
         return (
             f'<table style="{TABLE}"><caption style="color: inherit; text-align: left;">'
             f"{escape(self.title)}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"
         )
 
 
+def _row(cells: Iterable[tuple[str, str, str]]) -> str:
+    """A row: each cell's tag, style and text; names to the left, figures to the right."""
+    shown = "".join(
+        f'<{tag} style="{CELL} text-align: {"right" if place else "left"};{style}">'
+        f"{escape(text)}</{tag}>"
+        for place, (tag, style, text) in enumerate(cells)
+    )
+    return f'<tr style="background: transparent;">{shown}</tr>'
+
+
 def block(title: str, *parts: str) -> str:
-    """A titled part of a page.
-
-    Args:
-        title: Plain text.
-        parts: HTML.
-
-    Example:
-        >>> "&lt;b&gt;" in block("<b>")
-        True
-    """
+    """A part of a page, whose title is plain text and whose parts are HTML."""
     return (
         '<div class="bertflow" style="color: inherit; background: transparent; '
         f"border-left: 3px solid {GREY}; padding-left: 0.8em; max-width: 100%; "
@@ -103,19 +85,10 @@ def block(title: str, *parts: str) -> str:
 
 
 def facts_table(facts: Mapping[str, str]) -> str:
-    """Names and what they are, both plain text, a row each.
-
-    Example:
-        >>> facts_table({"a < b": "yes"}).count("a &lt; b")
-        1
-    """
-    rows = "".join(
-        f'<tr style="background: transparent;"><th style="{CELL} text-align: left; '
-        f'font-weight: normal; opacity: 0.75;">{escape(name)}</th>'
-        f'<td style="{CELL} text-align: left; min-width: 8em; white-space: normal; '
-        f'overflow-wrap: anywhere;">{escape(value)}</td></tr>'
-        for name, value in facts.items()
-    )
+    """Names and what they are, both plain text, a row each."""
+    name = "font-weight: normal; opacity: 0.75;"
+    value = "text-align: left; min-width: 8em; white-space: normal; overflow-wrap: anywhere;"
+    rows = "".join(_row([("th", name, one), ("td", value, what)]) for one, what in facts.items())
     return f'<table style="{TABLE}"><tbody>{rows}</tbody></table>'
 
 
@@ -128,30 +101,10 @@ def unfolded(title: str, text: str) -> str:
     )
 
 
-class Interval(Protocol):
-    """A value with its interval, such as an estimate or a difference; None where undefined."""
-
-    @property
-    def value(self) -> float | None:
-        """The value."""
-
-    @property
-    def low(self) -> float | None:
-        """The interval's lower end."""
-
-    @property
-    def high(self) -> float | None:
-        """The interval's upper end."""
-
-
 def fixed(value: float | None, digits: int = 2, *, signed: bool = False, minus: str = MINUS) -> str:
     """A number with so many digits after the point; nothing for None, and never minus zero.
 
-    Args:
-        value: What is shown.
-        digits: How many after the point.
-        signed: Put "+" before what is 0 or above.
-        minus: The sign of what is below 0; a terminal takes "-".
+    With `signed` there is "+" before what is 0 or above. A terminal takes "-" for `minus`.
 
     Example:
         >>> fixed(-0.254), fixed(-0.001), fixed(1.5, 1, signed=True), fixed(None)
@@ -164,15 +117,8 @@ def fixed(value: float | None, digits: int = 2, *, signed: bool = False, minus: 
     return text.replace("-", minus)
 
 
-def span(
-    low: float | None,
-    high: float | None,
-    digits: int = 2,
-    *,
-    signed: bool = False,
-    minus: str = MINUS,
-) -> str:
-    """Both ends of an interval; nothing where one is missing.
+def span(low: float | None, high: float | None, digits: int = 2, **how: Any) -> str:
+    """Both ends of an interval as `fixed` shows them; nothing where one is missing.
 
     Example:
         >>> span(0.25, 1.0, 1), span(-1.0, 2.0, 0, signed=True), span(None, None)
@@ -180,7 +126,7 @@ def span(
     """
     if low is None or high is None:
         return ""
-    return " to ".join(fixed(end, digits, signed=signed, minus=minus) for end in (low, high))
+    return f"{fixed(low, digits, **how)} to {fixed(high, digits, **how)}"
 
 
 def hundredfold(value: float | None, digits: int = 2, *, signed: bool = False) -> str:
@@ -193,21 +139,15 @@ def hundredfold(value: float | None, digits: int = 2, *, signed: bool = False) -
     return "undefined" if value is None else fixed(100 * value, digits, signed=signed, minus="-")
 
 
-def hundredfold_span(one: Interval, digits: int = 1, *, signed: bool = False) -> str:
-    """An interval × 100 as a terminal shows it; nothing where there is none.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> hundredfold_span(SimpleNamespace(low=-0.1, high=0.25))
-        '-10.0 to 25.0'
-    """
+def hundredfold_span(one: Any, digits: int = 1, *, signed: bool = False) -> str:
+    """The interval of an estimate or difference × 100 as a terminal shows it; nothing for None."""
     if one.low is None or one.high is None:
         return ""
     return span(100 * one.low, 100 * one.high, digits, signed=signed, minus="-")
 
 
-def with_interval(one: Interval, *, signed: bool = False) -> str:
-    """A value × 100 with its interval, as far as there is one, as a terminal shows them.
+def with_interval(one: Any, *, signed: bool = False) -> str:
+    """An estimate or difference × 100 with its interval, as far as there is one, for a terminal.
 
     Example:
         >>> from types import SimpleNamespace

@@ -29,11 +29,8 @@ SMOOTHING = 0.95
 class Bars:
     """A bar a stage: how much is done, the time left, the rate, the loss in bits per dimension.
 
-    Used in a `with` statement.
-
-    Args:
-        delay: Seconds before a bar appears, so that what is quick leaves no trace.
-        shown: Whether bars are drawn at all; by default where someone watches.
+    Bars are drawn within a `with` statement, after a delay in seconds, by default only where
+    someone watches.
     """
 
     def __init__(self, *, delay: float = 0.0, shown: bool | None = None) -> None:
@@ -51,14 +48,7 @@ class Bars:
         self._bars.clear()
 
     def __call__(self, stage: str, done: int, total: int, bits: float | None = None) -> None:
-        """Say how far a stage is.
-
-        Args:
-            stage: One of `LABELS`, or any name.
-            done: Steps.
-            total: Of so many.
-            bits: The loss of the last step, in bits per dimension.
-        """
+        """Say how many steps of a stage are done; its loss is in bits per dimension."""
         if not self.shown:
             return
         bar = self._bars.get(stage)
@@ -100,10 +90,8 @@ def watched(
 ) -> Iterator[Callable[..., None] | None]:
     """Give the function to call with progress, or None.
 
-    Args:
-        progress: A function, which is given back; False for none; None for bars where someone
-            watches, in the main thread of the main process, once half a second has passed; True for
-            bars at once and in any thread or process, where someone watches.
+    A function is given back. None stands for bars where someone watches, in the main thread of the
+    main process, once half a second has passed; True for bars at once, in any thread or process.
     """
     if progress is not None and not isinstance(progress, bool):
         if not callable(progress):
@@ -124,9 +112,7 @@ def watched(
 def of_stage(report: Callable[..., None], stage: str) -> Callable[[int, int, float], None]:
     """Give the function to call with steps, their total and the loss of one stage of a job.
 
-    Args:
-        report: `Bars`, which show the loss, or a function of stage, steps and total.
-        stage: The name of the stage.
+    `Bars` show the loss; other functions take stage, steps and total.
     """
     if isinstance(report, Bars):
         return lambda done, total, bits: report(stage, done, total, bits)

@@ -2,7 +2,6 @@
 
 from bertflow.report.build import Report, build_report
 from bertflow.report.draw import (
-    check_figure,
     cloud,
     cosine_histogram,
     edit_distance_scatter,
@@ -20,13 +19,11 @@ from bertflow.report.measures import (
     relate_to_edits,
     summarize_training,
 )
-from bertflow.report.page import check_page, render, write_report
+from bertflow.report.page import render, write_report
 
 __all__ = [
     "Report",
     "build_report",
-    "check_figure",
-    "check_page",
     "cloud",
     "cosine_histogram",
     "edit_distance_scatter",

@@ -12,10 +12,12 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.analysis import Diagnosis, diagnose, frequent_words, word_embeddings
 from bertflow.analysis.gains import PairGains, measure_gains
+from bertflow.analysis.neighbours import Neighbours, nearest_neighbours, sampled, unit_rows
+from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.readme import last_part, preset_name
 from bertflow.calibrators.storage import SUBFOLDER
-from bertflow.data import CATALOG, STS_TASKS, read_corpus, read_task, sample_pairs, sample_texts
+from bertflow.data import CATALOG, STS_TASKS, read_corpus, sample_pairs, sample_texts
 from bertflow.data.readers import find_files
 from bertflow.encoders import SentenceCache, embed, library_versions
 from bertflow.encoders.encoder import encoder_of
@@ -24,46 +26,43 @@ from bertflow.errors import (
     InputError,
     MissingDataError,
     MissingDependencyError,
-    ModelError,
-    quoted,
+    unknown,
 )
+from bertflow.io.vectors import read_vectors
 from bertflow.models import load
-from bertflow.paper.declared import published
 from bertflow.paper.results import scaled
 from bertflow.report import measures
 from bertflow.report.reproduced import Run, is_run
 from bertflow.report.sides import (
     AFTER,
     BEFORE,
-    Chosen,
-    Headline,
     Side,
-    choose,
     conclude,
-    cosines_of,
     edits_of,
+    first_rows,
     score_sides,
-    sides_of_files,
+    side_of_file,
 )
 
-NEIGHBOURS = 5
+# Rows that are measured at most, and how many neighbours of a row are shown.
+ROWS, NEIGHBOURS = 10000, 5
 # The corpus of a model of `bertflow demo`, in its provenance.
 DEMO = "demo"
-MODEL_FILES = ("config.json", f"{SUBFOLDER}/config.json")
+ENCODER_FACTS = ("pooling", "layers", "max_length", "dtype", "width")
 # The sections that a report may lack, in order.
 SECTIONS = ("cosines", "spectra", "cloud", "neighbours", "scores", "words", "edits", "training")
 OF_VECTORS = ("cosines", "spectra", "cloud", "neighbours", "scores", "edits")
-# How to get a section that takes an argument.
+# How to get a section that takes an argument, or another source.
 UNASKED = {
     "scores": "a task that is named would fill it: --task NAME or, for all there, --data DIR",
+    "words": "the report of a saved model or of bertflow reproduce table1 shows it",
     "edits": "--task stsb, or --data DIR, would fill it: it is of STS-B dev",
 }
-# Anything else, such as a damaged file of a task, is an error.
-LACKING = (MissingDataError, MissingDependencyError)
-OF_MODEL = "the report of a saved model shows it (bertflow fit --encoder)"
+# Why these may be left out. Anything else, such as a damaged file of a task, is an error.
+LACKING: Any = dict.fromkeys(("scores", "edits"), (MissingDataError, MissingDependencyError))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class Report:
     """All that a page shows; a section without data is None, and `absent` says what would fill it.
 
@@ -71,14 +70,15 @@ class Report:
         title: What it is about.
         verdict: The conclusion, a sentence.
         evidence: What the verdict rests on, some sentences.
-        gains: What the demonstration's model is worth on the pairs that come with bertflow.
         sides: By name, what each side is.
+        gains: What the demonstration's model is worth on the pairs that come with bertflow.
         diagnoses: By side, the measures of its cloud.
         cosines: Cosines of random pairs.
         spectra: Singular values.
         cloud: Two dimensions of each side.
-        neighbours: Nearest rows of the rows that the cloud draws.
-        texts: Text of each measured row; None where rows have none.
+        neighbours: By side, the nearest of the measured rows to each row that the cloud draws.
+        measured: How many rows are measured.
+        texts: Text of each of them; None where rows have none.
         scores: Scores of tasks.
         words: Norms of words by frequency.
         edits: Similarity against edit distance.
@@ -89,23 +89,24 @@ class Report:
     """
 
     title: str
-    verdict: str
-    evidence: str
-    sides: Mapping[str, str]
+    verdict: str = ""
+    evidence: str = ""
+    sides: Mapping[str, str] = field(default_factory=dict)
     gains: PairGains | None = None
-    diagnoses: Mapping[str, Diagnosis] = field(default_factory=dict)
+    diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
     cosines: measures.CosineHistogram | None = None
     spectra: measures.Spectra | None = None
     cloud: measures.Cloud | None = None
-    neighbours: measures.NeighbourLists | None = None
+    neighbours: Mapping[str, Neighbours] | None = None
+    measured: int = 0
     texts: Sequence[str] | None = None
     scores: measures.ScoreTable | None = None
     words: measures.WordNorms | None = None
     edits: measures.EditScatter | None = None
     training: measures.TrainingCurve | None = None
-    provenance: Sequence[tuple[str, str]] = ()
-    notes: Sequence[str] = ()
-    absent: Mapping[str, str] = field(default_factory=dict)
+    provenance: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=lambda: dict(UNASKED))
 
     def left_out(self) -> list[tuple[list[str], str]]:
         """Names of absent sections that lack the same, and what would fill them."""
@@ -113,10 +114,6 @@ class Report:
         for name, reason in self.absent.items():
             reasons.setdefault(reason.rstrip("."), []).append(name)
         return [(names, reason) for reason, names in reasons.items()]
-
-    def warnings(self) -> list[str]:
-        """The warnings of all diagnoses, each once."""
-        return list(dict.fromkeys(w for one in self.diagnoses.values() for w in one.warnings))
 
 
 def build_report(
@@ -133,11 +130,10 @@ def build_report(
     """Put together what there is to say of a run, a model or vectors.
 
     Args:
-        source: A folder of `bertflow reproduce`, whose scores and word norms are shown; a saved
-            calibrated model or calibrator; or a .npy file of vectors, one a row. A model encodes
-            sentences, unless `bertflow fit` or another command has left their vectors in the cache.
+        source: A folder of `bertflow reproduce`; a saved calibrated model; or a .npy file of
+            vectors, one a row. A model encodes the sentences that the cache lacks.
         corpus: Sentences, as `bertflow.data.read_corpus` takes them: the texts of vectors, row by
-            row, or the sentences that a model is shown on. None takes those it was fitted on.
+            row, or those that a model is shown on; None takes those it was fitted on.
         column: Text column of a table.
         format: Format of the corpus, whatever its name ends in.
         against: The other side. Of vectors: a calibrator or calibrated model, which is applied to
@@ -163,42 +159,26 @@ def build_report(
         'Calibration is likely to help: any two unrelated vectors look 91 % alike'
     """
     path = Path(source)
-    if (column is not None or format is not None) and corpus is None:
+    how = {"column": column, "format": format}
+    if corpus is None and any(how.values()):
         raise InputError("a column or format goes with a corpus")
-    if unknown := [task for task in tasks if task not in STS_TASKS]:
-        raise InputError(
-            f"a report has no task {unknown[0]!r}; expected some of {', '.join(STS_TASKS)}"
-        )
-    draft = _Draft(
-        path=path,
-        corpus=None if corpus is None else _Corpus([corpus], column, format),
-        against=against,
-        data=data,
-        tasks=tasks or _tasks_in(data),
-        progress=progress,
-        title=path.resolve().name,
-    )
+    for task in tasks:
+        if task not in STS_TASKS:
+            raise unknown("task of a report", task, STS_TASKS)
+    draft = _Draft(path, corpus, how, against, data, tasks or _tasks_in(data), progress)
     if path.suffix == ".npy":
         draft.take_vectors()
-    elif not path.exists():
-        raise InputError(
-            f"{path} does not exist; give a folder of bertflow reproduce, a saved model or "
-            "calibrator, or a .npy file of vectors"
-        )
     elif path.is_dir() and is_run(path):
         if tasks or corpus is not None or against is not None:
-            raise InputError(
-                f"{path} is a run, whose tables are shown as they are: it goes without corpus, "
-                "tasks and another side"
-            )
+            raise InputError(f"{path} is a run, whose tables are shown as they are: it goes alone")
         draft.take_run()
-    elif any((path / name).is_file() for name in MODEL_FILES):
+    elif (path / SUBFOLDER / "config.json").is_file():
         draft.take_model()
     else:
+        problem = "is nothing to report on" if path.exists() else "does not exist"
         raise InputError(
-            f"{path} is no folder of bertflow reproduce, saved calibrator or .npy file; of a bare "
-            "encoder write the vectors first: bertflow encode ENCODER --corpus FILE --output "
-            "OUT.npy"
+            f"{path} {problem}; give a folder of bertflow reproduce, a saved model, or a .npy file "
+            "of vectors, beside which --against sets a calibrator"
         )
     return draft.finished()
 
@@ -213,330 +193,235 @@ def _tasks_in(data: str | Path | None) -> list[str]:
     return [one.name for one in sets if find_files(one, one.default_split, Path(data))[0]]
 
 
-@dataclass(frozen=True)
-class _Corpus:
-    """Sentences in files, as `read_corpus` takes them."""
-
-    files: Sequence[str | Path]
-    column: str | None = None
-    format: str | None = None
-    limit: int | None = None
-
-    def __str__(self) -> str:
-        return ", ".join(map(str, self.files))
-
-    def read(self, **how: Any) -> list[str]:
-        return read_corpus(
-            self.files, column=self.column, format=self.format, limit=self.limit, **how
-        )
-
-
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class _Draft:
-    """A report that is being put together, from the arguments of `build_report`.
-
-    `sections` has attributes of `Report` by name.
-    """
+    """A report that is being put together, from the arguments of `build_report`."""
 
     path: Path
-    corpus: _Corpus | None
+    corpus: str | Path | None
+    how: Mapping[str, Any]
     against: str | Path | None
     data: str | Path | None
     tasks: Sequence[str]
     progress: Callable[[int, int], None] | None
-    title: str
     sides: list[Side] = field(default_factory=list)
-    texts: Sequence[str] | None = None
     calibrator: Calibrator | None = None
-    headline: Headline | None = None
-    sections: dict[str, Any] = field(default_factory=dict)
-    provenance: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    absent: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.report = Report(title=self.path.resolve().name)
+        self.report.provenance["bertflow"] = library_versions()["bertflow"]
 
     def take_vectors(self) -> None:
         """Compare vectors with others of the same rows, or with what a calibrator makes of them."""
+        files = {BEFORE: self.path}
         if self.against is not None and str(self.against).endswith(".npy"):
-            self.take_files({BEFORE: self.path, AFTER: self.against})
-        else:
-            self.take_files({BEFORE: self.path})
-            if self.against is not None:
-                self.calibrate_by(self.against)
-        self.score()
-        self.absent["words"] = f"{OF_MODEL}, or of bertflow reproduce table1"
+            files[AFTER] = Path(self.against)
+        self.take_files(files)
+        if self.against is not None and AFTER not in files:
+            calibrator = self.use(self.against)
+            self.sides.append(self.sides[0].under(calibrator, AFTER, str(self.against)))
 
-    def take_files(self, files: Mapping[str, str | Path], limit: int | None = None) -> None:
+    def take_files(self, files: Mapping[str, Path]) -> None:
         """Make the rows of .npy files, with their sentences, the sides."""
-        texts = None if self.corpus is None else self.corpus.read(blank="refuse")
-        self.sides, chosen = sides_of_files(files, texts, str(self.corpus), limit)
-        self.look_at(chosen)
-        for side in self.sides:
-            about = f"{side.label}: {chosen.total:,} of {side.rows.shape[1]} dimensions"
-            self.provenance["vectors" if side.name == BEFORE else side.name] = about
+        matrices = {name: read_vectors(path) for name, path in files.items()}
+        counts: dict[Any, int] = {files[name]: len(one) for name, one in matrices.items()}
+        texts = None
         if self.corpus is not None:
-            self.provenance["corpus"] = str(self.corpus)
+            texts = read_corpus(self.corpus, blank="refuse", **self.how)
+            counts[self.corpus] = len(texts)
+            self.report.provenance["corpus"] = str(self.corpus)
+        (first, total), *others = counts.items()
+        for other, count in others:
+            if count != total:
+                raise InputError(
+                    f"{other} holds {count:,} rows, but {first} {total:,}; row i of both must be "
+                    "of the same sentence"
+                )
+        rows = self.look_at(total, texts)
+        for name, vectors in matrices.items():
+            self.sides.append(side_of_file(name, files[name], vectors, rows, texts))
+            about = f"{files[name]}: {total:,} of {vectors.shape[1]} dimensions"
+            self.report.provenance["vectors" if name == BEFORE else name] = about
 
     def take_model(self) -> None:
-        """Compare the encoder of a saved model, or the rows of a calibrator, before and after."""
-        self.calibrator = load_calibrator(self.path)
-        saved = self.calibrator.provenance_
-        self.provenance |= _calibrator_facts(self.calibrator, self.path)
-        if (self.path / "modules.json").is_file():
-            self.encode_sides(saved)
-        else:
-            self.take_fitted_rows(saved)
-            self.absent["words"] = OF_MODEL
-        if not self.sides:
-            if self.against is not None:
-                reason = self.absent["cosines"]
-                raise ModelError(f"there is nothing to set {self.against} beside: {reason}")
+        """Compare the encoder of a saved model before and after its calibrator."""
+        calibrator, model = self.use(self.path), load(self.path)
+        saved = calibrator.provenance_
+        self.add("words", _words_of, model, self.report.title)
+        try:
+            texts, self.report.provenance["corpus"] = self.corpus_of(saved)
+        except MissingDataError as error:
+            if self.against is not None or self.corpus is not None:
+                raise
+            self.report.absent |= dict.fromkeys(OF_VECTORS, str(error))
             return
-        if self.against is not None:
-            self.compare_calibrators(self.against)
-        elif self.texts is not None and self.corpus is None and saved.get("corpus") == DEMO:
-            before, after = (side.rows for side in self.sides)
-            self.sections["gains"] = measure_gains(sample_pairs(), self.texts, before, after)
-        self.score()
+        rows = self.look_at(len(texts), texts)
+        encoder, cache = encoder_of(model), SentenceCache()
+        how: dict[str, Any] = {"precision": saved.get("precision", "auto"), "cache": cache}
+        how |= {"count_cut": False, "progress": self.progress}
 
-    def encode_sides(self, saved: Mapping[str, Any]) -> None:
-        """Encode sentences by the encoder and by the model, if there are sentences."""
-        model = load(self.path)
-        self.add("words", lambda: _words_of(model, self.title))
-        corpus = self.corpus or _fitted_corpus(saved)
-        if self.corpus is None and saved.get("corpus") == DEMO:
+        def encode(sentences: Sequence[str]) -> Array:
+            return embed(encoder, sentences, **how).rows()
+
+        name = str(_encoder_in(calibrator).get("name") or "its encoder")
+        base = Side(BEFORE, name, encode([texts[n] for n in rows.tolist()]), encode)
+        self.sides = [base, base.under(calibrator, AFTER, str(self.path))]
+        if self.against is not None:
+            self.compare_calibrators(calibrator, self.against)
+        elif self.corpus is None and saved.get("corpus") == DEMO:
+            both = (side.rows for side in self.sides)
+            self.report.gains = measure_gains(sample_pairs(), texts, *both)
+
+    def corpus_of(self, saved: Mapping[str, Any]) -> tuple[list[str], str]:
+        """The sentences that a model is shown on, by default those it was fitted on; their name."""
+        if self.corpus is not None:
+            return read_corpus(self.corpus, **self.how), str(self.corpus)
+        files = saved.get("corpus")
+        if files == DEMO:
             texts = sample_texts()
             name = f"the {len(texts):,} everyday sentences that come with bertflow"
-            self.notes.append(f"shown are {name}; bertflow demo fitted it on these and others")
-        elif not corpus.files:
-            return self.lack_vectors("no corpus: --corpus FILE names the sentences to look at")
-        elif lacking := [file for file in corpus.files if not Path(file).is_file()]:
-            told = f"{lacking[0]}, which it was fitted on, is not there"
-            return self.lack_vectors(f"{told}: --corpus FILE names the sentences to look at")
-        else:
-            texts, name = corpus.read(), str(corpus)
-        chosen = choose(len(texts), texts)
-        how: dict[str, Any] = {
-            "cache": SentenceCache(),
-            "precision": saved.get("precision", "auto"),
-        }
-
-        def side(name: str, label: str, encoder: SentenceTransformer) -> Side:
-            def encode(sentences: Sequence[str]) -> Any:
-                return embed(
-                    encoder, sentences, count_cut=False, progress=self.progress, **how
-                ).rows()
-
-            rows = encode(chosen.texts or [])
-            return Side(name=name, label=label, rows=rows, vectors_of=encode)
-
-        label = (saved.get("encoder") or {}).get("name") or "its encoder"
-        self.sides.append(side(BEFORE, str(label), encoder_of(model)))
-        self.sides.append(side(AFTER, str(self.path), model))
-        self.look_at(chosen)
-        self.provenance["corpus"] = name
-
-    def take_fitted_rows(self, saved: Mapping[str, Any]) -> None:
-        """Take the rows that a calibrator was fitted on, or note what to give instead."""
-        file = saved.get("vectors")
-        if isinstance(file, str) and Path(file).is_file():
-            self.take_files({BEFORE: file}, saved.get("limit"))
-            assert self.calibrator is not None
-            self.calibrate(self.calibrator, str(self.path))
-            return
-        what = f"{file}, which it was fitted on, is not there" if file else "it holds no vectors"
-        remedy = f"bertflow report VECTORS.npy --against {quoted(self.path)} draws its encoder's"
-        if self.corpus is not None:
-            raise ModelError(
-                f"{self.path} is a calibrator without its encoder, and {what}; {remedy}"
+            self.report.notes.append(
+                f"shown are {name}; bertflow demo fitted it on these and others"
             )
-        self.lack_vectors(f"{what}: {remedy}")
+            return texts, name
+        remedy = "--corpus FILE names the sentences to look at"
+        if not isinstance(files, list) or not files:
+            raise MissingDataError(f"no corpus: {remedy}")
+        if lacking := [file for file in files if not Path(file).is_file()]:
+            raise MissingDataError(f"{lacking[0]}, which it was fitted on, is not there: {remedy}")
+        how: dict[str, Any] = {name: saved.get(name) for name in ("column", "format", "limit")}
+        return read_corpus(files, **how), ", ".join(files)
 
-    def compare_calibrators(self, against: str | Path) -> None:
+    def compare_calibrators(self, own: Calibrator, against: str | Path) -> None:
         """Make the model and another calibrator of its encoder the sides."""
         base, after = self.sides
         names = [Path(place).resolve().name for place in (self.path, against)]
         if names[0] == names[1] or "gold" in names:
             names = [str(self.path), str(against)]
         other = load_calibrator(against)
-        encoders = [
-            {name: value for name, value in encoder.items() if name != "name"}
-            for one in (self.calibrator, other)
-            if one is not None and (encoder := one.provenance_.get("encoder"))
-        ]
-        if len(encoders) == 2 and encoders[0] != encoders[1]:
+        encoders = [{**_encoder_in(one), "name": None} for one in (own, other)]
+        if min(map(len, encoders)) > 1 and encoders[0] != encoders[1]:
             raise InputError(
                 f"{against} was fitted on another encoder than {self.path}; encode the corpus with "
                 "both (bertflow encode) and compare the files: bertflow report ONE.npy --against "
                 "OTHER.npy"
             )
-        self.provenance["against"] = f"{against}: {preset_name(other)}"
+        self.report.provenance["against"] = f"{against}: {preset_name(other)}"
         self.sides = [replace(after, name=names[0]), base.under(other, names[1], str(against))]
 
     def take_run(self) -> None:
         """Take the scores and word norms of a run."""
         run = Run(self.path)
-        self.title = run.folder.name
-        self.provenance |= run.provenance()
-
-        def scores() -> measures.ScoreTable:
-            table, self.headline = run.scores()
-            return table
-
+        self.report.title = run.folder.name
+        self.report.provenance |= run.provenance()
+        reason = "the report of a saved model or of vectors shows it"
+        self.report.absent |= dict.fromkeys(OF_VECTORS, reason)
+        self.report.absent["edits"] = "bertflow reproduce figure2 draws it"
         self.add("words", run.words)
-        self.add("scores", scores)
-        self.lack_vectors("the report of a saved model or of vectors shows it")
-        self.absent["edits"] = "bertflow reproduce figure2 draws it"
+        self.add("scores", run.scores)
 
-    def add(
-        self,
-        section: str,
-        make: Callable[[], Any],
-        reasons: tuple[type[BertflowError], ...] = (BertflowError,),
-    ) -> None:
-        """Add a section or, where it cannot be made for one of the reasons, say why."""
+    def add(self, section: str, make: Callable[..., Any], *given: Any) -> None:
+        """Add a section that is made of what is given or, where that cannot be, say why."""
         try:
-            self.sections[section] = make()
-        except reasons as error:
-            self.absent[section] = str(error)
+            setattr(self.report, section, make(*given))
+        except LACKING.get(section, BertflowError) as error:
+            self.report.absent[section] = str(error)
 
-    def lack_vectors(self, reason: str) -> None:
-        """Say of all sections about vectors what would fill them."""
-        self.absent = dict.fromkeys(OF_VECTORS, reason) | self.absent
+    def look_at(self, total: int, texts: Sequence[str] | None) -> Array:
+        """Numbers of the rows to measure, rising: the first of equal texts, at most 10,000."""
+        rows = np.arange(total)
+        if texts is not None:
+            rows = np.array(sorted(first_rows(texts).values()), dtype=np.int64)
+        if len(rows) < total:
+            self.report.notes.append(f"{total:,} sentences, {len(rows):,} of them distinct")
+        if len(rows) > ROWS:
+            told = f"measured on {ROWS:,} of {len(rows):,} rows, drawn at random"
+            self.report.notes.append(told)
+        rows = sampled(rows, ROWS, 0)
+        self.report.measured = len(rows)
+        self.report.texts = None if texts is None else [texts[n] for n in rows.tolist()]
+        return rows
 
-    def look_at(self, chosen: Chosen) -> None:
-        """Note which rows the sides have."""
-        self.texts = chosen.texts
-        self.notes += chosen.notes
-
-    def calibrate(self, calibrator: Calibrator, label: str) -> None:
-        """Add the first side under a calibrator as the side after."""
-        self.calibrator = calibrator
-        self.sides.append(self.sides[0].under(calibrator, AFTER, label))
-
-    def calibrate_by(self, place: str | Path) -> None:
-        """The same with a saved calibrator."""
-        calibrator = load_calibrator(place)
-        self.calibrate(calibrator, str(place))
-        self.provenance |= _calibrator_facts(calibrator, place)
-
-    def score(self) -> None:
-        """Score the sides on those tasks whose sentences have vectors, and relate them to edits."""
-
-        def scores() -> measures.ScoreTable:
-            table, self.headline = score_sides(self.sides, self.data, self.tasks)
-            return table
-
-        def edits() -> measures.EditScatter:
-            pairs = read_task("stsb", self.data, "dev")
-            names = [side.name for side in self.sides]
-            return edits_of(pairs, dict(zip(names, cosines_of(pairs, self.sides), strict=True)))
-
-        self.absent |= UNASKED
-        if self.tasks:
-            self.add("scores", scores, LACKING)
-        if "stsb" in self.tasks:
-            self.add("edits", edits, LACKING)
+    def use(self, place: str | Path) -> Calibrator:
+        """Load a saved calibrator, and note it, its encoder and its versions in the provenance."""
+        self.calibrator = calibrator = load_calibrator(place)
+        saved, encoder = calibrator.provenance_, _encoder_in(calibrator)
+        facts = {"calibrator": f"{place}: {preset_name(calibrator)}", **calibrator.facts()}
+        if encoder:
+            told = {name: encoder.get(name) for name in ENCODER_FACTS}
+            said = ", ".join(f"{name} {one}" for name, one in told.items() if one is not None)
+            facts["encoder"] = f"{encoder.get('name') or 'unnamed'}: {said}"
+            facts["weights"] = f"SHA-256 {str(encoder.get('weights'))[:16]}"
+        if "precision" in saved:
+            facts["precision"] = str(saved["precision"])
+        if isinstance(versions := saved.get("versions"), Mapping):
+            facts["fitted with"] = ", ".join(f"{name} {one}" for name, one in versions.items())
+        self.report.provenance |= facts
+        return calibrator
 
     def finished(self) -> Report:
         """Measure the sides, and say what comes of it."""
-        rows = {side.name: side.rows for side in self.sides}
-        diagnoses: dict[str, Diagnosis] = {}
+        report, rows = self.report, {side.name: side.rows for side in self.sides}
+        if rows and self.tasks:
+            self.add("scores", score_sides, self.sides, self.data, self.tasks)
+        if rows and "stsb" in self.tasks:
+            self.add("edits", edits_of, self.sides, self.data)
         if rows:
-            self.add("cosines", lambda: measures.measure_cosines(rows))
-            self.add("spectra", lambda: measures.measure_spectra(rows))
-            self.add("cloud", lambda: measures.project(rows))
-        if "cloud" in self.sections:
-            drawn = self.sections["cloud"].rows
-            self.add("neighbours", lambda: measures.find_neighbours(rows, drawn, k=NEIGHBOURS))
+            self.add("cosines", measures.measure_cosines, rows)
+            self.add("spectra", measures.measure_spectra, rows)
+            self.add("cloud", measures.project, rows)
+        if report.cloud is not None:
+            self.add("neighbours", _neighbours, rows, report.cloud.rows)
         for name, vectors in rows.items():
             try:
-                diagnoses[name] = diagnose(vectors)
+                report.diagnoses[name] = diagnose(vectors)
             except InputError as error:
-                self.notes.append(f"{name}: {error}")
-        self.add("training", lambda: _training(self.calibrator))
-        verdict, evidence = conclude(
-            list(rows) or [BEFORE, AFTER],
-            diagnoses,
-            self.headline or _headline_of(self.sections.get("gains")),
-            scored="scores" in self.sections,
-            lacking=self.absent.get("cosines", ""),
-            rows="vectors" if self.texts is None else "sentences",
+                report.notes.append(f"{name}: {error}")
+        self.add("training", _training, self.calibrator)
+        report.sides = {side.name: last_part(side.label) for side in self.sides}
+        report.verdict, report.evidence = conclude(
+            list(rows),
+            report.diagnoses,
+            report.scores.headline if report.scores else _headline_of(report.gains),
+            lacking=report.absent.get("cosines", ""),
+            rows="vectors" if report.texts is None else "sentences",
         )
-        absent = [name for name in SECTIONS if name not in self.sections and name in self.absent]
-        return Report(
-            title=self.title,
-            verdict=verdict,
-            evidence=evidence,
-            sides={side.name: last_part(side.label) for side in self.sides},
-            diagnoses=diagnoses,
-            texts=self.texts,
-            provenance=list(
-                ({"bertflow": library_versions()["bertflow"]} | self.provenance).items()
-            ),
-            notes=self.notes,
-            absent={name: self.absent[name] for name in absent},
-            **self.sections,
-        )
+        missing = [name for name in SECTIONS if getattr(report, name) is None]
+        report.absent = {name: report.absent[name] for name in missing if name in report.absent}
+        return report
+
+
+def _encoder_in(calibrator: Calibrator) -> Mapping[str, Any]:
+    """The encoder that a calibrator's provenance describes; empty where it describes none."""
+    encoder = calibrator.provenance_.get("encoder")
+    return encoder if isinstance(encoder, Mapping) else {}
+
+
+def _neighbours(sides: Mapping[str, Array], queries: Array) -> dict[str, Neighbours]:
+    return {
+        name: nearest_neighbours(queries, unit_rows(vectors), k=NEIGHBOURS)
+        for name, vectors in sides.items()
+    }
 
 
 def _words_of(model: SentenceTransformer, label: str) -> measures.WordNorms:
-    numbers = published("table1")
-    return measures.measure_word_norms(
-        word_embeddings(model),
-        frequent_words(getattr(model[0], "tokenizer", None)),
-        encoder=label,
-        published=[numbers.value("norm", column) for column in numbers.columns],
-    )
+    words = frequent_words(getattr(model[0], "tokenizer", None))
+    return measures.measure_word_norms(word_embeddings(model), words, encoder=label)
 
 
-def _fitted_corpus(saved: Mapping[str, Any]) -> _Corpus:
-    """The files that a model was fitted on, as its provenance names them."""
-    files = saved.get("corpus")
-    how = (saved.get(name) for name in ("column", "format", "limit"))
-    return _Corpus(files if isinstance(files, list) else [], *how)
-
-
-def _calibrator_facts(calibrator: Calibrator, where: str | Path) -> dict[str, str]:
-    """The calibrator, its encoder and its corpus, by name."""
-    saved = calibrator.provenance_
-    facts = {"calibrator": f"{where}: {preset_name(calibrator)}", **calibrator.facts()}
-    encoder = saved.get("encoder")
-    if isinstance(encoder, Mapping):
-        told = [
-            f"{name} {encoder[name]}"
-            for name in ("pooling", "layers", "max_length", "dtype", "width")
-            if encoder.get(name) is not None
-        ]
-        facts["encoder"] = f"{encoder.get('name') or 'unnamed'}: {', '.join(told)}"
-        facts["weights"] = f"SHA-256 {str(encoder.get('weights'))[:16]}"
-    if "precision" in saved:
-        facts["precision"] = str(saved["precision"])
-    if isinstance(versions := saved.get("versions"), Mapping):
-        facts["fitted with"] = ", ".join(f"{name} {number}" for name, number in versions.items())
-    return facts
-
-
-def _headline_of(gains: PairGains | None) -> Headline | None:
+def _headline_of(gains: PairGains | None) -> measures.Headline | None:
     """The gain on the pairs that come with bertflow, which no person has graded."""
-    if gains is None:
+    if gains is None or gains.spearman.difference.value is None:
         return None
-    before, after = gains.spearman.before.value, gains.spearman.after.value
-    if before is None or after is None:
-        return None
-    return Headline(
-        what=f"the {gains.pairs:,} graded pairs that come with bertflow",
-        before=100 * before,
-        after=100 * after,
-        difference=scaled(gains.spearman.difference),
-        grades="their grades",
+    what = f"the {gains.pairs:,} graded pairs that come with bertflow"
+    before, after = (
+        100 * (one.value or 0) for one in (gains.spearman.before, gains.spearman.after)
     )
+    return measures.Headline(what, before, after, scaled(gains.spearman.difference), "their grades")
 
 
 def _training(calibrator: Calibrator | None) -> measures.TrainingCurve:
-    if calibrator is None:
-        raise InputError("a saved flow would fill it")
     if not isinstance(calibrator, Flow):
-        name = type(calibrator).__name__
-        raise InputError(f"{name} is not trained step by step; a flow would fill it")
+        raise InputError("a saved flow would fill it: all else is not trained step by step")
     final = float(calibrator.loss_) if np.isfinite(calibrator.loss_) else None
     return measures.summarize_training(calibrator.loss_curve_, final=final)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Iterable
+from dataclasses import astuple
 from functools import wraps
 from importlib.util import find_spec
 from io import BytesIO
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 import numpy as np
 
+from bertflow.analysis.frequency import Mean
 from bertflow.display.grid import fixed
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.io.files import check_writable, write_bytes
@@ -59,21 +61,18 @@ INK, FAINT, GROUND, STRIPE = "#262626", "#8c8c8c", "#ffffff", "#f3f4f6"
 # Light and round for the many, dark and pointed for the few.
 REST: dict[str, Any] = {"color": "#56a0d3", "marker": "o", "alpha": 0.4, "linewidths": 0}
 SHORT: dict[str, Any] = {"color": "#b34700", "marker": "^", "alpha": 0.9, "linewidths": 0.4}
+SHORT |= {"edgecolors": GROUND, "zorder": 3}
 STYLE: Any = {
-    "figure.facecolor": GROUND,
-    "axes.facecolor": GROUND,
     "axes.edgecolor": FAINT,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.labelsize": 9,
     "axes.labelcolor": INK,
     "axes.titlesize": 9,
-    "axes.titlecolor": INK,
     "axes.titlelocation": "left",
     "legend.frameon": False,
     "legend.fontsize": 8,
-    "legend.labelcolor": INK,
-    "lines.linewidth": 1.5,
+    "text.color": INK,
     "text.parse_math": False,
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
@@ -84,7 +83,6 @@ TICKS = {
     "labelcolor": INK,
     "labelsize": 8,
     "major.size": 3,
-    "minor.size": 2,
     "minor.width": 0.8,
     "minor.pad": 4.5,
 }
@@ -147,9 +145,9 @@ def cosine_histogram(found: CosineHistogram) -> Figure:
         mean = found.means[name]
         # The fill has no pattern: the outline carries the dashes that tell the sides apart.
         axes.stairs(100 * share, found.edges, fill=True, color=look.color, alpha=0.16)
-        line: dict[str, Any] = {"color": look.color, "linestyle": look.linestyle}
+        line = {"color": look.color, "linestyle": look.linestyle, "linewidth": 1.5}
         label = f"{name}, mean {fixed(mean)}"
-        axes.stairs(100 * share, found.edges, linewidth=1.5, label=label, **line)
+        axes.stairs(100 * share, found.edges, label=label, **line)
         axes.axvline(mean, color=look.color, linewidth=0.8, linestyle=":")
     axes.set(xlabel="cosine of two random rows", ylabel="share of pairs, %")
     axes.set_xlim(float(found.edges[0]), float(found.edges[-1]))
@@ -170,9 +168,8 @@ def spectrum(found: Spectra) -> Figure:
     """
     figure, axes = _single()
     for (name, values), look in zip(found.values.items(), LOOKS, strict=False):
-        shown = np.maximum(values, found.floor)
-        line: dict[str, Any] = {"color": look.color, "linestyle": look.linestyle}
-        axes.plot(np.arange(1, len(values) + 1), shown, label=name, **line)
+        ranks, shown = np.arange(1, len(values) + 1), np.maximum(values, found.floor)
+        axes.plot(ranks, shown, label=name, color=look.color, linestyle=look.linestyle)
     axes.set(xlabel="rank of the singular value", ylabel="relative to the first")
     axes.set(xscale="log", yscale="log", ylim=(found.floor, 1.2))
     _number_logarithms(axes.xaxis)
@@ -185,12 +182,8 @@ def cloud(found: Cloud, side: str | None = None) -> Figure:
     """Draw each side's rows at length 1 on two axes through the origin, a panel a side.
 
     All panels have one scale. The cross is the origin, and the arrow goes from it to the mean of
-    all rows: if it is long, all rows point much the same way. More than 2,000 points are drawn as
-    an image within the figure, so that vector files stay small.
-
-    Args:
-        found: As `bertflow.report.measures.project` gives it.
-        side: Draw this side alone, without its title.
+    all rows. More than 2,000 points become an image within the figure, so that vector files stay
+    small. If a `side` is named it is drawn alone, without its title.
 
     Example:
         >>> import numpy as np
@@ -201,29 +194,25 @@ def cloud(found: Cloud, side: str | None = None) -> Figure:
     """
     across, upward = found.limits
     tall = float(np.ptp(upward) / np.ptp(across))
-    count = 1 if side else len(found.points)
-    figure = _figure(PANEL * count + LABELS, PANEL * tall + (1 if side else 2) * LABELS)
-    panels = iter(figure.subplots(1, count, squeeze=False)[0])
-    for name, look in zip(found.points, LOOKS, strict=False):
-        if side in (None, name):
-            axes = next(panels)
-            _draw_cloud(axes, found, name, look)
-            if side is None:
-                _entitle(axes, name)
+    looks = dict(zip(found.points, LOOKS, strict=False))
+    names = [side] if side else list(looks)
+    figure = _figure(PANEL * len(names) + LABELS, PANEL * tall + (1 if side else 2) * LABELS)
+    panels = figure.subplots(1, len(names), squeeze=False)[0]
+    for name, axes in zip(names, panels, strict=True):
+        _draw_cloud(axes, found, name, looks[name])
+        if side is None:
+            _entitle(axes, name)
     return figure
 
 
 def _draw_cloud(axes: Axes, found: Cloud, name: str, look: Look) -> None:
-    points = found.points[name]
+    x, y = found.points[name].T
     dots: dict[str, Any] = {
         "color": look.color,
         "marker": look.marker,
-        "alpha": 0.45,
-        "linewidths": 0,
+        "rasterized": len(x) > RASTER,
     }
-    axes.scatter(
-        points[:, 0], points[:, 1], s=7, rasterized=len(points) > RASTER, gid=".dots", **dots
-    )
+    axes.scatter(x, y, s=7, alpha=0.45, linewidths=0, gid=".dots", **dots)
     axes.plot(0, 0, "+", markersize=9, markeredgewidth=1.2, color=INK, zorder=3, gid=".origin")
     if found.lengths[name] > LEAST_ARROW:
         arrow = {"arrowstyle": "->", "color": INK, "shrinkA": 0, "shrinkB": 0, "gid": ".shared"}
@@ -251,19 +240,18 @@ def norm_by_frequency(found: WordNorms) -> Figure:
     if len(found.words):
         dots = REST | {"s": 4, "label": "words", "gid": ".titled"}
         axes.scatter(found.ranks + 1, found.norms, **dots)
-    printed: dict[str, Any] = {"color": PUBLISHED_COLOR, "linestyle": ":", "linewidth": 1.3}
-    ours: dict[str, Any] = {"color": LOOKS[1].color, "linewidth": 2.2}
-    labels = {"published": "published, BERT-base", "mean": "mean of a range"}
-    for group, published in zip(found.groups, found.published, strict=True):
-        low, high = max(group.low, 1), group.high
-        if published is not None:
-            axes.hlines(published, low, high, label=labels.pop("published", "_"), **printed)
-        if group.norm is None:
-            continue
-        axes.hlines(group.norm.value, low, high, label=labels.pop("mean", "_"), **ours)
-        if group.norm.low is not None and group.norm.high is not None:
-            middle = math.sqrt(low * high)
-            axes.vlines(middle, group.norm.low, group.norm.high, color=ours["color"], linewidth=1.3)
+    low, high, published, mean, least, most = np.array(
+        [
+            (max(group.low, 1), group.high, printed, *(astuple(group.norm or Mean(math.nan))))
+            for group, printed in zip(found.groups, found.published, strict=True)
+        ],
+        dtype=float,
+    ).T
+    if np.isfinite(published).any():
+        dotted: dict[str, Any] = {"color": PUBLISHED_COLOR, "linestyle": ":", "linewidth": 1.3}
+        axes.hlines(published, low, high, label="published, BERT-base", **dotted)
+    axes.hlines(mean, low, high, color=LOOKS[1].color, linewidth=2.2, label="mean of a range")
+    axes.vlines(np.sqrt(low * high), least, most, color=LOOKS[1].color, linewidth=1.3)
     axes.set(xlabel="rank of the word's frequency", ylabel="ℓ2 norm", xscale="log")
     _number_logarithms(axes.xaxis)
     return _with_legend(figure, axes)
@@ -340,13 +328,8 @@ def score_forest(found: ScoreTable) -> Figure:
 def edit_distance_scatter(found: EditScatter, panel: str | None = None) -> Figure:
     r"""Draw pairs by similarity and edit distance, a panel for each similarity.
 
-    Short pairs stand out. The title of a panel gives Spearman's ρ × 100 of its similarity with edit
-    distance, over all pairs and over the short ones.
-
-    Args:
-        found: As `bertflow.report.measures.relate_to_edits` gives it, such as
-            `build_report(...).edits`. The first panel is gold, the others are cosines.
-        panel: Draw this panel alone, without title and legend.
+    Short pairs stand out. Titles give Spearman's ρ × 100 with edit distance, over all pairs and
+    over the short ones. If a `panel` is named it is drawn alone, without title and legend.
 
     Source:
         Section 4.4, Figure 2.
@@ -378,12 +361,9 @@ def edit_distance_scatter(found: EditScatter, panel: str | None = None) -> Figur
 
 def _draw_edits(axes: Axes, found: EditScatter, name: str) -> None:
     values, apart, near = found.panels[name], found.distances, found.is_near
-    areas = [
-        float(np.clip(large * ROOMY / max(int(part.sum()), 1), small, large))
-        for part, (large, small) in ((near, SHORT_AREAS), (~near, REST_AREAS))
-    ]
-    axes.scatter(values[near], apart[near], s=areas[0], zorder=3, edgecolors=GROUND, **SHORT)
-    axes.scatter(values[~near], apart[~near], s=areas[1], zorder=2, **REST)
+    for part, (large, small), how in ((near, SHORT_AREAS, SHORT), (~near, REST_AREAS, REST)):
+        area = float(np.clip(large * ROOMY / max(int(part.sum()), 1), small, large))
+        axes.scatter(values[part], apart[part], s=area, **how)
     is_gold = name == next(iter(found.panels))
     if is_gold and GRADES[0] <= values.min() and 1 < values.max() <= GRADES[1]:
         axes.set_xlim(GRADES[0] - MARGIN, GRADES[1] + MARGIN)
@@ -401,14 +381,9 @@ def _correlations(found: EditScatter, name: str) -> str:
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write a figure to a file. The file is then the new one whole, or still the old one.
+    """Write a figure of matplotlib as .svg, .png (200 dots an inch) or .pdf, whole or not at all.
 
-    The same figure gives the same bytes: no date, and in an SVG no random names. Text in an SVG
-    stays text.
-
-    Args:
-        figure: Of matplotlib.
-        path: .svg, .png (200 dots an inch) or .pdf.
+    The same figure gives the same bytes. Text in an SVG stays text.
 
     Raises:
         InputError: Another suffix.
@@ -436,17 +411,7 @@ def file_content(figure: Figure, suffix: str, *, salt: str = "bertflow") -> byte
 
 
 def check_figure(path: str | Path) -> None:
-    """Refuse a file that no figure can be written to, before any work is done for it.
-
-    Raises:
-        InputError: Its suffix is none of .svg, .png and .pdf.
-        ModelError: It is a folder, or its folder cannot be written.
-
-    Example:
-        >>> check_figure("scatter.jpg")
-        Traceback (most recent call last):
-        bertflow.errors.InputError: scatter.jpg must end in .svg, .png or .pdf to hold a figure
-    """
+    """Refuse a file that no figure can be written to, before any work is done for it."""
     _known_suffix(path)
     check_packages("matplotlib")
     check_writable(path)

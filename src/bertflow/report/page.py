@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-import bertflow
 from bertflow.analysis.diagnosis import evidence_of
+from bertflow.analysis.neighbours import Neighbours
 from bertflow.display.grid import MINUS, fixed, span
 from bertflow.errors import InputError
 from bertflow.io.files import check_writable, write_text
@@ -49,18 +49,7 @@ FONT_SIZE = re.compile(r"font.*?([\d.]+)px")
 
 
 def check_page(path: str | Path) -> None:
-    """Refuse a file that no page can be written to, before any work is done for it.
-
-    Raises:
-        InputError: It does not end in .html or .htm.
-        ModelError: It is a folder, or its folder cannot be written.
-        MissingDependencyError: matplotlib or Jinja2 is missing; the message is the pip line.
-
-    Example:
-        >>> check_page("report.pdf")
-        Traceback (most recent call last):
-        bertflow.errors.InputError: report.pdf must end in .html to hold a report
-    """
+    """Refuse a file that no page can be written to, before any work is done for it."""
     if Path(path).suffix.lower() not in (".html", ".htm"):
         raise InputError(f"{path} must end in .html to hold a report")
     draw.check_packages("matplotlib", "jinja2")
@@ -68,17 +57,12 @@ def check_page(path: str | Path) -> None:
 
 
 def write_report(report: Report, path: str | Path) -> int:
-    """Write a report to a page, which is then the new one whole, or still the old one.
-
-    Args:
-        report: As `build_report` gives it.
-        path: A file that ends in .html or .htm.
-
-    Returns:
-        How many bytes it has.
+    """Write a report to a page, whole or not at all; the number of its bytes.
 
     Raises:
-        BertflowError: As `check_page`, or the page cannot be written.
+        InputError: The path does not end in .html or .htm.
+        ModelError: It cannot be written.
+        MissingDependencyError: matplotlib or Jinja2 is missing; the message is the pip line.
     """
     check_page(path)
     text = render(report)
@@ -95,11 +79,9 @@ def render(report: Report) -> str:
     draw.check_packages("matplotlib", "jinja2")
     return _template().render(
         report=report,
-        version=bertflow.__version__,
         style=template_file("page.css"),
         script=template_file("page.js"),
         payload=_payload(report),
-        evidence=evidence_of(report.diagnoses) if report.diagnoses else None,
     )
 
 
@@ -114,9 +96,9 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    compact = {"separators": (",", ":"), "allow_nan": False}
-    environment.policies["json.dumps_kwargs"] = compact
-    environment.filters |= {"minus": lambda text: str(text).replace("-", MINUS), "digest": _digest}
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    environment.filters |= {"evidence": evidence_of, "digest": _digest, "shared": shared}
+    environment.filters["minus"] = lambda text: str(text).replace("-", MINUS)
     tools = {"fixed": fixed, "span": span, "zip": zip, "draw": draw, "svg": inline_svg}
     environment.globals |= tools
     return environment.get_template("page.html")
@@ -134,32 +116,33 @@ def _digest(text: str) -> str:
 
 def _payload(report: Report) -> dict[str, Any] | None:
     """The data of the script: the neighbours of each query, by row, and the texts of rows."""
-    near, texts = report.neighbours, report.texts
-    if near is None:
+    texts, shown, first = report.texts, None, 0
+    if report.neighbours is None or report.cloud is None:
         return None
-    queries = near.queries.tolist()
-    shown, first = None, 0
+    queries = report.cloud.rows.tolist()
+    near = [one.largest for one in report.neighbours.values()]
     if texts is not None:
-        used = np.unique(np.concatenate([near.queries, *map(np.ravel, near.rows.values())]))
+        used = np.union1d(queries, near)
         shown = {row: shortened(texts[row]) for row in used.tolist()}
         first = next((n for n, row in enumerate(queries) if len(texts[row]) in READABLE), 0)
     return {
-        "names": list(near.rows),
+        "names": list(report.neighbours),
         "texts": shown,
         "queries": queries,
-        "near": [rows.tolist() for rows in near.rows.values()],
-        "cosines": [cosines.round(3).tolist() for cosines in near.cosines.values()],
+        "near": [rows.tolist() for rows in near],
+        "cosines": [one.dots.round(3).tolist() for one in report.neighbours.values()],
         "first": first,
     }
 
 
-def shortened(text: str) -> str:
-    """A sentence as the page shows it: on one line, and not too long.
+def shared(several: Sequence[Neighbours]) -> float:
+    """The mean share of neighbours that are the same on both sides."""
+    first, last = several[0].largest, several[-1].largest
+    return float((first[:, :, None] == last[:, None, :]).any(axis=2).mean())
 
-    Example:
-        >>> shortened("a" * 200)[-3:], len(shortened("a" * 200))
-        ('aa…', 160)
-    """
+
+def shortened(text: str) -> str:
+    """A sentence as the page shows it: on one line, and not too long."""
     flat = " ".join(text.split())
     return flat if len(flat) <= LONGEST_TEXT else f"{flat[: LONGEST_TEXT - 1]}…"
 
@@ -167,13 +150,9 @@ def shortened(text: str) -> str:
 def inline_svg(figure: Figure, name: str, label: str, titles: Sequence[str] = ()) -> Markup:
     """Turn a figure into an SVG element that needs no style attribute, file or font.
 
-    Its text can be selected, and its colours follow the page's light and dark.
-
-    Args:
-        figure: Of `bertflow.report.draw`. A part with the gid ".dots" gets the class "dots".
-        name: Differs between the figures of a page, so that their ids do.
-        label: The text of the picture for a screen reader.
-        titles: Tooltips of the points of class "titled".
+    Its colours follow the page's light and dark, and a part with the gid ".dots" gets the class
+    "dots". The name differs between the figures of a page, so that their ids do; the label is for
+    screen readers, and titles are tooltips of the points of class "titled".
     """
     from markupsafe import Markup
 

@@ -15,292 +15,130 @@ from bertflow.analysis.lexical import edit_distances
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator
 from bertflow.data import CATALOG, STS_TASKS, Pairs, read_task
-from bertflow.display.grid import fixed, span
+from bertflow.display.grid import fixed
 from bertflow.errors import InputError, MissingDataError
-from bertflow.evaluation import Difference, Estimate, figures, holm, paired_cosine
-from bertflow.evaluation.scores import Figures, average, gold_of, on_all_pairs
-from bertflow.io.vectors import read_vectors
+from bertflow.evaluation import Estimate, figures, holm, paired_cosine
+from bertflow.evaluation.scores import Figures, average, on_all_pairs
+from bertflow.evaluation.tasks import read_available
 from bertflow.paper.declared import AVERAGE
 from bertflow.paper.results import CellResult, RowResult, TableResult, scaled, shown_estimate
-from bertflow.report.measures import EditScatter, ScoreTable, relate_to_edits
+from bertflow.report.measures import EditScatter, Headline, ScoreTable, relate_to_edits
 
 BEFORE, AFTER = "before", "after"
+# By characters hardly any pairs are close: 14 of the 1,500 of STS-B dev.
+EDIT_UNIT = "words"
 # Gives the vectors of sentences, shape (N, D), or raises MissingDataError.
 VectorsOf: TypeAlias = Callable[[Sequence[str]], Array]
 
-# Rows that are measured at most.
-ROWS = 10000
-# By characters hardly any pairs are close: 14 of the 1,500 of STS-B dev.
-EDIT_UNIT = "words"
 
-
-def no_texts(sentences: Sequence[str]) -> Array:
-    """Refuse to give vectors of sentences, since the rows have no text."""
-    raise MissingDataError("the rows have no text; --corpus FILE names the sentences")
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class Side:
-    """One of the sides that a report compares.
+    """One of the sides that a report compares: the vectors that are measured, shape (n, D).
 
-    Attributes:
-        name: Short, as in a legend.
-        label: What it is, in a line.
-        rows: The vectors that are measured, shape (n, D).
-        vectors_of: Gives vectors of sentences.
+    The name is short, as in a legend; the label says in a line what it is.
     """
 
     name: str
     label: str
     rows: Array
-    vectors_of: VectorsOf = no_texts
+    vectors_of: VectorsOf
 
     def under(self, calibrator: Calibrator, name: str, label: str) -> Side:
-        """The same rows after a calibrator.
-
-        Raises:
-            InputError: The calibrator was fitted on vectors of another width, or a row is not
-                finite (named).
-        """
+        """The same rows after a calibrator; InputError for one of vectors of another width."""
         width = calibrator.n_features_in_
         if self.rows.shape[1] != width:
             raise InputError(
                 f"{label} was fitted on vectors of {width} dimensions, but {self.label} has "
                 f"{self.rows.shape[1]}; give the calibrator of these vectors"
             )
-        return Side(
-            name=name,
-            label=label,
-            rows=calibrator._rows(self.rows),
-            vectors_of=lambda sentences: calibrator._rows(self.vectors_of(sentences)),
-        )
+        rows = calibrator._rows(self.rows)
+        return Side(name, label, rows, lambda texts: calibrator._rows(self.vectors_of(texts)))
 
 
-@dataclass(frozen=True, eq=False)
-class Chosen:
-    """The rows of a file or corpus that are measured.
-
-    Attributes:
-        total: How many rows there are.
-        rows: Numbers of the rows, rising, shape (n,).
-        texts: Text of each; None where there is none.
-        notes: What a reader must know about the choice.
-    """
-
-    total: int
-    rows: Array
-    texts: list[str] | None
-    notes: list[str]
-
-
-def choose(total: int, texts: Sequence[str] | None, *, random_state: int = 0) -> Chosen:
-    """Take the first of equal texts, and at most 10,000 rows, drawn at random."""
-    rows, notes = np.arange(total), []
-    if texts is not None:
-        rows = np.sort(np.array([*_first_rows(texts).values()], dtype=np.int64))
-    if len(rows) < total:
-        notes.append(f"{total:,} sentences, {len(rows):,} of them distinct")
-    if len(rows) > ROWS:
-        notes.append(f"measured on {ROWS:,} of {len(rows):,} rows, drawn at random")
-        random = np.random.default_rng(random_state)
-        rows = np.sort(random.choice(rows, size=ROWS, replace=False))
-    kept = None if texts is None else [texts[n] for n in rows.tolist()]
-    return Chosen(total, rows, kept, notes)
-
-
-def _first_rows(texts: Sequence[str]) -> dict[str, int]:
+def first_rows(texts: Sequence[str]) -> dict[str, int]:
+    """By text, the number of the first row that has it."""
     return {text: len(texts) - 1 - n for n, text in enumerate(reversed(texts))}
 
 
-def sides_of_files(
-    files: Mapping[str, str | Path], texts: Sequence[str] | None, corpus: str, limit: int | None
-) -> tuple[list[Side], Chosen]:
-    """The sides of .npy files of the same rows, with the rows that are measured.
+def side_of_file(
+    name: str, path: str | Path, vectors: Array, chosen: Array, texts: Sequence[str] | None
+) -> Side:
+    """The side of a .npy file's vectors, of which some rows are measured; `texts` are of all."""
+    row_of = first_rows(texts or ())
 
-    Args:
-        files: By the name of the side.
-        texts: The text of every row, or None.
-        corpus: Name of the texts, for an error.
-        limit: How many rows of each file are taken; None takes all.
-    """
-    matrices = {name: read_vectors(path)[:limit] for name, path in files.items()}
-    for name, vectors in matrices.items():
-        if len(vectors) < 2 or vectors.shape[1] < 2:
+    def vectors_of(sentences: Sequence[str]) -> Array:
+        if texts is None:
+            raise MissingDataError("the rows have no text; --corpus FILE names the sentences")
+        for text in sentences:
+            if text not in row_of:
+                raise MissingDataError(f"{path} has no vector of {text[:80]!r}")
+        return finite_rows(np.array([row_of[text] for text in sentences], dtype=np.int64))
+
+    def finite_rows(numbers: Array) -> Array:
+        rows = np.asarray(vectors[numbers])
+        rows = rows if rows.dtype.kind == "f" else rows.astype(np.float64)
+        bad = ~np.isfinite(rows).all(axis=1)
+        if bad.any():
             raise InputError(
-                f"{files[name]} holds vectors of shape {vectors.shape}; a report takes at least 2 "
-                "rows and 2 dimensions"
+                f"{path} is not finite in row {int(numbers[bad][0])} (rows count from 0); remove "
+                "or mend that row"
             )
-    (first, total), *others = ((files[name], len(one)) for name, one in matrices.items())
-    for path, count in others:
-        if count != total:
-            raise InputError(
-                f"{path} holds {count:,} rows, but {first} {total:,}; row i of both must be of "
-                "the same sentence"
-            )
-    if texts is not None and len(texts) != total:
-        raise InputError(
-            f"{corpus} holds {len(texts):,} sentences, but {first} {total:,} rows; row i must be "
-            "the vector of sentence i"
-        )
-    chosen = choose(total, texts)
-    row_of = {} if texts is None else _first_rows(texts)
+        return rows
 
-    def side(name: str, vectors: Array) -> Side:
-        path = str(files[name])
-
-        def vectors_of(sentences: Sequence[str]) -> Array:
-            numbers = [row_of.get(text, -1) for text in sentences]
-            if -1 in numbers:
-                lost = sentences[numbers.index(-1)]
-                raise MissingDataError(f"{path} has no vector of {lost[:80]!r}")
-            return _finite_rows(path, vectors, np.array(numbers, dtype=np.int64))
-
-        rows = _finite_rows(path, vectors, chosen.rows)
-        return Side(name=name, label=path, rows=rows, vectors_of=vectors_of if row_of else no_texts)
-
-    return [side(name, vectors) for name, vectors in matrices.items()], chosen
-
-
-def _finite_rows(path: str, vectors: Array, numbers: Array) -> Array:
-    rows = np.asarray(vectors[numbers])
-    rows = rows if rows.dtype.kind == "f" else rows.astype(np.float64)
-    bad = ~np.isfinite(rows).all(axis=1)
-    if bad.any():
-        raise InputError(
-            f"{path} is not finite in row {int(numbers[bad][0])} (rows count from 0); remove or "
-            "mend that row"
-        )
-    return rows
+    return Side(name, str(path), finite_rows(chosen), vectors_of)
 
 
 def cosines_of(pairs: Pairs, sides: Sequence[Side]) -> Array:
-    """Each side's cosines of graded pairs, NaN of the others, shape (sides, N).
-
-    Raises:
-        MissingDataError: A side lacks the vector of a sentence.
-    """
+    """Each side's cosines of the graded pairs, shape (sides, graded)."""
     first, second, _ = pairs.graded()
-    distinct = list(dict.fromkeys([*first, *second]))
-    place = {text: n for n, text in enumerate(distinct)}
+    place = {text: n for n, text in enumerate(dict.fromkeys([*first, *second]))}
     halves = [[place[text] for text in half] for half in (first, second)]
     cosines = []
     for side in sides:
-        vectors = side.vectors_of(distinct)
+        vectors = side.vectors_of(list(place))
         cosines.append(paired_cosine(*(vectors[half] for half in halves)))
-    return on_all_pairs(pairs, np.stack(cosines))
+    return np.stack(cosines)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Headline:
-    """The difference that a report's verdict is about.
-
-    Attributes:
-        what: What is scored.
-        before: The first side's score, times 100.
-        after: The last side's.
-        difference: After less before, times 100.
-        grades: Whose grades they are.
-    """
-
-    what: str
-    before: float
-    after: float
-    difference: Difference
-    grades: str = "people's grades"
-
-    def sentence(self, names: Sequence[str]) -> str:
-        """The difference in plain words.
-
-        Args:
-            names: Of the sides.
-
-        Example:
-            >>> rise = Difference(2.0, 1.0, 3.0, p=0.001, adjusted=0.001)
-            >>> found = Headline(what="STS-B", before=58.0, after=60.0, difference=rise)
-            >>> found.sentence(["before", "after"]).partition(" (")[0]
-            "Calibration helped: on STS-B, cosines agree better with people's grades than before"
-        """
-        change = self.difference
-        ends = span(change.low, change.high, signed=True)
-        figures = (
-            f"(Spearman × 100 from {fixed(self.before)} to {fixed(self.after)}: "
-            f"{fixed(change.value or 0.0, signed=True)}{f', 95 % {ends}' if ends else ''})"
-        )
-        usual = list(names) == [BEFORE, AFTER]
-        better = (change.value or 0.0) > 0
-        how = "better" if better else "less"
-        if not change.real:
-            whom = "calibration" if usual else f"{names[-1]} beside {names[0]}"
-            return (
-                f"What {whom} changes on {self.what} may be chance: how well cosines agree with "
-                f"{self.grades} hardly differs {figures}."
-            )
-        if usual:
-            came = "helped" if better else "made it worse"
-            return (
-                f"Calibration {came}: on {self.what}, cosines agree {how} with {self.grades} than "
-                f"before {figures}."
-            )
-        return (
-            f"{names[-1]} is {'ahead of' if better else 'behind'} {names[0]}: on {self.what}, its "
-            f"cosines agree {how} with {self.grades} {figures}."
-        )
-
-
-def score_sides(
-    sides: Sequence[Side], data: str | Path | None, tasks: Sequence[str]
-) -> tuple[ScoreTable, Headline | None]:
+def score_sides(sides: Sequence[Side], data: str | Path | None, tasks: Sequence[str]) -> ScoreTable:
     """Score one or two sides on those STS tasks whose sentences all have a vector.
-
-    Returns:
-        The table, and the difference of the last side to the first.
 
     Raises:
         MissingDataError: No task is there with all its vectors; the reason of the first.
     """
-    scored: list[dict[str, Figures]] = [{} for _ in sides]
-    absent: dict[str, MissingDataError] = {}
-    for task in tasks:
-        try:
-            pairs = read_task(task, data)
-            cosines = cosines_of(pairs, sides)
-        except MissingDataError as error:
-            absent[task] = error
-            continue
-        for one, of_side in zip(figures(pairs, cosines), scored, strict=True):
-            of_side[task] = one
-    if not scored[0]:
-        raise next(iter(absent.values()))
-    estimates = [_estimates(of_side) for of_side in scored]
-    rows = [
-        RowResult(
-            label=side.name,
-            cells={
-                name: CellResult(**shown_estimate(one), reason=one.undefined)
-                for name, one in by_column.items()
-            },
-            aggregation="wmean" if any(CATALOG[task].subsets for task in scored[0]) else None,
-        )
-        for side, by_column in zip(sides, estimates, strict=True)
+
+    def read(task: str) -> list[Figures]:
+        pairs = read_task(task, data)
+        return figures(pairs, on_all_pairs(pairs, cosines_of(pairs, sides)))
+
+    scored, absent = read_available(tasks, read)
+    estimates = [
+        _estimates({task: several[number] for task, several in scored.items()})
+        for number in range(len(sides))
     ]
+    aggregation = "wmean" if any(CATALOG[task].subsets for task in scored) else None
+    rows = []
+    for side, columns in zip(sides, estimates, strict=True):
+        cells = {
+            name: CellResult(**shown_estimate(one), reason=one.undefined)
+            for name, one in columns.items()
+        }
+        rows.append(RowResult(label=side.name, cells=cells, aggregation=aggregation))
     notes = ["95 %: bootstrap over pairs, within subsets; the sides are scored on the same pairs"]
-    headline = None
     if len(sides) > 1:
         before, after = estimates
         changes = holm({name: after[name].above(one) for name, one in before.items()})
         rows[-1] = rows[-1].marked({name: scaled(change) for name, change in changes.items()})
-        headline = headline_of(*rows)
         notes.append(
             f"↑ ↓: above or below “{sides[0].name}” beyond chance (paired, Holm over the table), · "
             "where that cannot be told"
         )
     if absent:
         notes.append(f"{', '.join(absent)}: no data there, or not every sentence has a vector")
-    columns = list(estimates[0])
     table = TableResult(
-        title="Semantic textual similarity", columns=columns, rows=rows, notes=notes
+        title="Semantic textual similarity", columns=list(estimates[0]), rows=rows, notes=notes
     )
-    return ScoreTable(table, drawn=rows), headline
+    return ScoreTable(table, drawn=rows, headline=headline_of(rows[0], rows[-1]))
 
 
 def _estimates(scored: Mapping[str, Figures]) -> dict[str, Estimate]:
@@ -318,25 +156,18 @@ def headline_of(before: RowResult, after: RowResult) -> Headline | None:
         if one is None or other is None or one.value is None or other.value is None:
             continue
         if other.baseline is not None and other.baseline.value is not None:
-            return Headline(
-                what="the seven STS tasks" if column == AVERAGE else CATALOG[column].title,
-                before=one.value,
-                after=other.value,
-                difference=other.baseline,
-            )
+            what = "the seven STS tasks" if column == AVERAGE else CATALOG[column].title
+            return Headline(what, one.value, other.value, other.baseline)
     return None
 
 
-def edits_of(pairs: Pairs, cosines: Mapping[str, Array]) -> EditScatter:
-    """Figure 2 of graded pairs and the cosines of some sides.
-
-    Raises:
-        MissingDependencyError: rapidfuzz is missing; the message is the pip line.
-    """
-    gold = gold_of(pairs)
-    first, second, _ = pairs.graded()
+def edits_of(sides: Sequence[Side], data: str | Path | None) -> EditScatter:
+    """Figure 2 of STS-B dev: its grades and the sides' cosines."""
+    pairs = read_task("stsb", data, "dev")
+    first, second, grades = pairs.graded()
+    panels = {"gold": np.array(grades)}
+    panels |= zip((side.name for side in sides), cosines_of(pairs, sides), strict=True)
     distances = edit_distances(first, second, unit=EDIT_UNIT)
-    panels = {name: one[~np.isnan(gold)] for name, one in {"gold": gold, **cosines}.items()}
     return relate_to_edits(panels, distances, unit=EDIT_UNIT)
 
 
@@ -345,7 +176,6 @@ def conclude(
     diagnoses: Mapping[str, Diagnosis],
     headline: Headline | None,
     *,
-    scored: bool = False,
     lacking: str = "",
     rows: str = "sentences",
 ) -> tuple[str, str]:
@@ -354,8 +184,7 @@ def conclude(
     Args:
         names: Of the sides.
         diagnoses: Of each side whose vectors are there.
-        headline: The difference in score; None where there is none.
-        scored: Whether there are scores at all.
+        headline: The difference in score, if it is known.
         lacking: What would fill the sections about vectors, where there are none.
         rows: What the vectors are of.
 
@@ -363,23 +192,24 @@ def conclude(
         The verdict and its evidence, which may be empty.
     """
     usual = set(names) <= {BEFORE, AFTER}
-    evenness = _evenness(diagnoses)
-    crowding = _crowding(diagnoses, rows, by="" if usual else "by ")
+    crowding, evenness = _crowding(diagnoses, rows, by="" if usual else "by "), ""
+    if len(diagnoses) > 1:
+        isoscores = ", ".join(f"{one.isoscore:.2f} {name}" for name, one in diagnoses.items())
+        evenness = (
+            f" How evenly they spread over all dimensions (IsoScore, 1 at best): {isoscores}."
+        )
     if headline is not None:
-        return headline.sentence(names), f"{_sentence(crowding)} {evenness}".strip()
+        return headline.sentence(names if not usual else ()), _sentence(crowding) + evenness
     if not diagnoses:
-        if scored:
-            return "No score tells before and after apart.", ""
         return "Nothing here tells whether calibration helps.", _sentence(lacking)
     if not usual:
         verdict = "Without scores, which of the two is better cannot be told."
-        return verdict, f"{_sentence(crowding)} {evenness}"
-    several = list(diagnoses.values())
-    first, last = several[0], several[-1]
+        return verdict, _sentence(crowding) + evenness
+    first, *_, last = [*diagnoses.values()] * 2
     verdict, reason = VERDICTS[first.verdict], first.reason
     if last.verdict == "uninformative" != first.verdict:
         verdict, reason = "Calibration has left nothing to tell apart", last.reason
-    return f"{verdict}: {crowding}.", f"{_sentence(reason)} {evenness}".strip()
+    return f"{verdict}: {crowding}.", _sentence(reason) + evenness
 
 
 def _crowding(diagnoses: Mapping[str, Diagnosis], rows: str, *, by: str) -> str:
@@ -391,19 +221,11 @@ def _crowding(diagnoses: Mapping[str, Diagnosis], rows: str, *, by: str) -> str:
         if told:
             told.append(f"{side} {alike} ({cosine})")
         else:
-            start = f"{side}, " if side else ""
             told.append(
-                f"{start}any two unrelated {rows} look {alike} alike (mean cosine {cosine}; it "
-                "should be near 0)"
+                f"{side}{', ' if side else ''}any two unrelated {rows} look {alike} alike (mean "
+                f"cosine {cosine}; it should be near 0)"
             )
     return ", and ".join(told)
-
-
-def _evenness(diagnoses: Mapping[str, Diagnosis]) -> str:
-    if len(diagnoses) < 2:
-        return ""
-    scores = [f"{one.isoscore:.2f} {name}" for name, one in diagnoses.items()]
-    return f"How evenly they spread over all dimensions (IsoScore, 1 at best): {', '.join(scores)}."
 
 
 def _sentence(told: str) -> str:
