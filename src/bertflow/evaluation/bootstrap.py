@@ -22,25 +22,24 @@ BLOCK_ENTRIES = 2**18
 class Resamples:
     r"""Resamples of pairs with replacement, drawn within each subset, the same for every model.
 
-    A resample is how often each pair occurs in it. Since only the counts change, values are
-    sorted once: the average rank of a value in a resample is
+    Every statistic is the one scipy or scikit-learn gives on the resample written out, NaN where it
+    is undefined. It has shape (resamples,) for similarities of shape (N,), and (M, resamples) for
+    those of M models, shape (M, N). A resample is how often each pair occurs in it, so values are
+    sorted once: the average rank of a value is
 
-    .. math:: r(v) = \#\{u < v\} + \tfrac{1}{2} (\#\{u = v\} + 1),
+    .. math:: r(v) = \#\{u < v\} + \tfrac{1}{2} (\#\{u = v\} + 1)
 
-    read off the running sum of counts in sorted order. Every statistic is the one scipy or
-    scikit-learn gives on the resample written out.
+    by the running sum of counts in sorted order.
 
     Args:
         strata: The pairs' numbers, subset by subset; each keeps its size in every resample.
         resamples: How many.
-        random_state: Seed of the draw, one number or several. Two models scored on the same pairs
-            with the same seed see the same resamples, so that what they share cancels in the
-            difference.
+        random_state: Seed of the draw, one number or several. Models scored on the same pairs with
+            the same seed see the same resamples, so what they share cancels in the difference.
         first: The number of the first stratum, which its draw depends on: a subset alone is drawn
             as it is among others.
 
     Example:
-        >>> import numpy as np
         >>> draws = Resamples([np.arange(50)], resamples=200)
         >>> ordered = np.arange(50.0)
         >>> set(draws.spearman(ordered, ordered).round(6).tolist())
@@ -63,33 +62,20 @@ class Resamples:
         self.first = first
 
     def spearman(self, similarity: Array, gold: Array) -> Array:
-        """Spearman's correlation in each resample, NaN where undefined.
-
-        Args:
-            similarity: Shape (N,), or (M, N) for M models on the same pairs.
-            gold: Shape (N,).
-
-        Returns:
-            Shape (resamples,) or (M, resamples).
-        """
+        """Spearman's correlation in each resample."""
         return self._statistic(_ranks, _pearson, similarity, gold)
 
     def pearson(self, similarity: Array, gold: Array) -> Array:
-        """The same for Pearson's."""
-        return self._statistic(lambda counts, x: x[None, :], _pearson, similarity, gold)
+        """Pearson's correlation in each resample."""
+        return self._statistic(_as_given, _pearson, similarity, gold)
 
     def auc(self, similarity: Array, gold: Array) -> Array:
-        """The same for the area under the ROC curve, gold being 1 and 0."""
+        """The area under the ROC curve in each resample, gold being 1 and 0."""
         return self._statistic(_ranks, _auc, similarity, gold)
 
     def mean(self, values: Array) -> Array:
-        """The same for the mean of one number a pair."""
-        return self._statistic(
-            lambda counts, x: x[None, :],
-            lambda counts, x, _: _dot(counts, x) / counts.sum(axis=1),
-            values,
-            np.zeros(values.shape[-1]),
-        )
+        """The mean of one number a pair in each resample."""
+        return self._statistic(_as_given, _mean, values, np.zeros(values.shape[-1]))
 
     def _statistic(
         self,
@@ -99,51 +85,53 @@ class Resamples:
         gold: Array,
     ) -> Array:
         models = np.atleast_2d(similarity)
-        out = np.full((len(models), self.resamples), np.nan)
+        found, done = np.full((len(models), self.resamples), np.nan), 0
         numbers = np.concatenate([*self.strata, np.empty(0, dtype=np.int64)])
-        done = 0
         with np.errstate(invalid="ignore", divide="ignore"):
             for counts in self._counts() if len(numbers) else ():
-                span = slice(done, done := done + len(counts))
                 grades = gold[numbers].astype(np.float64)
                 target = grades[None, :] if combine is _auc else prepare(counts, grades)
-                for row, values in zip(out, models, strict=True):
+                span = slice(done, done := done + len(counts))
+                for row, values in zip(found, models, strict=True):
                     prepared = prepare(counts, values[numbers].astype(np.float64))
                     row[span] = combine(counts, prepared, target)
-        return out if similarity.ndim == 2 else out[0]
+        return found if similarity.ndim == 2 else found[0]
 
     def _counts(self) -> Iterator[Array]:
         """How often each pair occurs, strata in order, shape (block, pairs)."""
-        random = [
-            np.random.default_rng([*self.seed, self.first + number])
-            for number in range(len(self.strata))
+        draws = [
+            (np.random.default_rng([*self.seed, number]), len(stratum))
+            for number, stratum in enumerate(self.strata, self.first)
         ]
-        total = sum(len(stratum) for stratum in self.strata)
+        total = sum(size for _, size in draws)
         block = max(1, BLOCK_ENTRIES // max(total, 1))
         for start in range(0, self.resamples, block):
-            rows = min(block, self.resamples - start)
-            counts = np.empty((rows, total))
-            for row in range(rows):
-                place = 0
-                for generator, stratum in zip(random, self.strata, strict=True):
-                    size = len(stratum)
-                    drawn = generator.integers(size, size=size) if size else np.empty(0, int)
-                    counts[row, place : place + size] = np.bincount(drawn, minlength=size)
-                    place += size
+            counts = np.empty((min(block, self.resamples - start), total))
+            for row in counts:
+                drawn = [
+                    np.bincount(random.integers(n, size=n), minlength=n) for random, n in draws
+                ]
+                np.concatenate(drawn, out=row)
             yield counts
+
+
+def _as_given(counts: Array, values: Array) -> Array:
+    return values[None, :]
 
 
 def _ranks(counts: Array, values: Array) -> Array:
     """Average rank of each value in each resample, shape (B, n)."""
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))
-    upper = np.cumsum(counts[:, order], axis=1)[:, last]
+    _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
+    ordered = counts[:, np.argsort(group, kind="stable")]
+    # How many are no larger than the values of each group of equals, and how many are smaller.
+    upper = np.cumsum(ordered, axis=1)[:, np.cumsum(sizes) - 1]
     lower = np.concatenate([np.zeros((len(counts), 1)), upper[:, :-1]], axis=1)
-    group = np.empty(len(values), dtype=np.int64)
-    group[order] = np.searchsorted(last, np.arange(len(values)))
-    ranks: Array = np.take((lower + upper + 1) / 2, group, axis=1)
-    return ranks
+    return np.take((lower + upper + 1) / 2, group, axis=1)
+
+
+def _mean(counts: Array, values: Array, _: Array) -> Array:
+    mean: Array = _dot(counts, values) / counts.sum(axis=1)
+    return mean
 
 
 def _pearson(counts: Array, x: Array, y: Array) -> Array:
@@ -168,17 +156,11 @@ def _auc(counts: Array, ranks: Array, gold: Array) -> Array:
 
 
 def _dot(a: Array, b: Array) -> Array:
-    if len(a) != len(b):
-        return np.asarray(a @ b[0])
-    return np.asarray(np.einsum("bn,bn->b", a, b))
+    return np.asarray(a @ b[0] if len(b) != len(a) else np.einsum("bn,bn->b", a, b))
 
 
 def interval(replicates: Array) -> tuple[float, float] | None:
-    """The middle 95 % of a statistic's values in resamples; None where too few are defined.
-
-    Source:
-        Efron (1979), the percentile method.
-    """
+    """The middle 95 % of a statistic in resamples (Efron, 1979); None where too few are defined."""
     defined = replicates[np.isfinite(replicates)]
     # Where it is undefined in many resamples, the rest are no fair sample.
     if len(defined) < 0.9 * len(replicates):
@@ -198,7 +180,7 @@ class Difference:
             many resamples leave it undefined.
         high: Upper end.
         p: Two-sided p-value of "they are equal", from the bootstrap's deviation.
-        adjusted: The same after Holm's correction for all differences looked at together.
+        adjusted: p after Holm's correction for all differences looked at together.
     """
 
     value: float | None
@@ -224,11 +206,7 @@ class Difference:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Difference:
-        """The difference that `to_dict` gave.
-
-        Raises:
-            KeyError: A part is not there.
-        """
+        """From what `to_dict` gave."""
         low, high = saved["interval"] or (None, None)
         return cls(saved["value"], low, high, saved["p"], saved["p_holm"])
 
@@ -237,7 +215,6 @@ def paired_difference(value: float | None, before: Array, after: Array) -> Diffe
     """Test a difference of two scores by their values in the same resamples, shape (resamples,).
 
     Example:
-        >>> import numpy as np
         >>> noise = np.random.default_rng(0).normal(size=1000)
         >>> paired_difference(0.5, noise, noise + 0.5).p
         0.0

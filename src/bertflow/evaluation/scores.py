@@ -33,14 +33,13 @@ def paired_cosine(first: Array, second: Array) -> Array:
 
     .. math:: c_i = \frac{a_i \cdot b_i}{\lVert a_i \rVert \lVert b_i \rVert}
 
-    Both sides have shape (N, D), the cosines (N,). They are NaN where a row is zero or not finite:
-    the caller counts such pairs. Equal rows give exactly 1.
+    Both sides have shape (N, D), the cosines (N,): NaN where a row is zero or not finite, and
+    exactly 1 where both rows are equal.
 
     Raises:
         InputError: The shapes differ.
 
     Example:
-        >>> import numpy as np
         >>> paired_cosine(np.array([[1.0, 1.0], [0.0, 0.0]]), np.array([[2.0, 0.0], [1.0, 0.0]]))
         array([0.70710678,        nan])
     """
@@ -66,11 +65,14 @@ class Correlation:
     undefined: str | None = None
 
 
-def correlate(similarity: Array, gold: Array) -> Correlation:
+def correlate(
+    similarity: Array, gold: Array, names: tuple[str, str] = ("similarities", "gold scores")
+) -> Correlation:
     """Correlate similarities with gold scores, shape (N,) each.
 
+    `names` say in the reason which of the two is constant.
+
     Example:
-        >>> import numpy as np
         >>> correlate(np.array([0.1, 0.5, 0.9]), np.array([1.0, 2.0, 5.0])).spearman
         1.0
         >>> correlate(np.array([0.5, 0.5]), np.array([1.0, 2.0])).undefined
@@ -78,10 +80,9 @@ def correlate(similarity: Array, gold: Array) -> Correlation:
     """
     if len(similarity) < 2:
         return Correlation(None, None, f"{len(similarity)} scored pairs, but it takes 2")
-    if np.ptp(similarity) == 0:
-        return Correlation(None, None, "all similarities are equal")
-    if np.ptp(gold) == 0:
-        return Correlation(None, None, "all gold scores are equal")
+    for name, side in zip(names, (similarity, gold), strict=True):
+        if np.ptp(side) == 0:
+            return Correlation(None, None, f"all {name} are equal")
     with warnings.catch_warnings():
         # Similarities that are almost equal still have an order, and only that counts.
         warnings.simplefilter("ignore", scipy.stats.NearConstantInputWarning)
@@ -92,12 +93,9 @@ def correlate(similarity: Array, gold: Array) -> Correlation:
 
 
 def area_under_curve(similarity: Array, gold: Array) -> tuple[float | None, str | None]:
-    """Area under the ROC curve of similarities, gold being 1 and 0, shape (N,) each.
-
-    Where the area is not defined it is None, beside the reason.
+    """Area under the ROC curve, gold being 1 and 0, shape (N,) each; None beside the reason why.
 
     Example:
-        >>> import numpy as np
         >>> area_under_curve(np.array([0.2, 0.4, 0.9]), np.array([0.0, 1.0, 1.0]))
         (1.0, None)
         >>> area_under_curve(np.array([0.2, 0.4]), np.array([1.0, 1.0]))
@@ -119,8 +117,7 @@ class Estimate:
         low: Lower end of the 95 % interval by bootstrap over pairs; None where there is none.
         high: Upper end.
         undefined: Why there is no value, or None.
-        replicates: The figure in each resample, shape (resamples,); empty where it was read from
-            JSON, which has none.
+        replicates: The figure in each resample, shape (resamples,); none in JSON.
     """
 
     value: float | None
@@ -161,12 +158,13 @@ def as_json(estimate: Estimate) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What cosines score against gold, without who made them.
+    """The scores of cosines against gold.
 
     Attributes:
         measure: The main measure: "spearman", or "auc" where gold is 1 and 0.
-        aggregations: By aggregation ("wmean", "mean" and "all", or "all" alone where the task has
-            no subsets) and measure, the estimate.
+        aggregations: By aggregation and measure, the estimate: "wmean" is the mean over subsets
+            weighted by their pairs, "mean" the plain one, "all" is over all pairs together. A task
+            without subsets has "all" alone.
         subsets: By subset and measure, the estimate.
         scored: How many pairs count, by subset; "" is the only one where there is none.
     """
@@ -195,6 +193,10 @@ class Figures:
             for part in ("aggregations", "subsets")
         }
         return {"measure": self.measure, "scored": dict(self.scored), **nested}
+
+
+# Estimates by subset, "" being all pairs together, and measure.
+Parts: TypeAlias = Mapping[str, dict[str, Estimate]]
 
 
 def gold_of(pairs: Pairs) -> Array:
@@ -226,13 +228,10 @@ def figures(
 
     Args:
         pairs: N pairs with gold.
-        cosines: Shape (models, N), NaN where a pair has no cosine. Pairs that have none in any of
-            the models count for no model, so that all are scored on the same.
+        cosines: Shape (models, N), NaN where a pair has no cosine. A pair that has none in one
+            model counts for no model.
         resamples: For the intervals.
         random_state: Seed of the resamples.
-
-    Returns:
-        Figures of each model.
     """
     gold = gold_of(pairs)
     used = ~np.isnan(gold) & ~np.isnan(cosines).any(axis=0)
@@ -240,10 +239,9 @@ def figures(
     # In the order in which they come.
     order = list(dict.fromkeys(names.tolist()))
     strata = {name: np.flatnonzero((names == name) & used) for name in order}
-    measures: tuple[Measure, ...] = ("auc",) if pairs.binary else ("spearman", "pearson")
     whole = np.concatenate([*strata.values(), np.empty(0, dtype=np.int64)])
     parts = {"": whole} if len(strata) == 1 else {**strata, "": whole}
-    drawn: dict[tuple[str, Measure], Array] = {}
+    found: list[Parts] = [{name: {} for name in parts} for _ in cosines]
     for number, (name, rows) in enumerate(parts.items()):
         draws = Resamples(
             list(strata.values()) if name == "" else [rows],
@@ -253,75 +251,56 @@ def figures(
             random_state=[random_state, zlib.crc32(f"{pairs.task} {pairs.split}".encode())],
             first=0 if name == "" else number,
         )
+        measures: tuple[Measure, ...] = ("auc",) if pairs.binary else ("spearman", "pearson")
         for measure in measures:
-            drawn[name, measure] = getattr(draws, measure)(cosines, gold)
-    return [
-        _aggregated(
-            pairs,
-            {
-                name: _estimates(
-                    cosine[rows],
-                    gold[rows],
-                    {measure: drawn[name, measure][model] for measure in measures},
-                )
-                for name, rows in parts.items()
-            },
-            {name: len(rows) for name, rows in parts.items()},
-        )
-        for model, cosine in enumerate(cosines)
-    ]
+            drawn = getattr(draws, measure)(cosines, gold)
+            for model, cosine, replicates in zip(found, cosines, drawn, strict=True):
+                one = _estimate(measure, cosine[rows], gold[rows], replicates)
+                model[name][measure] = one
+    sizes = {name: len(rows) for name, rows in parts.items()}
+    return [_aggregated(pairs, model, sizes) for model in found]
 
 
-def _estimates(cosine: Array, gold: Array, drawn: Mapping[Measure, Array]) -> dict[str, Estimate]:
-    """By measure, the estimate over some pairs; `drawn` has it in each resample."""
-    if "auc" in drawn:
-        area, reason = area_under_curve(cosine, gold)
-        return {"auc": Estimate.of(area, drawn["auc"], reason)}
-    found = correlate(cosine, gold)
-    return {
-        "spearman": Estimate.of(found.spearman, drawn["spearman"], found.undefined),
-        "pearson": Estimate.of(found.pearson, drawn["pearson"], found.undefined),
-    }
+def _estimate(measure: Measure, cosine: Array, gold: Array, replicates: Array) -> Estimate:
+    if measure == "auc":
+        value, undefined = area_under_curve(cosine, gold)
+    else:
+        found = correlate(cosine, gold)
+        value, undefined = getattr(found, measure), found.undefined
+    return Estimate.of(value, replicates, undefined)
 
 
-def _aggregated(
-    pairs: Pairs, parts: Mapping[str, Mapping[str, Estimate]], sizes: Mapping[str, int]
-) -> Figures:
+def _aggregated(pairs: Pairs, parts: Parts, sizes: Mapping[str, int]) -> Figures:
     """Figures of estimates and numbers of pairs by subset, "" being all pairs together."""
-    whole = parts[""]
-    subsets = {name: found for name, found in parts.items() if name}
-    aggregations = {}
-    declared = CATALOG[pairs.task].subsets if pairs.task in CATALOG else {}
-    if subsets or declared:
+    whole, subsets = parts[""], {name: found for name, found in parts.items() if name}
+    weights: dict[str, Array] = {}
+    if subsets or (pairs.task in CATALOG and CATALOG[pairs.task].subsets):
         counts = np.array([sizes[name] for name in subsets], dtype=np.float64)
-        for name, weights in {"wmean": counts, "mean": np.ones(len(counts))}.items():
-            aggregations[name] = {
-                measure: _weighted(
-                    {subset: found[measure] for subset, found in subsets.items()},
-                    weights,
-                    len(one.replicates),
-                )
-                for measure, one in whole.items()
-            }
+        weights = {"wmean": counts, "mean": np.ones(len(counts))}
+    means = {
+        name: {measure: _weighted(subsets, measure, each, one) for measure, one in whole.items()}
+        for name, each in weights.items()
+    }
     return Figures(
         measure="auc" if pairs.binary else "spearman",
-        aggregations={**aggregations, "all": whole},
+        aggregations={**means, "all": whole},
         subsets=subsets,
         scored={name: sizes[name] for name in (subsets or [""])},
     )
 
 
-def _weighted(subsets: Mapping[str, Estimate], weights: Array, resamples: int) -> Estimate:
-    """A weighted mean over subsets."""
+def _weighted(subsets: Parts, measure: str, weights: Array, whole: Estimate) -> Estimate:
+    """The weighted mean of a measure over subsets; `whole` is that of all pairs together."""
+    several = {name: found[measure] for name, found in subsets.items()}
     reason = None if subsets else "the source does not tell the subsets apart"
-    for name, one in subsets.items():
+    for name, one in several.items():
         if one.value is None:
             reason = f"undefined for {name}: {one.undefined}"
     if reason is not None:
-        return Estimate.of(None, np.full(resamples, np.nan), reason)
+        return Estimate.of(None, np.full(len(whole.replicates), np.nan), reason)
     share = weights / weights.sum()
-    mixed = share @ np.array([one.replicates for one in subsets.values()])
-    return Estimate.of(float(share @ np.array([one.value for one in subsets.values()])), mixed)
+    mixed = share @ np.array([one.replicates for one in several.values()])
+    return Estimate.of(float(share @ np.array([one.value for one in several.values()])), mixed)
 
 
 def mean_over(tasks: Mapping[str, Estimate]) -> Estimate:
@@ -346,21 +325,16 @@ def counted(tasks: Sequence[str]) -> list[str]:
 
 
 def over_seeds(estimates: Sequence[Estimate]) -> tuple[Estimate, float | None]:
-    """The mean over runs with several seeds, whose interval covers pairs and seeds.
+    """The mean over seeds (undefined if one is), and the deviation over them (ddof 0).
 
-    Args:
-        estimates: One for each seed, in the same resamples.
-
-    Returns:
-        The mean (undefined if one is), whose resamples take the seeds in turn, and the deviation
-        over seeds (ddof 0; None if undefined).
+    The estimates are of the same resamples. Those of the mean take the seeds in turn, so that its
+    interval covers pairs and seeds.
     """
     replicates = np.stack([one.replicates for one in estimates])
     turns = np.arange(replicates.shape[1])
     mixed: Array = replicates[turns % len(replicates), turns]
-    values = []
     for one in estimates:
         if one.value is None:
             return Estimate.of(None, mixed, one.undefined), None
-        values.append(one.value)
-    return Estimate.of(float(np.mean(values)), mixed), float(np.std(values))
+    values = np.array([one.value for one in estimates], dtype=np.float64)
+    return Estimate.of(float(values.mean()), mixed), float(values.std())

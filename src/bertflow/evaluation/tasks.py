@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
@@ -17,15 +16,10 @@ from bertflow.arrays import Array
 from bertflow.calibrators.readme import calibrator_name
 from bertflow.data import STS_TASKS, TASKS, Pairs, read_task
 from bertflow.display import block, facts_table
-from bertflow.encoders import (
-    Precision,
-    SentenceCache,
-    describe_encoder,
-    embed,
-    library_versions,
-    resolved_precision,
-)
-from bertflow.encoders.embedding import count_cut_of
+from bertflow.encoders import Precision, SentenceCache
+from bertflow.encoders.description import describe_encoder, library_versions
+from bertflow.encoders.embedding import count_cut_of, embed
+from bertflow.encoders.precision import resolved_precision
 from bertflow.errors import InputError, MissingDataError, unknown
 from bertflow.evaluation.bootstrap import Difference, holm
 from bertflow.evaluation.score_grids import model_name, score_facts, score_line, scores_grid
@@ -36,7 +30,6 @@ from bertflow.evaluation.scores import (
     as_json,
     average,
     figures,
-    gold_of,
     on_all_pairs,
     paired_cosine,
 )
@@ -48,32 +41,31 @@ T = TypeVar("T")
 Progress = Callable[[int, int], None]
 
 
+class EncodingOptions(TypedDict, total=False):
+    """How sentences are encoded, as in `evaluate`."""
+
+    batch_size: int
+    cache: SentenceCache | None
+    precision: Precision
+    progress: Progress | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Score(Figures):
-    """A score and everything it depends on.
-
-    `wmean`, `mean` and `all` are the main measure under an aggregation. Without subsets the three
-    are the same.
+    """A score and everything it depends on; measure, aggregations, subsets and scored as `Figures`.
 
     Attributes:
-        measure: The main measure of cosine against gold: "spearman", or "auc" where gold is 1 and
-            0.
-        aggregations: By aggregation and measure, the estimate with its interval. "wmean" is the
-            mean over subsets weighted by their pairs, "mean" the plain one, "all" is over all
-            pairs together, and alone there where the task has no subsets.
-        subsets: By subset and measure, the estimate.
-        scored: Those that count, by subset; "" where there is none.
         task: The task's name.
         split: Which part of it.
-        pairs: All pairs of the split.
-        skipped: How many do not count, by reason.
+        pairs: How many pairs the split has.
+        skipped: How many of them do not count, by reason.
         encoder: Name, pooling, length, type and fingerprint.
         calibrator: Its name and arguments, or None.
         fitted_on: Provenance of the calibrator, or None.
         data: The file, folder or hub revision.
         texts: How many distinct texts the graded pairs have.
-        cut: How many of these are longer than the encoder takes, and were cut.
-        versions: Versions of the libraries.
+        cut: How many of these the encoder cuts, being longer than it takes.
+        versions: Of the libraries.
         time: When, UTC.
         graded: The pairs; not part of the JSON.
         cosines: One for each pair, NaN where it has none; not part of the JSON.
@@ -132,22 +124,13 @@ class Score(Figures):
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Scores of one model on several tasks.
-
-    Attributes:
-        scores: By task.
-        absent: Why a task is not among them, with the paths that were tried, by task.
-    """
+    """Scores of one model by task, and why other tasks are absent, with the paths tried."""
 
     scores: Mapping[str, Score]
     absent: Mapping[str, str]
 
     def average(self, aggregation: str) -> Estimate:
-        """The average over the seven STS tasks; undefined unless all seven ran.
-
-        Args:
-            aggregation: "wmean" or "all": what the tasks with subsets go in with.
-        """
+        """The average of the seven STS tasks under "wmean" or "all"; undefined unless all ran."""
         return average(self.scores, aggregation)
 
     def __repr__(self) -> str:
@@ -177,10 +160,7 @@ def evaluate(
     *,
     data: str | Path | None = None,
     split: str | None = None,
-    batch_size: int = 32,
-    cache: SentenceCache | None = None,
-    precision: Precision = "auto",
-    progress: Progress | None = None,
+    **options: Unpack[EncodingOptions],
 ) -> Score:
     """Score a model on a task.
 
@@ -190,13 +170,9 @@ def evaluate(
         data: Folder of the data, in any layout people have; None takes the environment variable
             BERTFLOW_DATA. If it is not there the model hub is asked.
         split: Which part; None takes "test", of qnli "dev".
-        batch_size: Sentences a forward pass.
-        cache: Where vectors are taken from and kept, such as `SentenceCache()`; None encodes all.
-        precision: What the encoder computes in, as in `bertflow.calibrate`.
-        progress: Called with the distinct sentences encoded and their total.
-
-    Returns:
-        The score with everything it depends on.
+        options: batch_size (32), the sentences of a forward pass; cache, where vectors are taken
+            from and kept, such as `SentenceCache()`; precision, as in `bertflow.calibrate`; and
+            progress, called with the distinct sentences encoded and their total.
 
     Raises:
         InputError: The task is unknown, or its data are not there or not readable.
@@ -204,10 +180,7 @@ def evaluate(
     Example:
         ``evaluate(model, "sts12", data="senteval").wmean.value``
     """
-    pairs = read_task(task, data, split)
-    return score_pairs(
-        model, pairs, batch_size=batch_size, cache=cache, precision=precision, progress=progress
-    )
+    return score_pairs(model, read_task(task, data, split), **options)
 
 
 def evaluate_all(
@@ -215,29 +188,18 @@ def evaluate_all(
     tasks: Sequence[str] = TASKS,
     *,
     data: str | Path | None = None,
-    batch_size: int = 32,
-    cache: SentenceCache | None = None,
-    precision: Precision = "auto",
-    progress: Progress | None = None,
+    **options: Unpack[EncodingOptions],
 ) -> Scores:
-    """Score a model on several tasks, each on its published split; sentences are encoded once.
+    """Score a model on those of several tasks whose data are there, each on its published split.
 
     The other arguments are those of `evaluate`.
-
-    Returns:
-        Scores of the tasks whose data are there, and why the others are absent.
 
     Raises:
         InputError: A task is unknown, or the data of none are there.
     """
     found, absent = read_tasks(tasks, data)
-    scores = score_all(
-        model, found, batch_size=batch_size, cache=cache, precision=precision, progress=progress
-    )
-    return Scores(
-        scores={pairs.task: score for pairs, score in zip(found, scores, strict=True)},
-        absent=absent,
-    )
+    scores = score_all(model, found, **options)
+    return Scores(scores={score.task: score for score in scores}, absent=absent)
 
 
 def read_tasks(
@@ -258,11 +220,7 @@ def read_tasks(
 def read_available(
     names: Iterable[str], read: Callable[[str], T]
 ) -> tuple[dict[str, T], dict[str, str]]:
-    """Read everything by its name, and say by name why something is absent.
-
-    Raises:
-        MissingDataError: None is there: the first one's reason.
-    """
+    """Read everything by its name, and say why something is absent; an error if all of it is."""
     found: dict[str, T] = {}
     absent: dict[str, str] = {}
     for name in dict.fromkeys(names):
@@ -277,73 +235,40 @@ def read_available(
 
 
 def score_pairs(
-    model: SentenceTransformer,
-    pairs: Pairs,
-    *,
-    batch_size: int = 32,
-    cache: SentenceCache | None = None,
-    precision: Precision = "auto",
-    progress: Progress | None = None,
+    model: SentenceTransformer, pairs: Pairs, **options: Unpack[EncodingOptions]
 ) -> Score:
-    """Score a model on graded pairs, of a task or one's own; options as of `evaluate`.
-
-    Pairs without a gold score, and pairs with a vector that is zero or not finite, are left out
-    and counted.
-    """
-    return score_all(
-        model, [pairs], batch_size=batch_size, cache=cache, precision=precision, progress=progress
-    )[0]
+    """Score a model on graded pairs, of a task or one's own; options as of `evaluate`."""
+    return score_all(model, [pairs], **options)[0]
 
 
 def score_all(
-    model: SentenceTransformer,
-    tasks: Sequence[Pairs],
-    *,
-    batch_size: int = 32,
-    cache: SentenceCache | None = None,
-    precision: Precision = "auto",
-    progress: Progress | None = None,
+    model: SentenceTransformer, tasks: Sequence[Pairs], **options: Unpack[EncodingOptions]
 ) -> list[Score]:
-    """Score a model on the pairs of several tasks; each distinct sentence is encoded once."""
-    began = time.perf_counter()
+    """Score a model on the pairs of several tasks; each distinct sentence is encoded once.
+
+    Pairs without a gold score or with a vector that is zero or not finite are left out and counted.
+    """
     # Pairs that were never graded have no part in a score.
     sides = [pairs.graded()[:2] for pairs in tasks]
     texts = [text for side in sides for half in side for text in half]
     vectors, rows = np.empty((0, 1), dtype=np.float32), np.empty(0, dtype=np.int64)
-    if texts:
-        embedded = embed(
-            model,
-            texts,
-            batch_size=batch_size,
-            finite=False,
-            count_cut=False,  # Counted for each task below.
-            cache=cache,
-            precision=precision,
-            progress=progress,
-        )
+    if texts:  # Those that are cut are counted for each task below.
+        embedded = embed(model, texts, finite=False, count_cut=False, **options)
         vectors, rows = embedded.vectors, embedded.index
-    resolved = resolved_precision(precision, model)
+    precision = resolved_precision(options.get("precision", "auto"), model)
+    calibrated = isinstance(model, CalibratedSentenceTransformer)
     about: dict[str, Any] = {
-        "encoder": {**describe_encoder(model), "precision": resolved},
-        "calibrator": None,
-        "fitted_on": None,
+        "encoder": {**describe_encoder(model), "precision": precision},
+        "calibrator": describe_calibrator(model.calibrator) if calibrated else None,
+        "fitted_on": getattr(model.calibrator, "provenance_", None) if calibrated else None,
     }
-    if isinstance(model, CalibratedSentenceTransformer):
-        about["calibrator"] = describe_calibrator(model.calibrator)
-        about["fitted_on"] = getattr(model.calibrator, "provenance_", None)
-    scores, start = [], 0
+    scores = []
     for pairs, (first, second) in zip(tasks, sides, strict=True):
-        middle, end = start + len(first), start + 2 * len(first)
+        one, other, rows = np.split(rows, [len(first), 2 * len(first)])
         distinct = list(dict.fromkeys([*first, *second]))
-        halves = vectors[rows[start:middle]], vectors[rows[middle:end]]
         about |= {"texts": len(distinct), "cut": count_cut_of(model, distinct)}
-        scores.append(_score(pairs, *halves, about))
-        start = end
-    log.info(
-        "%d tasks scored in %.1f s, in %s (asked: %s) on %s",
-        *(len(scores), time.perf_counter() - began),
-        *(resolved, precision, model.device),
-    )
+        scores.append(_score(pairs, vectors[one], vectors[other], about))
+    log.info("%d tasks scored in %s on %s", len(scores), precision, model.device)
     return scores
 
 
@@ -352,7 +277,7 @@ def _score(pairs: Pairs, first: Array, second: Array, about: Mapping[str, Any]) 
     graded = paired_cosine(first, second)
     cosines = on_all_pairs(pairs, graded)
     finite = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
-    score = Score(
+    return Score(
         **vars(figures(pairs, cosines[None, :])[0]),
         task=pairs.task,
         split=pairs.split,
@@ -368,33 +293,22 @@ def _score(pairs: Pairs, first: Array, second: Array, about: Mapping[str, Any]) 
         cosines=cosines,
         **about,
     )
-    log.info(
-        "%s %s: %d of %d pairs scored, %d of %d texts cut",
-        *(score.task, score.split, sum(score.scored.values()), score.pairs),
-        *(score.cut, score.texts),
-    )
-    return score
 
 
 def describe_calibrator(calibrator: Any) -> dict[str, Any]:
     """A calibrator's name and arguments, as JSON has them."""
-    arguments = calibrator.get_params(deep=False)
-    return {
-        "name": calibrator_name(calibrator),
-        **{name: _plain(value) for name, value in arguments.items()},
-    }
-
-
-def _plain(value: Any) -> Any:
-    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+    described = {"name": calibrator_name(calibrator)}
+    for name, value in calibrator.get_params(deep=False).items():
+        plain = value is None or isinstance(value, bool | int | float | str)
+        described[name] = value if plain else repr(value)
+    return described
 
 
 def difference(before: Score, after: Score, aggregation: str = "all") -> Difference:
     """How much higher the second of two scores is, and whether that is chance.
 
-    The difference is that of the main measure under an aggregation ("wmean", "mean" or "all"),
-    with its 95 % interval and p-value by paired bootstrap. If one of the two models has no cosine
-    for a pair, the pair counts for neither.
+    The difference is that of the main measure under an aggregation ("wmean", "mean" or "all"), by
+    paired bootstrap. A pair without a cosine in one of the two counts for neither.
 
     Raises:
         InputError: They are scores of different pairs, or of other subsets of them.
@@ -404,10 +318,9 @@ def difference(before: Score, after: Score, aggregation: str = "all") -> Differe
 
 
 def differences(before: Scores, after: Scores) -> dict[str, Difference]:
-    """The same for every task and aggregation, and for the average of the seven if all ran.
+    """The same for every task and aggregation, such as "sts12, wmean", corrected by Holm.
 
-    Returns:
-        By name, such as "stsb" or "sts12, wmean"; p-values are corrected for their number (Holm).
+    If all seven STS tasks ran, their averages are among them.
     """
     pairs = {
         task: _together(before.scores[task], score)
@@ -429,16 +342,13 @@ def differences(before: Scores, after: Scores) -> dict[str, Difference]:
 
 def _together(before: Score, after: Score) -> list[Figures]:
     """Both models' figures on the pairs that have a cosine in both."""
-    first, second = before.graded, after.graded
-    same = (
-        list(first.first) == list(second.first)
-        and list(first.second) == list(second.second)
-        and list(first.subset) == list(second.subset)
-        and np.array_equal(gold_of(first), gold_of(second), equal_nan=True)
-    )
-    if not same:
+    sides = [
+        [list(part) for part in (one.first, one.second, one.subset, one.gold)]
+        for one in (before.graded, after.graded)
+    ]
+    if sides[0] != sides[1]:
         raise InputError(
             f"the scores are of different pairs or subsets: {before.task} {before.split} from "
             f"{before.data}, and {after.task} {after.split} from {after.data}"
         )
-    return figures(first, np.stack([before.cosines, after.cosines]))
+    return figures(before.graded, np.stack([before.cosines, after.cosines]))
