@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
@@ -16,9 +16,8 @@ from bertflow.arrays import Array
 from bertflow.calibrators.readme import calibrator_name
 from bertflow.data import STS_TASKS, TASKS, Pairs, read_task
 from bertflow.display import block, facts_table
-from bertflow.encoders import Precision, SentenceCache
 from bertflow.encoders.description import describe_encoder, library_versions
-from bertflow.encoders.embedding import count_cut_of, embed
+from bertflow.encoders.embedding import EncodeOptions, count_cut_of, embed
 from bertflow.encoders.precision import resolved_precision
 from bertflow.errors import InputError, MissingDataError, unknown
 from bertflow.evaluation.bootstrap import Difference, holm
@@ -38,16 +37,6 @@ from bertflow.models import CalibratedSentenceTransformer
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Progress = Callable[[int, int], None]
-
-
-class EncodingOptions(TypedDict, total=False):
-    """How sentences are encoded, as in `evaluate`."""
-
-    batch_size: int
-    cache: SentenceCache | None
-    precision: Precision
-    progress: Progress | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +149,7 @@ def evaluate(
     *,
     data: str | Path | None = None,
     split: str | None = None,
-    **options: Unpack[EncodingOptions],
+    **options: Unpack[EncodeOptions],
 ) -> Score:
     """Score a model on a task.
 
@@ -170,9 +159,7 @@ def evaluate(
         data: Folder of the data, in any layout people have; None takes the environment variable
             BERTFLOW_DATA. If it is not there the model hub is asked.
         split: Which part; None takes "test", of qnli "dev".
-        options: batch_size (32), the sentences of a forward pass; cache, where vectors are taken
-            from and kept, such as `SentenceCache()`; precision, as in `bertflow.calibrate`; and
-            progress, called with the distinct sentences encoded and their total.
+        options: See `bertflow.encoders.EncodeOptions`.
 
     Raises:
         InputError: The task is unknown, or its data are not there or not readable.
@@ -188,7 +175,7 @@ def evaluate_all(
     tasks: Sequence[str] = TASKS,
     *,
     data: str | Path | None = None,
-    **options: Unpack[EncodingOptions],
+    **options: Unpack[EncodeOptions],
 ) -> Scores:
     """Score a model on those of several tasks whose data are there, each on its published split.
 
@@ -235,14 +222,14 @@ def read_available(
 
 
 def score_pairs(
-    model: SentenceTransformer, pairs: Pairs, **options: Unpack[EncodingOptions]
+    model: SentenceTransformer, pairs: Pairs, **options: Unpack[EncodeOptions]
 ) -> Score:
     """Score a model on graded pairs, of a task or one's own; options as of `evaluate`."""
     return score_all(model, [pairs], **options)[0]
 
 
 def score_all(
-    model: SentenceTransformer, tasks: Sequence[Pairs], **options: Unpack[EncodingOptions]
+    model: SentenceTransformer, tasks: Sequence[Pairs], **options: Unpack[EncodeOptions]
 ) -> list[Score]:
     """Score a model on the pairs of several tasks; each distinct sentence is encoded once.
 
