@@ -97,7 +97,7 @@ OVER = [
     (["fit", "--encoder", "m", "--corpus", "c.txt", "--output", "m/new"], "--encoder reads (m)"),
     (
         ["fit", "--encoder", "enc", "--corpus", "texts", "--output", "texts"],
-        "--output texts holds what --corpus reads",
+        "--output texts is what --corpus reads",
     ),
     (["demo", "--encoder", "m", "--output", "m"], "is what --encoder reads"),
     (["finetune", "--encoder", "m", "--nli", "snli", "--output", "m"], "is what --encoder reads"),

@@ -90,8 +90,8 @@ def lexical(
 
     Args:
         against: Another model, or without a value the calibrated model's own encoder. Beside a
-            calibrated model its encoder and raw ones take its pooling and length, unless --pooling
-            and --max-length say otherwise.
+            calibrated model, encoders without a pooling of their own take its pooling and length,
+            unless --pooling and --max-length say otherwise.
         task: A task with graded pairs. Default: stsb.
         split: Its part. Default: dev of stsb.
         unit: Edits are counted in characters or words.

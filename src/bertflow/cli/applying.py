@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +71,7 @@ def encode(
     from bertflow.data import checked_corpus
 
     console.check_files({"--output": output}, {"MODEL": model, "--corpus": corpus}, rows=True)
-    sentences = checked_corpus(corpus, column=text.column, blank="refuse", format=text.format)
+    sentences = checked_corpus(corpus, blank="refuse", **asdict(text))
     from bertflow.encoders import encode_file, parse_devices
 
     places = parse_devices(devices) if devices else None
@@ -197,8 +198,7 @@ def report(
         found = build_report(
             source,
             corpus=corpus,
-            column=text.column,
-            format=text.format,
+            **asdict(text),
             against=against or None,
             data=data,
             tasks=[part.strip() for name in task or () for part in name.split(",")],

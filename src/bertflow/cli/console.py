@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -106,20 +107,11 @@ def check_folder(output: Path, reads: Mapping[str, Given], *, ours: bool = True)
 
 
 def _listed(reads: Mapping[str, Given]) -> Iterator[tuple[str, str | Path]]:
-    """What is read on this machine, one by one; patterns and folders of text as their files."""
-    from bertflow.data import sources
-
+    """What is read on this machine, one by one; patterns as their files."""
     for name, given in reads.items():
-        if isinstance(given, str | Path):
-            yield name, given
-            continue
-        for source in given or ():
-            if (text := str(source)) == "-" or text.startswith(sources.HUB) or "://" in text:
-                continue
-            try:
-                yield from ((name, str(path)) for path in sources.located([source]))
-            except InputError:  # Said by the reader, in its turn, unless --format says what it is.
-                yield name, text
+        for source in [given] if isinstance(given, str | Path) else given or ():
+            matched = glob.glob(str(source), recursive=True)  # noqa: PTH207
+            yield from ((name, path) for path in [source, *matched])
 
 
 @dataclass(frozen=True)

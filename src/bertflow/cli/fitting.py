@@ -67,7 +67,7 @@ def fit(
     from bertflow.data import checked_corpus
 
     console.check_folder(output, {"--encoder": encoder, "--corpus": corpus})
-    sentences = checked_corpus(corpus, column=text.column, limit=limit, format=text.format)
+    sentences = checked_corpus(corpus, limit=limit, **asdict(text))
     provenance = {"corpus": corpus, "column": text.column, "limit": limit}
     provenance |= {"format": text.format} if text.format else {}
     from bertflow.calibrators import save_calibrator

@@ -41,8 +41,8 @@ def evaluate(
         task: sts12, sts13, sts14, sts15, sts16, stsb, sick-r, qnli; or all, which is these eight.
             May be repeated.
         against: Another model, or without a value the calibrated model's own encoder; says which
-            differences are beyond chance. Beside a calibrated model its encoder and raw ones take
-            its pooling and length, unless --pooling and --max-length say otherwise.
+            differences are beyond chance. Beside a calibrated model, encoders without a pooling of
+            their own take its pooling and length, unless --pooling and --max-length say otherwise.
         split: train, dev or test. Default: the one scores are published for.
         card: Note the scores in the model's card, in place of those noted before.
     """

@@ -121,10 +121,12 @@ def run(arguments: list[str]) -> int:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
-        with _plain_warnings():
-            code = _called(arguments)
+        with _plain_warnings(), suppress(typer.Exit):  # Help or the version was shown.
+            whole = typer.main.get_command(app)
+            with whole.make_context("bertflow", list(arguments)) as context:
+                whole.invoke(context)
         sys.stdout.flush()
-        return code
+        return 0
     except KeyboardInterrupt as error:
         word, code = ("terminated", 143) if _terminated.is_set() else ("interrupted", 130)
         return _fail(f"{word}; {error}" if str(error) else word, code)
@@ -143,16 +145,6 @@ def run(arguments: list[str]) -> int:
         if "--debug" in arguments:
             raise
         return _explain(error)
-
-
-def _called(arguments: list[str]) -> int:
-    whole = typer.main.get_command(app)
-    try:
-        with whole.make_context("bertflow", list(arguments)) as context:
-            whole.invoke(context)
-    except typer.Exit as ended:  # Help or the version was shown.
-        return ended.exit_code
-    return 0
 
 
 def _explain(error: Exception) -> int:
