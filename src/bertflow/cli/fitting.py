@@ -352,7 +352,7 @@ def demo_page(result: Demonstration, why: str) -> console.Page:
         rows.append([name, *cells])
     cosines = [fixed(one, minus="-") for one in gains.mean_cosine]
     rows.append(["mean cosine of two sentences", *cosines])
-    crowded = "raw language models give all sentences nearly the same vector; 0 is unrelated"
+    crowded = "mean cosine: a raw language model gives any two sentences nearly the same vector"
     notes = [
         why,
         crowded if gains.mean_cosine[0] >= CROWDED else "",
