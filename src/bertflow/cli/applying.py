@@ -231,9 +231,9 @@ def push(
     """
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
-    from bertflow import models
+    from bertflow.models import load
 
-    model = models.load(folder, device="cpu", trust_remote_code=trust_remote_code)
+    model = load(folder, device="cpu", trust_remote_code=trust_remote_code)
     try:
         with console.busy(f"uploading to {repository}"):
             address = model.push_to_hub(repository, private=private or None, exist_ok=update)

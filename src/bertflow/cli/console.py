@@ -88,10 +88,11 @@ def check_files(
     given = {name: path for name, path in outputs.items() if path is not None}
     for path in given.values():
         files.check_writable(path, rows=rows)
-        if rows and path.suffix.lower() != ".npy":
-            raise InputError(f"{path} must end in .npy; --engine local makes a folder of a folder")
     if given:
         files.check_apart(given, _listed(reads))
+    for path in given.values() if rows else ():
+        if path.suffix.lower() != ".npy":
+            raise InputError(f"{path} must end in .npy; --engine local makes a folder of a folder")
 
 
 def check_folder(output: Path, reads: Mapping[str, Given], *, ours: bool = True) -> None:
