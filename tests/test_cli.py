@@ -745,7 +745,6 @@ REFUSED = [
     ("flow", "levels=2.5"),
     ("flow", "levels=null"),
     ("flow", "levels=true"),
-    ("flow", "residual=1"),
     ("flow", "residual=yes"),
     ("flow", "coupling=3"),
     ("flow", "max_grad_norm=off"),
@@ -753,7 +752,6 @@ REFUSED = [
     ("whitening", "dim=true"),
     ("whitening", "shrinkage={}"),
     ("whitening", "shrinkage=automatic"),
-    ("all-but-the-top", "standardize=0"),
     ("all-but-the-top", "n_components="),
 ]
 
