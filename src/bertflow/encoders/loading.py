@@ -220,7 +220,7 @@ def _load_modules(
                 f"{name} is a {kind}, whose output is no dense sentence vector; give a "
                 f"{usual} or a plain transformer"
             )
-    listed = Path(load_file_path(name, "modules.json", **source.hub) or "modules.json")
+    listed = Path(load_file_path(name, "modules.json", **source.hub) or name)
     entries = read_modules(listed, trust_remote_code=trusted)
     how: dict[str, Any] = {"trust_remote_code": trusted, **source.hub}
     model = Encoder(name, device=device, model_kwargs={"dtype": dtype}, **how)
