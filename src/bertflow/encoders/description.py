@@ -180,11 +180,9 @@ def _licence_in_card(encoder: SentenceTransformer, origin: Mapping[str, str]) ->
     with suppress(Exception):  # There may be no card, and anyone may have written it.
         text = getattr(encoder, "_model_card_text", None)
         if not text and "base_model" in origin:
-            where: Any = {"revision": origin.get("revision")}
-            where["local_files_only"] = not hub_answers()
-            text = Path(load_file_path(origin["base_model"], CARD, **where) or "").read_text(
-                "utf-8"
-            )
+            where: Any = {"revision": origin.get("revision"), "local_files_only": not hub_answers()}
+            path = load_file_path(origin["base_model"], CARD, **where)
+            text = Path(path or "").read_text(encoding="utf-8")
         elif not text:
             text = (Path(config_of(encoder)._name_or_path) / CARD).read_text(encoding="utf-8")
         if METADATA.match(text):

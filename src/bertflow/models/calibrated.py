@@ -290,12 +290,9 @@ def name_modules_for_every_version(path: Path) -> None:
     """Give built-in modules the names that every version of sentence-transformers resolves."""
     entries = json.loads(path.read_text(encoding="utf-8"))
     for entry in entries:
-        kind = entry["type"]
-        classic = f"{BUILT_IN}models.{kind.rpartition('.')[2]}"
-        with suppress(ImportError):  # Newer ones are no classics.
-            if kind.startswith(BUILT_IN) and import_from_string(classic) is import_from_string(
-                kind
-            ):
+        classic = f"{BUILT_IN}models.{entry['type'].rpartition('.')[2]}"
+        with suppress(ImportError):  # Newer and foreign ones have no such name.
+            if import_from_string(classic) is import_from_string(entry["type"]):
                 entry["type"] = classic
     path.write_text(json.dumps(entries, indent=2), encoding="utf-8")
 
