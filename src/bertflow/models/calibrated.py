@@ -17,15 +17,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import import_from_string
 
 from bertflow.arrays import Array
-from bertflow.calibrators import Calibrator
-from bertflow.calibrators.readme import (
-    CARD,
-    HERE,
-    calibrator_name,
-    named,
-    preset_name,
-    without_folders,
-)
+from bertflow.calibrators import Calibrator, readme
 from bertflow.calibrators.storage import SUBFOLDER, write_calibrator
 from bertflow.display import block, facts_table, unfolded
 from bertflow.encoders.checks import BUILT_IN, quietly
@@ -94,8 +86,8 @@ class CalibratedSentenceTransformer(Encoder):
             for file in staging.rglob("tokenizer.json"):
                 _forget_settings(file)
             if create_model_card and not trained:
-                content = named(card_of(self), self.model_card_data.model_id or model_name or HERE)
-                (staging / CARD).write_text(content, encoding="utf-8", newline="\n")
+                card = card_of(self, model_name)
+                (staging / readme.CARD).write_text(card, encoding="utf-8", newline="\n")
             name_modules_for_every_version(staging / "modules.json")
             check_saved(staging, self)
             if belongs_to_its_calibrator(self, weights=True):
@@ -124,7 +116,7 @@ class CalibratedSentenceTransformer(Encoder):
         Example:
             ``model.push_to_hub("me/calibrated", private=True)``
         """
-        calibrator = without_folders(self.calibrator)
+        calibrator = readme.without_folders(self.calibrator)
         public = copy.copy(self)
         public.calibrator = calibrator
         public._modules = {
@@ -146,7 +138,7 @@ class CalibratedSentenceTransformer(Encoder):
         lists = [one.scores.values() if hasattr(one, "scores") else [one] for one in scores]
         several: list[Any] = [score for some in lists for score in some]
         provenance = getattr(self.calibrator, "provenance_", None)
-        own = describe_encoder(self)["weights"], calibrator_name(self.calibrator), provenance
+        own = describe_encoder(self)["weights"], readme.calibrator_name(self.calibrator), provenance
         for score in several:
             name = (score.calibrator or {}).get("name")
             if (score.encoder.get("weights"), name, score.fitted_on) != own:
@@ -176,7 +168,7 @@ class CalibratedSentenceTransformer(Encoder):
             "pooling": pooling,
             "maximum length": f"{self.max_seq_length} tokens",
             "modules": f"{len(self)}, {len(calibrating(self))} of which calibrate",
-            "calibrator": f"{preset_name(self.calibrator)}: {self.calibrator!r}",
+            "calibrator": f"{readme.preset_name(self.calibrator)}: {self.calibrator!r}",
             **self.calibrator.facts(),
         }
 
@@ -249,9 +241,7 @@ def save_card(model: CalibratedSentenceTransformer, folder: str | Path) -> None:
     Raises:
         ModelError: It cannot be written.
     """
-    files.write_text(
-        Path(folder) / CARD, named(card_of(model), model.model_card_data.model_id or HERE)
-    )
+    files.write_text(Path(folder) / readme.CARD, card_of(model))
 
 
 def is_fitted_on(provenance: Mapping[str, Any], encoder: SentenceTransformer, alone: Array) -> bool:

@@ -24,8 +24,8 @@ TAGS = ("sentence-transformers", "sentence-similarity", "feature-extraction")
 MEASURES = {"spearman": "Spearman", "pearson": "Pearson", "auc": "AUC"}
 
 
-def card_of(model: CalibratedSentenceTransformer) -> str:
-    """A model's card, whose code loads from a stand-in for its place.
+def card_of(model: CalibratedSentenceTransformer, name: str | None = None) -> str:
+    """A model's card, whose code loads the model by its name on the hub, or a stand-in for that.
 
     The card that the model was loaded with may have been edited, and stays apart from new scores,
     unless sentence-transformers has generated it: that says of the model that it was trained.
@@ -33,7 +33,9 @@ def card_of(model: CalibratedSentenceTransformer) -> str:
     card = model._card or ""
     if not card.strip() or GENERATED in card:
         card = _new_card(model)
-    return _with_scores(card, model._scores) if model._scores else card
+    if model._scores:
+        card = _with_scores(card, model._scores)
+    return readme.named(card, model.model_card_data.model_id or name or readme.HERE)
 
 
 def fitted_settings(model: CalibratedSentenceTransformer) -> dict[str, Any]:
