@@ -263,6 +263,8 @@ def encode_file(
     description = describe_encoder(encoder)
     about = _about(encoder, description, options)
     with writing(output), part_folder(output) as folder:
+        with suppress(OSError):  # Not every file system has permissions.
+            folder.chmod(0o700)  # The output may be private.
         unfinished = Unfinished(folder, about) if about else None
         try:
             with placed(output) as staging, _NpyFile(staging) as sink:
