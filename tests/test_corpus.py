@@ -256,7 +256,7 @@ def test_bytes_that_are_no_utf8_in_a_parquet_are_named_by_the_file(tmp_path):
 
 def test_files_that_were_put_one_after_another_are_told_by_their_marks(tmp_path):
     (tmp_path / "c.csv").write_text("\ufefftext\nA man\n\ufefftext\nA cat\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"c\.csv, line 3: it begins with a byte-order mark"):
+    with pytest.raises(InputError, match=r"c\.csv is not UTF-8 text: line 3; .* several files"):
         read_corpus(tmp_path / "c.csv")
 
 
@@ -351,7 +351,7 @@ def test_empty_cells_beyond_the_header_are_nothing(tmp_path, kind):
 
 def test_a_single_column_with_unquoted_commas_is_refused_with_the_remedy(tmp_path):
     (tmp_path / "c.csv").write_text("text\nA cat\nA man, who runs\n")
-    with pytest.raises(InputError, match=r"line 3: 2 cells, .*'text'.* quotes; .*name it \.txt"):
+    with pytest.raises(InputError, match=r"line 3: 2 cells, .*'text'.* quotes; .* file \.txt"):
         read_corpus([tmp_path / "c.csv"])
 
 
@@ -389,7 +389,7 @@ def test_a_csv_may_have_tabs_and_commas_in_a_tsv_are_noticed(tmp_path):
     assert read_corpus([tmp_path / "c.tsv"], column="text", format="csv") == ["A cat"]
 
 
-@pytest.mark.parametrize("first", ["A man runs", "Yes.", "今天天气很好。"])
+@pytest.mark.parametrize("first", ["A man runs", "Yes.", "今天天气很好。", "Hello"])
 def test_a_first_line_that_is_like_a_sentence_is_not_taken_as_a_name(tmp_path, first):
     (tmp_path / "c.csv").write_text(f"{first}\nA cat\n", encoding="utf-8")
     with pytest.raises(InputError, match=rf"line 1, '{first}', .*--column 1 .*--column$"):
@@ -398,28 +398,12 @@ def test_a_first_line_that_is_like_a_sentence_is_not_taken_as_a_name(tmp_path, f
     assert read_corpus([tmp_path / "c.csv"], column=first) == ["A cat"]
 
 
-def test_a_name_that_may_be_a_sentence_is_said_once(tmp_path, caplog):
-    for name, said in {"text": 0, "Hello": 1}.items():
-        (tmp_path / f"{name}.csv").write_text(f"{name}\nA cat\n")
-        assert list(checked_corpus([tmp_path / f"{name}.csv"])) == ["A cat"]
-        warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-        assert len(warned) == said
-    assert "line 1, 'Hello', is taken as the column's name" in warned[0]
-
-
-def test_a_long_cell_is_read_and_the_limit_of_the_process_stays(tmp_path):
+def test_a_cell_beyond_all_bounds_is_named_by_line(tmp_path):
     limit = csv.field_size_limit()
-    long = "A cat sleeps. " * 20_000
-    path = written(tmp_path, ".csv", content(".csv", {"text": [long, "A dog"]}))
-    assert read_corpus([path]) == [long.strip(), "A dog"]
-    assert csv.field_size_limit() == limit
-
-
-def test_a_cell_beyond_all_bounds_is_named_by_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "LONGEST_LINE", 100)
-    (tmp_path / "c.csv").write_text('text\nA\n"B\n' + "C\n" * 100)
-    with pytest.raises(InputError, match=r"line 3: .*too long; does a quote never close\?"):
+    (tmp_path / "c.csv").write_text('text\nA\n"B\n' + "C\n" * limit)
+    with pytest.raises(InputError, match=r"line 3: .*field limit .*does a quote never close"):
         read_corpus([tmp_path / "c.csv"])
+    assert csv.field_size_limit() == limit
 
 
 @once([".csv", ".tsv", ".txt"], "text", ["text\nA cat\nA dog\rA cow\n", "text\rA cat\rA dog\r"])
@@ -439,12 +423,12 @@ def test_a_jsonl_file_of_strings_needs_no_column(tmp_path):
     [
         ("A dog", "not JSON"),
         ('{"text": "A dog"', "not JSON"),
-        ('{"text": "A dog"} {"text": "B"}', "not JSON .*a line holds an object"),
-        ("[1]", "object or a string, got an array; jq"),
-        ("[", "object or a string, got an array; jq"),
-        ("{", r"not JSON \(.* at line 1, .*as jq -c \. writes it"),
+        ('{"text": "A dog"} {"text": "B"}', "not JSON .*expected an object"),
+        ("[1]", r"got \[1\]; expected an object or a string, .*jq -c '\.\[\]' for an array"),
+        ("[", r"not JSON .*jq -c '\.\[\]' for an array"),
+        ("{", r"not JSON \(.* at line 1, .*as jq -c \. writes lines"),
         ('{"text": "A dog", "title": "B"}', "'title' is text, as is 'text'; name one by --column"),
-        ("3", "object or a string"),
+        ("3", "got 3; expected an object or a string"),
         ('{"other": "A dog"}', "'text'.*'other'"),
         ('{"text": 3}', "not text"),
     ],
@@ -576,7 +560,7 @@ def test_a_missing_file_is_named(tmp_path):
 )
 def test_an_unknown_ending_is_refused_and_the_known_are_listed(tmp_path, read, name):
     (tmp_path / name).write_text("A cat\n")
-    hint = r'name its format by --format txt \(in Python format="txt"\)$'
+    hint = r'.*name the format by --format txt \(in Python format="txt"\)$'
     with pytest.raises(
         InputError, match=rf"\.txt, \.csv, \.tsv, \.jsonl, \.parquet.*; {hint}"
     ) as caught:
@@ -618,7 +602,7 @@ def test_utf16_is_refused_by_name(tmp_path, kind):
 def test_a_nul_character_is_named_by_line(tmp_path, kind):
     data = content(kind, {"text": ["A cat", "A__dog"]}).replace(b"__", b"\0")
     path = written(tmp_path, kind, data)
-    with pytest.raises(InputError, match=rf"{path.name}, line [23]: it has a NUL character"):
+    with pytest.raises(InputError, match=rf"{path.name} is not UTF-8 text: line [23]; .* NUL "):
         read_corpus([path])
 
 
@@ -698,7 +682,7 @@ def test_standard_input_may_have_any_format(monkeypatch, kind):
 
 def test_an_unknown_format_is_refused(tmp_path):
     (tmp_path / "c.txt").write_text("A cat\n")
-    with pytest.raises(InputError, match="one of txt, csv, tsv, jsonl, parquet, got 'doc'"):
+    with pytest.raises(InputError, match="format must be one of .*'txt', 'csv', .*, got 'doc'"):
         located([tmp_path / "c.txt"], format="doc")
 
 

@@ -303,7 +303,7 @@ def test_a_json_row_that_lacks_a_key_is_named_by_line(tmp_path):
 
 def test_a_json_row_that_is_a_string_is_named_by_line(tmp_path):
     (tmp_path / "mine.jsonl").write_text('"A cat"\n')
-    with pytest.raises(InputError, match=r"mine\.jsonl, line 1: expected an object, got 'A cat'$"):
+    with pytest.raises(InputError, match=r"mine\.jsonl, line 1: got 'A cat'; expected an object, "):
         read_pairs(tmp_path / "mine.jsonl")
 
 
@@ -320,7 +320,7 @@ def test_more_cells_than_the_header_has_are_named_by_line(tmp_path, kind):
     separator = "," if kind == ".csv" else "\t"
     rows = [NAMES, ("a", "b", "1"), ("A man", " old", "b", "2")]
     (tmp_path / f"mine{kind}").write_text("".join(separator.join(row) + "\n" for row in rows))
-    with pytest.raises(InputError, match=r"line 3: 4 cells, but the header has 3 \('sentence1'"):
+    with pytest.raises(InputError, match=r"line 3: 4 cells, but the first .* 3 \('sentence1'"):
         read_pairs(tmp_path / f"mine{kind}")
 
 
@@ -344,7 +344,7 @@ def test_a_format_counts_for_more_than_the_ending(tmp_path, monkeypatch):
     assert read_pairs(tmp_path / "mine", format="tsv").gold == [4.5, 0.0, 2.0]
     with pytest.raises(InputError, match=r'mine has no ending.*format="csv"\)$'):
         read_pairs(tmp_path / "mine")
-    with pytest.raises(InputError, match="one of csv, tsv, jsonl, parquet, got 'txt'"):
+    with pytest.raises(InputError, match="format must be one of .*'csv', 'tsv', .*, got 'txt'"):
         read_pairs(tmp_path / "mine", format="txt")
     given = io.TextIOWrapper(io.BytesIO(content(".jsonl", table())), encoding="latin-1")
     monkeypatch.setattr("sys.stdin", given)
@@ -387,7 +387,7 @@ def test_what_is_no_table_is_refused(tmp_path):
         read_pairs(tmp_path / "mine.txt")
     with pytest.raises(InputError, match=r"missing\.csv does not exist"):
         read_pairs(tmp_path / "missing.csv")
-    with pytest.raises(InputError, match="is a folder"):
+    with pytest.raises(InputError, match=r"has no ending; expected one of .*; give files"):
         read_pairs(tmp_path)
 
 

@@ -699,7 +699,7 @@ def test_a_label_that_is_a_number_in_jsonl_is_unknown(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [("a\tb", "not JSON"), ("[1]", "expected an object"), ('"a"', "expected an object")],
+    [("a\tb", "not JSON"), ("[1]", r"got \[1\]; expected"), ('"a"', "got 'a'; expected")],
 )
 def test_a_line_that_is_no_object_is_named(tmp_path, line, message):
     good = '{"gold_label": "neutral", "sentence1": "a", "sentence2": "b"}'
@@ -924,5 +924,5 @@ def test_a_line_that_would_fill_the_memory_is_named(tmp_path, kind, monkeypatch)
     path.write_bytes(gzip.compress(b"text\n" + b"a" * 100_000))
     if kind == ".jsonl":
         path.write_bytes(gzip.compress(b'"text"\n' + b"a" * 100_000))
-    with pytest.raises(InputError, match=rf"c\{kind}\.gz, line 2: it has more than 1,000 char"):
+    with pytest.raises(InputError, match=rf"c\{kind}\.gz, line 2: it has more than 1,000 bytes"):
         read_corpus([path])

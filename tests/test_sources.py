@@ -126,7 +126,10 @@ def test_a_folder_below_a_hidden_one_is_read(tmp_path):
 def test_a_folder_without_such_a_file_is_refused(tmp_path):
     (tmp_path / "folder.txt").mkdir()
     (tmp_path / "folder.txt" / "a.doc").write_text("A cat\n")
-    with pytest.raises(InputError, match=r"folder\.txt holds no file of a kind that can be read"):
+    with pytest.raises(InputError, match=r"folder\.txt/a\.doc is of unknown kind '\.doc'"):
+        located([tmp_path / "folder.txt"])
+    (tmp_path / "folder.txt" / "a.doc").unlink()
+    with pytest.raises(InputError, match=r"folder\.txt/\*\* matches no file"):
         located([tmp_path / "folder.txt"])
 
 
@@ -136,12 +139,12 @@ def test_what_a_folder_holds_beside_and_is_not_read_is_an_error(tmp_path):
     (folder / "a/README.md").write_text("no\n")
     (folder / "linked").symlink_to(tmp_path / "elsewhere")
     (folder / "broken.txt").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"what is no file: 'broken\.txt', 'linked'; give a"):
         located([folder])
-    assert str(caught.value) == (
-        f"{folder} also holds what is not read: 'a/README.md', 'broken.txt', 'linked'; give a "
-        f"pattern of what to read, such as '{folder}/**/*.txt'"
-    )
+    (folder / "linked").unlink()
+    (folder / "broken.txt").unlink()
+    with pytest.raises(InputError, match=r"README\.md is of unknown kind .*; give .* a pattern of"):
+        located([folder])
 
 
 def test_of_a_folder_the_format_is_that_of_all_its_files(tmp_path):
@@ -153,7 +156,7 @@ def test_of_a_folder_the_format_is_that_of_all_its_files(tmp_path):
 
 def test_a_pattern_that_matches_a_folder_is_refused(tmp_path):
     tree(tmp_path)
-    with pytest.raises(InputError, match=r"also matches what is no file: 'a'; "):
+    with pytest.raises(InputError, match=r"also matches what is no file: '_temporary', 'a'; "):
         located([f"{tmp_path}/*"])
     assert len(read_corpus([f"{tmp_path}/[ab]*/**/*"])) == 2
 
@@ -214,7 +217,7 @@ def test_a_folder_and_a_pattern_of_a_store(store):
     assert read_corpus([f"{store}/*.txt"]) == ["second"]
     assert read_corpus([f"{store}/a/1.txt", f"{store}/b.txt"]) == ["first", "second"]
     put(store, "a/README.md", b"no\n")
-    with pytest.raises(InputError, match=r"corpus also holds .*'a/README\.md'; .*/\*\*/\*\.txt'"):
+    with pytest.raises(InputError, match=r"corpus/a/README\.md is of unknown kind"):
         read_corpus([store])
 
 
@@ -285,19 +288,14 @@ def test_what_is_wrong_with_a_saved_table_is_said(tmp_path, table):
     assert read_corpus([tmp_path / "both" / "train"], column="text") == SENTENCES
 
 
-def test_of_a_saved_tables_folder_nothing_is_left_unread(tmp_path, table):
+def test_a_saved_table_is_what_datasets_wrote(tmp_path, table):
     saved = tmp_path / "saved"
     table.select([]).save_to_disk(saved)
-    with pytest.raises(InputError, match=r"saved holds no sentence"):
+    with pytest.raises(InputError, match=r"saved cannot be read"):
         read_corpus(saved, column="text")
     table.save_to_disk(saved)
     datasets.load_from_disk(str(saved)).map(lambda row: {"new": 1})
     assert read_corpus(saved, column="text") == SENTENCES  # The cache of `map` is no table.
-    for name in ("more.txt", "data-00001-of-00003.arrow"):
-        (saved / name).write_text("A cat\n")
-        with pytest.raises(InputError, match=rf"saved also holds what is not read: '{name}'"):
-            read_corpus(saved, column="text")
-        (saved / name).unlink()
 
 
 def test_blank_and_missing_rows_of_a_table_are_skipped(tmp_path):

@@ -17,6 +17,7 @@ from bertflow.data.tables import (
     Columns,
     File,
     StandardInput,
+    Wanted,
     kind_of,
     listed,
     read_rows,
@@ -147,9 +148,10 @@ def read_pairs(
         )
     kind = kind_of(source, TABLES, format)
     unit = "row" if kind == ".parquet" else "line"
+    wanted = Wanted(source, columns, _recognised, texts=2)
     pairs = [
         (str(number), *_graded_pair(cells, f"{source}, {unit} {number}"))
-        for number, cells in read_rows(source, kind, columns, _recognised, texts=2)
+        for number, cells in read_rows(source, kind, wanted)
         if cells is not None
     ]
     gold = [grade for *_, grade in pairs]

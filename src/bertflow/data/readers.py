@@ -22,7 +22,7 @@ from bertflow.data.pairs import (
     sentence,
 )
 from bertflow.data.sources import HubTable, first_line, open_table
-from bertflow.data.tables import column_index, read_lines, read_rows
+from bertflow.data.tables import Wanted, column_index, read_lines, read_rows
 from bertflow.errors import InputError, MissingDataError, shown
 
 log = logging.getLogger(__name__)
@@ -432,7 +432,7 @@ def _objects(found: Found) -> Iterator[Row]:
     """An object a line."""
     (path,) = found.paths
     columns = [str(column) for column in found.layout.columns]
-    for number, cells in read_rows(path, ".jsonl", columns, texts=2):
+    for number, cells in read_rows(path, ".jsonl", Wanted(path, columns, texts=2)):
         if cells is not None:
             yield Row(f"{path}, line {number}", cells[0], cells[1], cells[2], str(number))
 

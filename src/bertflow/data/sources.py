@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,8 +16,8 @@ from bertflow.data.tables import (
     KINDS,
     STANDARD_INPUT,
     StandardInput,
+    Wanted,
     arrow_rows,
-    ending,
     kind_of,
     listed,
     read_lines,
@@ -36,11 +35,7 @@ BATCH_ROWS = 1000
 
 @dataclass(frozen=True)
 class SavedTable:
-    """A folder that `datasets` has saved, read without loading it.
-
-    Attributes:
-        folder: What `Dataset.save_to_disk` wrote.
-    """
+    """A folder that `Dataset.save_to_disk` wrote, read without loading it."""
 
     folder: Path
 
@@ -93,15 +88,20 @@ class HubTable:
 Source = Path | StandardInput | SavedTable | HubTable
 
 
-def read_corpus(
+def read_corpus(sources: str | Path | Iterable[str | Path], **options: Any) -> list[str]:
+    """Read sentences into a list; arguments and errors as of `stream_corpus`."""
+    return list(stream_corpus(sources, **options))
+
+
+def stream_corpus(
     sources: str | Path | Iterable[str | Path],
     *,
     column: str | None = None,
     limit: int | None = None,
     blank: Literal["skip", "refuse"] = "skip",
     format: str | None = None,
-) -> list[str]:
-    """Read sentences from files, in order, into a list.
+) -> Iterator[str]:
+    """Read sentences one by one from files, in order, holding none of them.
 
     Args:
         sources: One or more of: files by their ending, .txt (one sentence a line), .csv, .tsv,
@@ -116,7 +116,7 @@ def read_corpus(
         format: What the files are, "txt", "csv", "tsv", "jsonl" or "parquet", whatever their names
             end in; standard input is "txt" if it is not given. Packing goes by the ending.
 
-    Returns:
+    Yields:
         The sentences, repeats kept.
 
     Raises:
@@ -125,18 +125,8 @@ def read_corpus(
         MissingDependencyError: A .parquet, .zst, URL or table of `datasets` without its package;
             the message is the pip line.
     """
-    return list(stream_corpus(sources, column=column, limit=limit, blank=blank, format=format))
-
-
-def stream_corpus(
-    sources: str | Path | Iterable[str | Path],
-    *,
-    column: str | None = None,
-    limit: int | None = None,
-    blank: Literal["skip", "refuse"] = "skip",
-    format: str | None = None,
-) -> Iterator[str]:
-    """Read sentences one by one, holding none of them; arguments and errors as of `read_corpus`."""
+    if not isinstance(column, str | None):
+        raise InputError(f"column must be text, such as 'text' or '2', got {shown(column)}")
     if limit is not None:
         check_number("limit", limit, 1, integer=True)
     check_choice("blank", blank, ("skip", "refuse"))
@@ -159,24 +149,18 @@ def stream_corpus(
     log.info("%s: %d sentences", names, number)
 
 
-def checked_corpus(
-    sources: str | Path | Iterable[str | Path],
-    *,
-    column: str | None = None,
-    limit: int | None = None,
-    blank: Literal["skip", "refuse"] = "skip",
-    format: str | None = None,
-) -> Iterator[str]:
+def checked_corpus(sources: str | Path | Iterable[str | Path], **options: Any) -> Iterator[str]:
     """Read files through once, to find faults before any work, and then stream them.
 
     Standard input and pipes come only once, and reading over a network takes long: with one of
-    these among the sources, faults are found on the way. Arguments and errors as of `read_corpus`.
+    these among the sources, faults are found on the way. Arguments and errors as of
+    `stream_corpus`.
     """
     sources = _several(sources)
-    if not any(map(_comes_once, located(sources, format))):
-        for _ in stream_corpus(sources, column=column, limit=limit, blank=blank, format=format):
+    if not any(map(_comes_once, located(sources, options.get("format")))):
+        for _ in stream_corpus(sources, **options):
             pass
-    return stream_corpus(sources, column=column, limit=limit, blank=blank, format=format)
+    return stream_corpus(sources, **options)
 
 
 def _several(sources: str | Path | Iterable[str | Path]) -> Sequence[str | Path]:
@@ -202,23 +186,21 @@ def _comes_once(source: Source) -> bool:
 
 
 def _read(source: Source, column: str | None, format: str | None) -> Iterator[str]:
-    if not isinstance(column, str | None):
-        raise InputError(f"column must be text, such as 'text' or '2', got {shown(column)}")
-    columns = None if column is None else [column]
+    wanted = Wanted(source, None if column is None else [column])
     if isinstance(source, SavedTable | HubTable):
         with _named(source):
             batches = open_table(source).with_format("arrow").iter(batch_size=BATCH_ROWS)
-            for _, cells in arrow_rows(batches, str(source), columns):
+            for _, cells in arrow_rows(batches, wanted):
                 yield cells[0] or ""
         return
-    if format is None and isinstance(source, StandardInput):
-        format = "txt"
+    if isinstance(source, StandardInput):
+        format = format or "txt"
     with _remote_errors(source):
         kind = kind_of(source, KINDS, format)
         if kind == ".txt":
             yield from (line for _, line in read_lines(source))
             return
-        for _, row in read_rows(source, kind, columns):
+        for _, row in read_rows(source, kind, wanted):
             yield "" if row is None else row[0] or ""
 
 
@@ -254,11 +236,7 @@ def located(sources: Sequence[str | Path], format: str | None = None) -> list[So
     """Every file, table and standard input that sources stand for, in order.
 
     A folder stands for all files below it, by name; those that begin with a dot or an underscore
-    are left out.
-
-    Args:
-        sources: As `read_corpus` takes them.
-        format: What the files are, such as "txt", whatever their names end in.
+    are left out. Arguments as of `stream_corpus`.
 
     Raises:
         InputError: A file is missing or of unknown kind, also in a folder; a folder or pattern has
@@ -275,17 +253,19 @@ def _located(source: str | Path, format: str | None) -> list[Source]:
     if isinstance(source, str) and name.startswith(HUB):
         return [HubTable.parsed(name)]
     path = _remote(name) if isinstance(source, str) and "://" in name else Path(source)
-    paths = [path]
+    files = [path]
     with _remote_errors(path):
         if path.is_dir():
+            if (path / "dataset_dict.json").exists():
+                raise InputError(f"{path} holds several splits; give one, such as {path}/train")
             if (path / "dataset_info.json").exists() and (path / "state.json").exists():
-                return _saved(path)
-            paths = _inside(path, format)
+                return [SavedTable(path)]
+            files = _files(path.rglob("*"), len(path.parts), "._", f"{name}/**")
         elif MAGIC & set(name) and not name.startswith(("http:", "https:")) and not path.exists():
-            paths = _matching(name)
-    for file in paths:
+            files = _matching(name)
+    for file in files:
         kind_of(file, KINDS, format)
-    return list(paths)
+    return files
 
 
 def _remote(name: str) -> Any:
@@ -301,72 +281,40 @@ def _remote(name: str) -> Any:
         raise InputError(f"{name} cannot be read: {first_line(error)}") from None
 
 
-def _saved(folder: Any) -> list[Source]:
-    """The table that `datasets` has saved; none if that has no row."""
-    with _named(folder):
-        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        own = [file["filename"] for file in state["_data_files"]]
-    # `datasets` keeps results of its own beside the table.
-    known, kept = {"dataset_info.json", "state.json", *own}, (".", "_", "cache-")
-    names = sorted(path.name for path in folder.iterdir())
-    if others := [one for one in names if one not in known and not one.startswith(kept)]:
-        raise InputError(
-            f"{folder} also holds what is not read: {listed(others)}; move that out of the table's "
-            "folder"
-        )
-    return [SavedTable(folder)] if own else []
-
-
-def _inside(folder: Any, format: str | None) -> list[Any]:
-    if (folder / "dataset_dict.json").exists():
-        raise InputError(f"{folder} holds several splits; give one of them, such as {folder}/train")
-    depth = len(folder.parts)
-    # Links to folders are not followed and pipes are not read: the error below names them.
-    paths = [
-        path
-        for path in sorted(folder.rglob("*"), key=str)
-        if not _hidden(path, depth, "._") and (path.is_symlink() or not path.is_dir())
-    ]
-    known = [path for path in paths if path.is_file() and (format or ending(path) in KINDS)]
-    if not known:
-        raise InputError(
-            f"{folder} holds no file of a kind that can be read: {', '.join(KINDS)}; of files "
-            'without such an ending name the format by --format txt (in Python format="txt")'
-        )
-    if others := ["/".join(path.parts[depth:]) for path in paths if path not in known]:
-        raise InputError(
-            f"{folder} also holds what is not read: {listed(others)}; give a pattern of what to "
-            f"read, such as '{folder}/**/*{''.join(known[0].suffixes[-2:])}'"
-        )
-    return known
-
-
-def _hidden(path: Any, depth: int, marks: str) -> bool:
-    return any(part.startswith(tuple(marks)) for part in path.parts[depth:])
-
-
 def _matching(pattern: str) -> list[Any]:
     first = min(place for place, letter in enumerate(pattern) if letter in MAGIC)
     base, slash, rest = pattern[:first].rpartition("/")
     relative = rest + pattern[first:]
     folder: Any = _remote(f"{base}/") if "://" in pattern else Path(base + slash or os.curdir)
-    depth = len(folder.parts)
     # As in a shell, a star is not the dot that hides a file.
-    marks = "" if any(part.startswith(".") for part in relative.split("/")) else "."
+    hidden = "" if any(part.startswith(".") for part in relative.split("/")) else "."
     try:
-        matched = sorted(folder.glob(relative), key=str)
+        return _files(folder.glob(relative), len(folder.parts), hidden, pattern)
     except ValueError as error:
         raise InputError(f"{pattern} is no pattern: {error}") from None
-    matched = [path for path in matched if not _hidden(path, depth, marks)]
-    files = [path for path in matched if path.is_file()]
-    if not files:
-        raise InputError(f"{pattern} matches no file")
-    others = [path.name for path in matched if path not in files and not _hidden(path, depth, "._")]
-    if others and "**" not in pattern:
+
+
+def _files(found: Iterable[Any], depth: int, hidden: str, pattern: str) -> list[Any]:
+    """The files that match, by name, without those below `depth` that begin with a hidden mark."""
+    paths = [
+        path
+        for path in sorted(found, key=str)
+        if not any(part.startswith(tuple(hidden)) for part in path.parts[depth:])
+    ]
+    files = [path for path in paths if path.is_file()]
+    # Of `**` folders are no matter; pipes and links to folders or nowhere would be left out.
+    known, deep = set(files), "**" in pattern
+    if others := [
+        path.name
+        for path in paths
+        if path not in known and not (deep and path.is_dir() and not path.is_symlink())
+    ]:
         raise InputError(
             f"{pattern} also matches what is no file: {listed(others)}; give a pattern of files, "
             "or ** for those of all folders below"
         )
+    if not files:
+        raise InputError(f"{pattern} matches no file")
     return files
 
 
