@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 
-from bertflow.data import CATALOG, STS_TASKS, find_data_set, read_nli, read_sentences, read_task
+from bertflow.data import CATALOG, STS_TASKS, read_nli, read_sentences, read_task
+from bertflow.data.catalog import find_data_set
 from bertflow.errors import InputError
 
 every_set = pytest.mark.parametrize("name", CATALOG)

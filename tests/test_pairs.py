@@ -342,7 +342,7 @@ def test_a_refusal_to_guess_shows_the_option_with_names_of_the_file(tmp_path, he
 def test_a_format_counts_for_more_than_the_ending(tmp_path, monkeypatch):
     (tmp_path / "mine").write_bytes(content(".tsv", table()))
     assert read_pairs(tmp_path / "mine", format="tsv").gold == [4.5, 0.0, 2.0]
-    with pytest.raises(InputError, match=r'mine has no ending.*format="csv"\)$'):
+    with pytest.raises(InputError, match=r'mine is of unknown kind .*format="csv"\)$'):
         read_pairs(tmp_path / "mine")
     with pytest.raises(InputError, match="format must be one of .*'csv', 'tsv', .*, got 'txt'"):
         read_pairs(tmp_path / "mine", format="txt")
@@ -387,7 +387,7 @@ def test_what_is_no_table_is_refused(tmp_path):
         read_pairs(tmp_path / "mine.txt")
     with pytest.raises(InputError, match=r"missing\.csv does not exist"):
         read_pairs(tmp_path / "missing.csv")
-    with pytest.raises(InputError, match=r"has no ending; expected one of .*; give files"):
+    with pytest.raises(InputError, match=r"is of unknown kind .*; expected one of .*; give files"):
         read_pairs(tmp_path)
 
 

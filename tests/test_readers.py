@@ -14,14 +14,13 @@ import pytest
 from bertflow.data import (
     CATALOG,
     DATA_VARIABLE,
-    nli_splits,
     read_corpus,
     read_nli,
     read_sentences,
     read_task,
-    read_texts,
     sources,
 )
+from bertflow.data.readers import nli_splits, read_texts
 from bertflow.errors import InputError, MissingDataError
 
 Cells = tuple[str, str, str]
@@ -335,7 +334,7 @@ def test_smt_is_no_part_of_2013(tmp_path):
 def test_a_folder_that_lacks_a_file_is_named_with_it(tmp_path, case):
     folder = case.write(tmp_path)
     (folder / case.labelled).unlink()
-    with pytest.raises(InputError, match=f"lacks {re.escape(case.labelled)}") as caught:
+    with pytest.raises(InputError, match=f"{case.labelled} cannot be read: No such file") as caught:
         case.read(tmp_path)
     assert str(folder) in str(caught.value)
 
@@ -551,7 +550,7 @@ def test_a_score_out_of_range_is_named_by_file_and_line(tmp_path, case, bad):
     folder = case.write(tmp_path, [rows[0], (*rows[1][:2], bad)])
     low, high = CATALOG[case.name].score_range
     place = re.escape(f"{folder / case.labelled}, line {case.above + 2}:")
-    with pytest.raises(InputError, match=rf"{place} score {bad} is not between {low} and {high}"):
+    with pytest.raises(InputError, match=rf"{place} score '{bad}' .* between {low} and {high}"):
         case.read(tmp_path)
 
 
@@ -791,7 +790,7 @@ def test_a_data_set_of_another_kind_is_refused(read, name):
 )
 def test_an_unknown_split_is_refused_and_the_known_are_listed(tmp_path, read, name, split):
     known = ", ".join(CATALOG[name].splits)
-    with pytest.raises(InputError, match=f"{name} has no split '{split}'; expected one of {known}"):
+    with pytest.raises(InputError, match=f"split of {name} '{split}'; expected one of {known}"):
         read(name, tmp_path, split)
 
 
@@ -923,6 +922,6 @@ def test_a_line_that_would_fill_the_memory_is_named(tmp_path, kind, monkeypatch)
     path = tmp_path / f"c{kind}.gz"
     path.write_bytes(gzip.compress(b"text\n" + b"a" * 100_000))
     if kind == ".jsonl":
-        path.write_bytes(gzip.compress(b'"text"\n' + b"a" * 100_000))
+        path.write_bytes(gzip.compress(b'{"text": "a"}\n' + b"a" * 100_000))
     with pytest.raises(InputError, match=rf"c\{kind}\.gz, line 2: it has more than 1,000 bytes"):
         read_corpus([path])

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from itertools import product
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -23,9 +24,9 @@ class Layout:
             "aligned": a file of first sentences, one of second and one of labels;
             "header": tab-separated columns by name; "positions": by number from 0, no header;
             "jsonl": an object a line.
-        folders: Places below the given folder, in the order they are tried; "." is itself. It is
-            itself also if it bears the name of one of them.
-        files: By split, the files that must all be there. The first tells the data set.
+        folders: Places below the given folder in the order they are tried; "." is itself, and so
+            it is if it bears the name of one of them.
+        files: By split; the first of them tells the data set.
         columns: First text, second text and label: names, or numbers from 0.
         mark: A column that tells the data set where neither folder nor file bears its name.
         rows: If a file holds several splits, the column and its value for each split.
@@ -49,16 +50,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class HubSource:
-    """Where the model hub has a data set.
-
-    Attributes:
-        repository: Its name.
-        revision: The commit that is read.
-        config: The part of the repository; None where it has one only.
-        splits: By split, its name there.
-        columns: First text, second text and label.
-        ident: As in `Layout`.
-    """
+    """The repository and commit of a data set on the hub; `splits` gives names of splits there."""
 
     repository: str
     revision: str
@@ -73,7 +65,6 @@ class DataSet:
     """The declaration of a data set.
 
     Attributes:
-        name: Its name here.
         title: Its name elsewhere.
         kind: "sts": graded pairs; "qnli": pairs with 1 and 0; "nli": pairs with `NLI_LABELS`.
         splits: How many pairs of each split count: those with a gold score or label.
@@ -81,12 +72,8 @@ class DataSet:
         subsets: How many pairs of each subset count; empty where there is none.
         score_range: The lowest and the highest gold score; None where gold is a label.
         columns: First text, second text, and score or label.
-        licence: Under which it may be used.
-        citation: Authors, year, title, venue.
-        homepage: Where it is described.
         layouts: Forms of its files, in the order they are tried.
-        hub: Where the model hub has it; None with the reason in `no_hub`.
-        no_hub: Why the hub is not asked.
+        hub: Where the hub has it; None with the reason in `no_hub`.
     """
 
     name: str
@@ -133,16 +120,14 @@ def _layout(
         ]
         for split, file_name in file_names.items()
     }
-    folders = [place for folder in layout["folders"] for place in _places(folder, homes)]
-    return Layout(**{"columns": facts["columns"], **layout, "folders": folders, "files": files})
-
-
-def _places(folder: str, homes: Mapping[str, Sequence[str]]) -> list[str]:
-    """A folder in each of its homes: "{glue}QNLI" is glue/QNLI, GLUE/QNLI and so on."""
-    for home, places in homes.items():
-        if folder.startswith(mark := f"{{{home}}}"):
-            return [place + folder.removeprefix(mark) for place in places]
-    return [folder]
+    folders = dict.fromkeys(
+        folder.format(senteval=senteval, glue=glue)
+        for folder in layout["folders"]
+        for senteval, glue in product(homes["senteval"], homes["glue"])
+    )
+    return Layout(
+        **{"columns": facts["columns"], **layout, "folders": list(folders), "files": files}
+    )
 
 
 CATALOG: Mapping[str, DataSet] = MappingProxyType({one.name: one for one in _catalog()})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib.resources import files
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,18 @@ from bertflow.data.tables import (
     PACKED,
     STANDARD_INPUT,
     TABLES,
-    Columns,
     File,
-    StandardInput,
     Wanted,
     kind_of,
     listed,
     read_rows,
 )
-from bertflow.errors import InputError, quoted, shown
+from bertflow.errors import InputError, MissingDataError, quoted, shown
 
 log = logging.getLogger(__name__)
 
 DATA_VARIABLE = "BERTFLOW_DATA"
+SAMPLE = Path(__file__).parent / "sample"
 NLI_LABELS = ("contradiction", "entailment", "neutral")
 # Names by which columns are known, without their spaces, hyphens, underscores and capitals.
 TEXT_COLUMNS = (
@@ -44,7 +43,7 @@ TEXT_COLUMNS = (
 GOLD_COLUMNS = (
     "score label similarity similarityscore gold goldscore relatedness relatednessscore isduplicate"
 ).split()
-TRUTH = {"true": 1.0, "false": 0.0}
+TRUTH = {"true": "1", "false": "0"}
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,8 @@ class Pairs:
         source: The file, the folder of several, or repository@revision of the hub.
         subset: The name of each pair's subset; empty where the task has none.
         binary: Whether gold is 1 and 0 only.
-        skipped: Rows of the file that are no usable pair, counted by reason. They are in none of
-            the lists; ungraded pairs are, and do not count here.
-        rows: The number of each pair in its file or subset: its own where there is one (index of
-            QNLI), else that of its line or row; empty where pairs come from no file.
+        skipped: Rows that are no pair and in none of the lists, counted by reason.
+        rows: Each pair's index (of QNLI), or else its line or row; empty if it is of no file.
     """
 
     task: str
@@ -104,15 +101,11 @@ class NliPairs:
 
 
 def read_pairs(
-    path: str | Path,
-    *,
-    columns: tuple[str, str, str] | None = None,
-    format: str | None = None,
+    path: str | Path, *, columns: tuple[str, str, str] | None = None, format: str | None = None
 ) -> Pairs:
     r"""Read pairs of one's own: two columns of text and one of scores.
 
     A score is a number, or true or false; blank is ungraded. In .tsv quotes are plain characters.
-    A row of other cells than the header has is an error: nothing is left out.
 
     Args:
         path: A .csv, .tsv, .jsonl or .parquet, each also packed (.gz, .bz2, .xz, .zst); or "-" for
@@ -126,9 +119,8 @@ def read_pairs(
         The pairs, as task "pairs" with the file's name as split.
 
     Raises:
-        InputError: The file is missing, of unknown kind, not UTF-8, lacks a column or none is
-            recognised (the message lists those it has), a row has more or fewer cells, a sentence
-            is blank or no text, a score no number (named by line), or no pair is graded.
+        InputError: The file is missing or damaged, columns are missing or not recognised, a row is
+            malformed (named by line), or no pair is graded.
         MissingDependencyError: A .parquet without its package; the message is the pip line.
 
     Example:
@@ -138,7 +130,7 @@ def read_pairs(
         >>> read_pairs(file, columns=("1", "2", "3")).gold
         [2.5, 5.0]
     """
-    source: File = StandardInput() if str(path) == STANDARD_INPUT else Path(path)
+    source: File = STANDARD_INPUT if str(path) == "-" else Path(path)
     if columns is not None and not (
         len(columns) == len(set(columns)) == 3 and all(isinstance(one, str) for one in columns)
     ):
@@ -150,18 +142,18 @@ def read_pairs(
     unit = "row" if kind == ".parquet" else "line"
     wanted = Wanted(source, columns, _recognised, texts=2)
     pairs = [
-        (str(number), *_graded_pair(cells, f"{source}, {unit} {number}"))
+        (str(number), *_graded_pair(f"{source}, {unit} {number}", *cells))
         for number, cells in read_rows(source, kind, wanted)
         if cells is not None
     ]
     gold = [grade for *_, grade in pairs]
-    check_graded(gold, str(source))
+    check_graded(gold, str(source), {})
     binary = all(grade in (None, 0, 1) for grade in gold)
     log.info("%s: %d pairs, gold is %s", source, len(pairs), "0 and 1" if binary else "graded")
-    packed = source.suffix.lower() in PACKED
+    name = Path(source.name)
     return Pairs(
         task="pairs",
-        split=Path(Path(source.name).stem if packed else source.name).stem,
+        split=Path(name.stem if name.suffix.lower() in PACKED else name).stem,
         first=[first for _, first, _, _ in pairs],
         second=[second for _, _, second, _ in pairs],
         gold=gold,
@@ -178,16 +170,9 @@ def sample_pairs() -> Pairs:
         >>> len(sample_pairs())
         180
     """
-    resource = files("bertflow.data") / "sample" / "pairs.tsv"
-    rows = [line.split("\t") for line in resource.read_text(encoding="utf-8").splitlines()[1:]]
-    return Pairs(
-        task="sample",
-        split="all",
-        first=[row[1] for row in rows],
-        second=[row[2] for row in rows],
-        gold=[float(row[0]) for row in rows],
-        source="bertflow/data/sample/pairs.tsv",
-    )
+    pairs = read_pairs(SAMPLE / "pairs.tsv")
+    source = "bertflow/data/sample/pairs.tsv"
+    return replace(pairs, task="sample", split="all", source=source, rows=())
 
 
 def sample_sentences() -> list[str]:
@@ -197,8 +182,7 @@ def sample_sentences() -> list[str]:
         >>> len(sample_sentences())
         1200
     """
-    resource = files("bertflow.data") / "sample" / "sentences.txt"
-    return resource.read_text(encoding="utf-8").splitlines()
+    return (SAMPLE / "sentences.txt").read_text(encoding="utf-8").splitlines()
 
 
 def sample_texts() -> list[str]:
@@ -213,11 +197,7 @@ def sample_texts() -> list[str]:
 
 
 def sentence(value: Any, place: str) -> str:
-    """A sentence with the space around it, because stored vectors go by the exact text.
-
-    Raises:
-        InputError: It is no text, or blank: it would have no vector.
-    """
+    """A sentence with the space around it, because stored vectors go by the exact text."""
     if value is not None and not isinstance(value, str):
         raise InputError(f"{place}: {shown(value)} is not text")
     if not value or not value.strip():
@@ -228,39 +208,37 @@ def sentence(value: Any, place: str) -> str:
 def score(
     value: Any, place: str, *, span: tuple[float, float] | None = None, truth: bool = False
 ) -> float | None:
-    """A gold score as a number, None where it is blank; with `truth`, true and false are 1 and 0.
-
-    Raises:
-        InputError: It is no finite number, or outside the span.
-    """
+    """A gold score as a number, None where it is blank; with `truth`, true is 1 and false 0."""
     text = "" if value is None else str(value).strip()
     if not text:
         return None
-    if truth and text.lower() in TRUTH:
-        return TRUTH[text.lower()]
+    if truth:
+        text = TRUTH.get(text.lower(), text)
     try:
         # float() would take 1_0 for 10.
         number = math.nan if "_" in text else float(text)
     except ValueError:
         number = math.nan
-    if not math.isfinite(number):
+    low, high = span or (-sys.float_info.max, sys.float_info.max)
+    if not low <= number <= high:
+        like = f"between {low:g} and {high:g}" if span else "such as 4.5"
         raise InputError(
-            f"{place}: score {shown(text)} is not a number such as 4.5; leave it empty where there "
-            "is none"
+            f"{place}: score {shown(text)} is not a number {like}; leave it empty where there is "
+            "none"
         )
-    if span is not None and not span[0] <= number <= span[1]:
-        raise InputError(f"{place}: score {number:g} is not between {span[0]:g} and {span[1]:g}")
     return number
 
 
 def check_graded(
-    gold: Sequence[float | None], source: str, skipped: Mapping[str, int] | None = None
+    gold: Sequence[float | None], source: str, skipped: Mapping[str, int], *, bare: bool = False
 ) -> None:
-    """Refuse pairs if none is graded."""
-    if not gold:
-        raise no_pair(source, skipped or {})
+    """Refuse pairs if none is graded; with `bare` as absent, since there are others with labels."""
     if all(grade is None for grade in gold):
-        raise InputError(f"{source}: none of its {len(gold)} pairs has a gold score")
+        said = f"{source}: none of its {len(gold)} pairs has a gold score"
+        said = said if gold else str(no_pair(source, skipped))
+        if bare:
+            raise MissingDataError(f"{said}; there are releases without labels: give one with them")
+        raise InputError(said)
 
 
 def no_pair(source: str, skipped: Mapping[str, int]) -> InputError:
@@ -269,27 +247,26 @@ def no_pair(source: str, skipped: Mapping[str, int]) -> InputError:
     return InputError(f"{source} holds no pair{f' ({counts})' if counts else ''}")
 
 
-def _graded_pair(cells: Sequence[Any], place: str) -> tuple[str, str, float | None]:
-    first, second, grade = cells
+def _graded_pair(place: str, first: Any, second: Any, grade: Any) -> tuple[str, str, float | None]:
     return sentence(first, place), sentence(second, place), score(grade, place, truth=True)
 
 
-def _recognised(table: Columns) -> Sequence[str]:
+def _recognised(path: object, names: Sequence[str], _: Sequence[str]) -> Sequence[str]:
     """The two texts and the score by their names, where only one reading is possible."""
-    plain = [name.strip().lower().translate(_SEPARATORS) for name in table.names]
+    plain = [name.strip().lower().translate(_SEPARATORS) for name in names]
     texts = [couple for couple in TEXT_COLUMNS if all(plain.count(name) == 1 for name in couple)]
     golds = [name for name in plain if name in GOLD_COLUMNS]
     if len(texts) != 1 or len(golds) != 1:
-        once = [name for name in table.names if name and table.names.count(name) == 1][:3]
+        once = [name for name in names if name and names.count(name) == 1][:3]
         three = ",".join([*once, *("FIRST", "SECOND", "SCORE")[len(once) :]])
-        if any(name.replace(".", "").isdecimal() for name in table.names):  # There is no header.
+        if any(name.replace(".", "").isdecimal() for name in names):  # There is no header.
             three = "1,2,3"
         raise InputError(
-            f"{table.path}: cannot tell which columns are the two texts and the score; it has "
-            f"{listed(table.names)}; name the three by columns, such as --columns {quoted(three)}"
-            ", or where there is no header by numbers from 1"
+            f"{path}: cannot tell which columns are the two texts and the score; it has "
+            f"{listed(names)}; name the three by columns, such as --columns {quoted(three)}, or "
+            "where there is no header by numbers from 1"
         )
-    return [table.names[plain.index(name)] for name in (*texts[0], golds[0])]
+    return [names[plain.index(name)] for name in (*texts[0], golds[0])]
 
 
 _SEPARATORS = str.maketrans("", "", " -_")

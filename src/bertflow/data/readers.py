@@ -23,7 +23,7 @@ from bertflow.data.pairs import (
 )
 from bertflow.data.sources import HubTable, first_line, open_table
 from bertflow.data.tables import Wanted, column_index, read_lines, read_rows
-from bertflow.errors import InputError, MissingDataError, shown
+from bertflow.errors import InputError, MissingDataError, shown, unknown
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +35,8 @@ NLI_NAMES = {**{name: name for name in NLI_LABELS}, "contradictory": "contradict
 class Row(NamedTuple):
     """A row of a file or of the hub, its label not yet understood.
 
-    `place` and `label_place` (if the label stands elsewhere) are for messages, `row` is the row's
-    own number or that of its line, and `fault` says why the row is no pair.
+    `place` and `label_place` are for messages, `row` is the row's own number or that of its line,
+    and `fault` says why the row is no pair.
     """
 
     place: str
@@ -58,11 +58,6 @@ class Found:
     layout: Layout
     paths: Sequence[Path]
 
-    @property
-    def source(self) -> str:
-        """The file, or the folder of several."""
-        return str(self.paths[0] if len(self.paths) == 1 else self.paths[0].parent)
-
 
 @dataclass(frozen=True)
 class Texts:
@@ -83,21 +78,19 @@ def read_task(name: str, data: str | Path | None = None, split: str | None = Non
     Args:
         name: The task.
         data: The folder of its files, or one that holds it; None takes the environment variable
-            BERTFLOW_DATA. Where they are not there, the model hub is asked.
+            BERTFLOW_DATA. Where they are not there, the hub is asked.
         split: Which part; None takes the one its scores are published for.
 
     Returns:
         The pairs. Gold of qnli is 1 for entailment and 0 for not_entailment.
 
     Raises:
-        MissingDataError: The data are nowhere; the message lists the paths tried and says why the
-            hub gave nothing.
+        MissingDataError: The data are nowhere; the message lists the paths that were tried.
         InputError: Task or split are unknown, a row is malformed (named by line), or no pair has
             a gold score.
     """
     data_set = find_data_set(name, ("sts", "qnli"))
-    split = _known_split(data_set, split)
-    ((source, rows),) = _sources(data_set, [split], data)
+    split, source, rows = _split(data_set, data, split)
     skipped: Counter[str] = Counter()
     read = _pairs(rows, skipped)
     pairs: list[tuple[Row, float | None]]
@@ -107,16 +100,8 @@ def read_task(name: str, data: str | Path | None = None, split: str | None = Non
         span = data_set.score_range
         pairs = [(row, score(row.label, row.label_place or row.place, span=span)) for row in read]
     gold = [grade for _, grade in pairs]
-    try:
-        check_graded(gold, source, skipped)
-    except InputError as error:
-        # GLUE publishes some splits without labels. Those are not the split that is looked for.
-        bare = any(split in layout.unlabelled for layout in data_set.layouts)
-        if bare and (gold or set(skipped) == {"no label"}):
-            raise MissingDataError(
-                f"{error}; there are releases without labels: give one with them"
-            ) from None
-        raise
+    bare = any(split in layout.unlabelled for layout in data_set.layouts)
+    check_graded(gold, source, skipped, bare=bare)
     log.info("%s %s: %d pairs of %s", name, split, len(pairs), source)
     return Pairs(
         task=name,
@@ -135,12 +120,9 @@ def read_task(name: str, data: str | Path | None = None, split: str | None = Non
 def read_nli(name: str, data: str | Path | None = None, split: str | None = None) -> NliPairs:
     """Read the pairs of an NLI data set (snli, mnli or sick-e) whose annotators agreed on a label.
 
-    Arguments and errors are those of `read_task`, but no split means "train"; an unknown label is
-    named by line.
+    Arguments and errors are those of `read_task`, but no split means "train".
     """
-    data_set = find_data_set(name, ("nli",))
-    split = _known_split(data_set, split)
-    ((source, rows),) = _sources(data_set, [split], data)
+    split, source, rows = _split(find_data_set(name, ("nli",)), data, split)
     skipped: Counter[str] = Counter()
     pairs = list(_labelled(_pairs(rows, skipped), NLI_NAMES, "no gold label", skipped))
     if not pairs:
@@ -158,31 +140,23 @@ def read_nli(name: str, data: str | Path | None = None, split: str | None = None
 
 
 def nli_splits(name: str, data: str | Path | None = None) -> tuple[str, ...]:
-    """The splits of an NLI data set that can be read; arguments as of `read_task`.
-
-    They are those whose files are in the folder, in the catalogue's order, or all if none is there,
-    because then `read_nli` asks the hub.
-
-    Example:
-        >>> nli_splits("mnli")
-        ('train', 'dev-matched', 'dev-mismatched')
-    """
+    """The splits of an NLI data set that are in the folder, or all, since else the hub is asked."""
     data_set = find_data_set(name, ("nli",))
-    there = [split for split in data_set.splits if _in_folder(data_set, [split], data)[0]]
+    there = [split for split in data_set.splits if _in_folder(data_set, [split], data)]
     return tuple(there or data_set.splits)
 
 
 def read_sentences(name: str, data: str | Path | None = None) -> list[str]:
-    """Read the text of any data set without its labels, as a fit on the target task uses it.
-
-    These are both sides of every pair of all splits, repeats kept, also of pairs without gold. If
-    any split is in the folder, only those in the folder count. Arguments as of `read_task`.
-    """
+    """Read the text of any data set, as a fit on the target task uses it; see `read_texts`."""
     return read_texts(name, data).sentences
 
 
 def read_texts(name: str, data: str | Path | None = None) -> Texts:
-    """Read the text of a data set as `read_sentences` does, and count the rows left out."""
+    """Read the text of any data set without its labels, and count the rows left out.
+
+    It is both sides of every pair of all splits, repeats kept, also of pairs without gold. If any
+    split is in the folder, only those in the folder count. Arguments as of `read_task`.
+    """
     data_set = find_data_set(name)
     texts: list[str] = []
     skipped: Counter[str] = Counter()
@@ -199,14 +173,15 @@ def read_texts(name: str, data: str | Path | None = None) -> Texts:
     return Texts(texts, dict(skipped))
 
 
-def _known_split(data_set: DataSet, split: str | None) -> str:
-    if split is None:
-        return data_set.default_split
+def _split(
+    data_set: DataSet, data: str | Path | None, split: str | None
+) -> tuple[str, str, Iterable[Row]]:
+    """The name, source and rows of a split; None takes the default one."""
+    split = data_set.default_split if split is None else split
     if split not in data_set.splits:
-        raise InputError(
-            f"{data_set.name} has no split {split!r}; expected one of {', '.join(data_set.splits)}"
-        )
-    return split
+        raise unknown(f"split of {data_set.name}", split, data_set.splits)
+    ((source, rows),) = _sources(data_set, [split], data)
+    return split, source, rows
 
 
 def _pairs(rows: Iterable[Row], skipped: Counter[str]) -> Iterator[Row]:
@@ -244,19 +219,25 @@ def _sources(
     data_set: DataSet, splits: Sequence[str], data: str | Path | None
 ) -> list[tuple[str, Iterable[Row]]]:
     """The splits' sources and rows: those found in the folder, else all from the hub."""
-    found, tried = _in_folder(data_set, splits, data)
-    if found:
-        return [(files.source, _rows(files)) for files in found]
+    if found := _in_folder(data_set, splits, data):
+        paths = [files.paths for files in found]
+        sources = [path[0] if len(path) == 1 else path[0].parent for path in paths]
+        return [(str(source), _rows(files)) for source, files in zip(sources, found, strict=True)]
     hub = data_set.hub
     try:
         if hub is None:
             raise InputError(f"not asked, because {data_set.no_hub}")
-        return [
-            (f"{hub.repository}@{hub.revision}", _hub_rows(hub, hub.splits[split]))
-            for split in splits
-        ]
+        return [_hub_rows(hub, hub.splits[split]) for split in splits]
     except Exception as error:  # The hub's client has many; all mean that it gives nothing.
-        looked = f"tried {', '.join(map(str, tried))}" if tried else "no folder is given"
+        root = data or os.environ.get(DATA_VARIABLE)
+        tried = [
+            str(Path(root, folder, layout.files[split][0]))
+            for layout in data_set.layouts
+            for split in splits
+            for folder in layout.folders
+            if root
+        ]
+        looked = f"tried {', '.join(dict.fromkeys(tried))}" if tried else "no folder is given"
         raise MissingDataError(
             f"no data for {data_set.name} ({', '.join(splits)}): {looked}; hub: "
             f"{first_line(error)}; give the folder that holds {data_set.title} by --data DIR or "
@@ -264,44 +245,25 @@ def _sources(
         ) from error
 
 
-def _in_folder(
-    data_set: DataSet, splits: Sequence[str], data: str | Path | None
-) -> tuple[list[Found], list[Path]]:
-    """The files of those splits that are in the folder, and the paths that were tried."""
-    if data is None:
-        data = os.environ.get(DATA_VARIABLE)
-    if not data:
-        return [], []
-    root = Path(data)
-    if not root.is_dir():
+def _in_folder(data_set: DataSet, splits: Sequence[str], data: str | Path | None) -> list[Found]:
+    """The files of those splits that are in the folder."""
+    root = data or os.environ.get(DATA_VARIABLE)
+    if not root:
+        return []
+    if not Path(root).is_dir():
         raise InputError(f"{root} is no folder; give the folder that holds {data_set.title}")
-    looked = [find_files(data_set, split, root) for split in splits]
-    return [files for files, _ in looked if files], [path for _, tried in looked for path in tried]
+    looked = (find_files(data_set, split, Path(root)) for split in splits)
+    return [files for files in looked if files]
 
 
-def find_files(data_set: DataSet, split: str, root: Path) -> tuple[Found | None, list[Path]]:
-    """A split's files below a folder, or None, and the paths that were tried.
-
-    Raises:
-        InputError: Some of the files are there and others are not.
-    """
-    tried: list[Path] = []
+def find_files(data_set: DataSet, split: str, root: Path) -> Found | None:
+    """A split's files below a folder, if the first of them is there."""
     for layout in data_set.layouts:
         for folder, named in _folders(layout, root):
             paths = [folder / file for file in layout.files[split]]
-            if paths[0] in tried:
-                continue
-            tried.append(paths[0])
-            if not paths[0].is_file() or not (named or _is_marked(paths[0], layout)):
-                continue
-            lacking = [path.name for path in paths if not path.is_file()]
-            if lacking:
-                raise InputError(
-                    f"{paths[0].parent} is {data_set.title}, but lacks {', '.join(lacking)}; "
-                    "complete the folder"
-                )
-            return Found(data_set, split, layout, paths), tried
-    return None, tried
+            if paths[0].is_file() and (named or _is_marked(paths[0], layout)):
+                return Found(data_set, split, layout, paths)
+    return None
 
 
 def _folders(layout: Layout, root: Path) -> Iterator[tuple[Path, bool]]:
@@ -320,18 +282,16 @@ def _is_marked(path: Path, layout: Layout) -> bool:
     return not header or layout.mark in header.split("\t")
 
 
-def _hub_rows(hub: HubSource, split: str) -> Iterator[Row]:
-    """The rows of a split of the hub, with labels by their names; it is asked at once."""
-    log.info("reading %s@%s %s of the hub", hub.repository, hub.revision, split)
-    source = HubTable(hub.repository, hub.config, split, hub.revision)
-    return _table_rows(open_table(source, streaming=False), hub, f"{hub.repository}@{hub.revision}")
+def _hub_rows(hub: HubSource, split: str) -> tuple[str, Iterator[Row]]:
+    """The name and the rows of a split of the hub, which is asked at once."""
+    source = f"{hub.repository}@{hub.revision}"
+    table = HubTable(hub.repository, hub.config, split, hub.revision)
+    return source, _table_rows(open_table(table, streaming=False), hub, source)
 
 
 def _table_rows(table: Any, hub: HubSource, source: str) -> Iterator[Row]:
-    if lacking := [column for column in hub.columns if column not in table.column_names]:
-        raise InputError(
-            f"{source} has no column {', '.join(lacking)}; it has {', '.join(table.column_names)}"
-        )
+    for column in hub.columns:
+        column_index(column, table.column_names, source)
     names = getattr(table.features[hub.columns[2]], "names", None)  # A ClassLabel has them.
     cells = table.to_dict()
     known = cells.get(hub.ident) or range(1, len(table) + 1)
@@ -346,39 +306,26 @@ def _table_rows(table: Any, hub: HubSource, source: str) -> Iterator[Row]:
 
 
 def _rows(found: Found) -> Iterator[Row]:
-    """The rows of a split's files, in their order.
-
-    Raises:
-        InputError: A file is not UTF-8, lacks a column, has a row too short (named by line), or
-            files that belong together differ in length.
-    """
-    form = found.layout.form
-    if form == "jsonl":
-        return _objects(found)
-    return {"sts": _scored_apart, "aligned": _aligned}.get(form, _cells)(found)
+    forms = {"sts": _side_by_side, "aligned": _side_by_side, "jsonl": _objects}
+    return forms.get(found.layout.form, _cells)(found)
 
 
-def _scored_apart(found: Found) -> Iterator[Row]:
-    """For each subset, a file of tab-separated sentences and a file of scores."""
-    pairs = zip(found.paths[::2], found.paths[1::2], strict=True)
-    for subset, (texts, scores) in zip(found.data_set.subsets, pairs, strict=True):
-        for number, (text, grade) in enumerate(_side_by_side(texts, scores), start=1):
-            cells = text.split("\t")
-            _check_width(cells, 2, texts, number)
-            place, at = f"{texts}, line {number}", f"{scores}, line {number}"
-            yield Row(place, cells[0], cells[1], grade, str(number), at, subset)
+def _side_by_side(found: Found) -> Iterator[Row]:
+    """For each subset, files whose lines belong together: sentences, and in the last one labels."""
+    subsets = list(found.data_set.subsets) or [""]
+    size = len(found.paths) // len(subsets)
+    for order, subset in enumerate(subsets):
+        paths = found.paths[order * size : (order + 1) * size]
+        for number, lines in enumerate(_lines_of(paths), start=1):
+            places = [f"{path}, line {number}" for path in paths]
+            texts = lines[0].split("\t") if found.layout.form == "sts" else lines[:2]
+            _check_width(texts, 2, paths[0], number)
+            # Here already, because the second may stand in another file.
+            first, second = sentence(texts[0], places[0]), sentence(texts[1], places[-2])
+            yield Row(places[0], first, second, lines[-1], str(number), places[-1], subset)
 
 
-def _aligned(found: Found) -> Iterator[Row]:
-    """A file of first sentences, one of second and one of labels."""
-    for number, cells in enumerate(_side_by_side(*found.paths), start=1):
-        places = [f"{path}, line {number}" for path in found.paths]
-        # Here already, because the two stand in different files.
-        first, second = (sentence(*pair) for pair in zip(cells[:2], places[:2], strict=True))
-        yield Row(places[0], first, second, cells[2], str(number), places[2])
-
-
-def _side_by_side(*paths: Path) -> Iterator[tuple[str, ...]]:
+def _lines_of(paths: Sequence[Path]) -> Iterator[tuple[str, ...]]:
     """The lines of several files side by side; their numbers must be equal."""
     read = [[line for _, line in read_lines(path, returns=True)] for path in paths]
     for path, lines in zip(paths, read, strict=True):

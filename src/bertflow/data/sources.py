@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from bertflow.data.tables import (
     arrow_rows,
     kind_of,
     listed,
+    need,
     read_lines,
     read_rows,
 )
@@ -45,14 +46,7 @@ class SavedTable:
 
 @dataclass(frozen=True)
 class HubTable:
-    """A split of a data set on the hub.
-
-    Attributes:
-        name: Such as "owner/name".
-        config: Which of its configurations; None where it has one.
-        split: Such as "train".
-        revision: Branch, tag or commit; None takes the newest.
-    """
+    """A split of a data set on the hub; no revision is the newest."""
 
     name: str
     config: str | None
@@ -60,15 +54,12 @@ class HubTable:
     revision: str | None
 
     def __str__(self) -> str:
-        parts = [self.name if self.revision is None else f"{self.name}@{self.revision}"]
-        return HUB + ":".join([*parts, *([self.config] if self.config else []), self.split])
+        name = f"{self.name}@{self.revision}" if self.revision else self.name
+        return HUB + ":".join(filter(None, [name, self.config, self.split]))
 
     @classmethod
     def parsed(cls, text: str) -> HubTable:
         """Parse "hub:OWNER/NAME[@REVISION][:CONFIG]:SPLIT".
-
-        Raises:
-            InputError: It is none.
 
         Example:
             >>> HubTable.parsed("hub:owner/name@v1:plain:train")
@@ -120,8 +111,8 @@ def stream_corpus(
         The sentences, repeats kept.
 
     Raises:
-        InputError: A file is missing, of unknown kind, not UTF-8, lacks the column, has a row too
-            short (named by line), all of them hold no sentence, or one is blank and is refused.
+        InputError: A file is missing, of unknown kind or damaged, lacks the column, has a bad row
+            (named by line), all of them hold no sentence, or one is blank and is refused.
         MissingDependencyError: A .parquet, .zst, URL or table of `datasets` without its package;
             the message is the pip line.
     """
@@ -131,9 +122,7 @@ def stream_corpus(
         check_number("limit", limit, 1, integer=True)
     check_choice("blank", blank, ("skip", "refuse"))
     sources = _several(sources)
-    names = ", ".join(
-        "standard input" if str(one) == STANDARD_INPUT else str(one) for one in sources
-    )
+    names = ", ".join(map(str, sources))
     # One after the other: with a limit the last of them may not be needed.
     found = (one for source in sources for one in located([source], format))
     texts = (text.strip() for one in found for text in _read(one, column, format))
@@ -152,9 +141,8 @@ def stream_corpus(
 def checked_corpus(sources: str | Path | Iterable[str | Path], **options: Any) -> Iterator[str]:
     """Read files through once, to find faults before any work, and then stream them.
 
-    Standard input and pipes come only once, and reading over a network takes long: with one of
-    these among the sources, faults are found on the way. Arguments and errors as of
-    `stream_corpus`.
+    With standard input, a pipe or a network among the sources, faults are found on the way.
+    Arguments and errors as of `stream_corpus`.
     """
     sources = _several(sources)
     if not any(map(_comes_once, located(sources, options.get("format")))):
@@ -172,7 +160,7 @@ def _several(sources: str | Path | Iterable[str | Path]) -> Sequence[str | Path]
         if not name or not isinstance(name, str | os.PathLike):
             raise InputError(
                 f"a source must be the name of a file or folder, got {shown(name)}; give its name, "
-                f"or {STANDARD_INPUT!r} for standard input"
+                "or '-' for standard input"
             )
     return names
 
@@ -193,8 +181,7 @@ def _read(source: Source, column: str | None, format: str | None) -> Iterator[st
             for _, cells in arrow_rows(batches, wanted):
                 yield cells[0] or ""
         return
-    if isinstance(source, StandardInput):
-        format = format or "txt"
+    format = format or ("txt" if isinstance(source, StandardInput) else None)
     with _remote_errors(source):
         kind = kind_of(source, KINDS, format)
         if kind == ".txt":
@@ -205,17 +192,8 @@ def _read(source: Source, column: str | None, format: str | None) -> Iterator[st
 
 
 def open_table(source: SavedTable | HubTable, *, streaming: bool = True) -> Any:
-    """A table of `datasets`; with `streaming` nothing of the hub is kept on disk.
-
-    Raises:
-        MissingDependencyError: `datasets` is not installed.
-        ConnectionError: The hub does not answer.
-        Exception: Whatever `datasets` raises.
-    """
-    if find_spec("datasets") is None:
-        raise MissingDependencyError(
-            f"reading {source} needs datasets: pip install 'bertflow[hub]'"
-        )
+    """A table of `datasets`; with `streaming` nothing of the hub is kept on disk."""
+    need("datasets", source, "hub")
     import datasets
 
     if isinstance(source, SavedTable):
@@ -223,33 +201,23 @@ def open_table(source: SavedTable | HubTable, *, streaming: bool = True) -> Any:
     # A data set in the cache of `datasets` is no substitute: it does not say its revision.
     if not hub_answers():
         raise ConnectionError("no connection")
-    return datasets.load_dataset(
-        source.name,
-        source.config,
-        split=source.split,
-        revision=source.revision,
-        streaming=streaming,
-    )
+    which = {"split": source.split, "revision": source.revision, "streaming": streaming}
+    return datasets.load_dataset(source.name, source.config, **which)
 
 
 def located(sources: Sequence[str | Path], format: str | None = None) -> list[Source]:
     """Every file, table and standard input that sources stand for, in order.
 
     A folder stands for all files below it, by name; those that begin with a dot or an underscore
-    are left out. Arguments as of `stream_corpus`.
-
-    Raises:
-        InputError: A file is missing or of unknown kind, also in a folder; a folder or pattern has
-            no file.
-        MissingDependencyError: A URL or table without its package; the message is the pip line.
+    are left out. Arguments and errors as of `stream_corpus`.
     """
     return [place for source in sources for place in _located(source, format)]
 
 
 def _located(source: str | Path, format: str | None) -> list[Source]:
     name = str(source)
-    if name == STANDARD_INPUT:
-        return [StandardInput()]
+    if name == "-":
+        return [STANDARD_INPUT]
     if isinstance(source, str) and name.startswith(HUB):
         return [HubTable.parsed(name)]
     path = _remote(name) if isinstance(source, str) and "://" in name else Path(source)
@@ -259,6 +227,7 @@ def _located(source: str | Path, format: str | None) -> list[Source]:
             if (path / "dataset_dict.json").exists():
                 raise InputError(f"{path} holds several splits; give one, such as {path}/train")
             if (path / "dataset_info.json").exists() and (path / "state.json").exists():
+                _check_saved(path)
                 return [SavedTable(path)]
             files = _files(path.rglob("*"), len(path.parts), "._", f"{name}/**")
         elif MAGIC & set(name) and not name.startswith(("http:", "https:")) and not path.exists():
@@ -269,16 +238,21 @@ def _located(source: str | Path, format: str | None) -> list[Source]:
 
 
 def _remote(name: str) -> Any:
-    if find_spec("upath") is None:
-        raise MissingDependencyError(
-            f"reading {name} needs universal_pathlib: pip install 'bertflow[remote]'"
-        )
+    need("upath", name, "remote")
     from upath import UPath
 
-    try:
+    with _named(name):
         return UPath(name)
-    except (ImportError, ValueError) as error:
-        raise InputError(f"{name} cannot be read: {first_line(error)}") from None
+
+
+def _check_saved(folder: Any) -> None:
+    with _named(folder):
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        own = ["dataset_info.json", "state.json", *(f["filename"] for f in state["_data_files"])]
+    names = {path.name for path in folder.iterdir()} - set(own)
+    # `datasets` keeps results of its own beside the table.
+    if others := sorted(name for name in names if not name.startswith((".", "_", "cache-"))):
+        raise InputError(f"{folder} also holds what is not read: {listed(others)}; move that away")
 
 
 def _matching(pattern: str) -> list[Any]:
@@ -324,7 +298,7 @@ def _remote_errors(source: Source) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _named(source: Source) -> Iterator[None]:
+def _named(source: object) -> Iterator[None]:
     """Any failure of a library that reads for us, in one line with the source's name."""
     try:
         yield

@@ -11,29 +11,32 @@ import lzma
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import chain, islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bertflow.errors import InputError, MissingDependencyError, check_choice, shown
 from bertflow.io.reading import HEAD, contents, parse_json
 
+# Not bz2.open and lzma.open, which stop without a word at bytes behind a stream.
+if sys.version_info >= (3, 14):
+    from compression._common._streams import DecompressReader
+else:
+    from _compression import DecompressReader
+
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 KINDS = (".txt", *TABLES)
 PACKED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
-# No more is held at a time, whatever a file says or a packed one unpacks to: bytes of a line,
-# characters of a cell, bytes of a packed .parquet, rows of a .parquet.
+# No more is held at a time, whatever a file says or a packed one unpacks to.
 LONGEST_LINE = 2**24
-LARGEST_PACKED = 2**30
 PARQUET_ROWS = 1024
 PARQUET_MARK = b"PAR1"
-STANDARD_INPUT = "-"
 LISTED = 20
 READ_AT_ONCE = 2**16
 # What may stand between the cells of a .csv, the usual one first.
@@ -45,16 +48,8 @@ TEXT_NAMES = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class StandardInput:
-    """Standard input, with as much of a path's interface as readers use; it can be read once."""
-
-    name = "standard input"
-    suffix = ""
-    suffixes: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return self.name
+class StandardInput(PurePosixPath):
+    """Standard input by the interface of a path; it can be read once."""
 
     def open(self, mode: str = "rb") -> AbstractContextManager[Any]:
         """Its bytes, whatever encoding the locale gives it."""
@@ -66,26 +61,18 @@ class StandardInput:
 
 
 File = Path | StandardInput
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The columns of a table, and those of them that may hold text."""
-
-    path: object
-    names: Sequence[str]
-    texts: Sequence[str]
-
-
+STANDARD_INPUT = StandardInput("standard input")
 Row = tuple[int, list[Any] | None]
+# Takes a table's name, its columns and those of them that may hold text; gives those to read.
+Choose = Callable[[object, Sequence[str], Sequence[str]], Sequence[str]]
 
 
-def only_text(table: Columns) -> Sequence[str]:
+def only_text(path: object, names: Sequence[str], texts: Sequence[str]) -> Sequence[str]:
     """The one column of text; several or none are refused."""
-    if len(table.texts) == 1:
-        return table.texts
+    if len(texts) == 1:
+        return texts
     raise InputError(
-        f"{table.path} has {len(table.texts)} text columns ({listed(table.texts)}); "
+        f"{path} has {len(texts)} text columns ({listed(texts)}); "
         "name one by --column (in Python column=)"
     )
 
@@ -98,13 +85,13 @@ class Wanted:
         path: The table.
         columns: Names; or for a .csv or .tsv without a header numbers from 1, as digits.
         choose: Gives the names where `columns` is None.
-        texts: How many of the columns, from the first, must be text. If it is 1, a row of a .jsonl
-            may be a bare string. If the column is also chosen, no row may hold text elsewhere.
+        texts: How many of the columns, from the first, must be text. If it is 1 and the column is
+            chosen, no row of a .jsonl may hold text elsewhere.
     """
 
     path: object
     columns: Sequence[str] | None
-    choose: Callable[[Columns], Sequence[str]] = only_text
+    choose: Choose = only_text
     texts: int = 1
 
     @property
@@ -114,40 +101,29 @@ class Wanted:
 
 
 def kind_of(path: File, kinds: Sequence[str], format: str | None = None) -> str:
-    """The ending that says how a file is read: that of `format`, or of its name without packing.
-
-    Raises:
-        InputError: The file is missing, or of none of these kinds.
-    """
+    """The ending that says how a file is read: `format`, or that of its name without packing."""
     if not isinstance(path, StandardInput) and not path.exists():
         raise InputError(f"{path} does not exist")
     if format is not None:
         check_choice("format", format, tuple(kind[1:] for kind in kinds))
         return f".{format}"
-    kind = ending(path)
+    endings = map(str.lower, reversed(path.suffixes))
+    kind = next((ending for ending in endings if ending not in PACKED), "")
     if kind not in kinds:
-        said = f"is of unknown kind {kind!r}" if kind else "has no ending"
         like = kinds[0][1:]
         raise InputError(
-            f"{path} {said}; expected one of {', '.join(kinds)}, each also with "
-            f"{', '.join(PACKED)}; give files or a pattern of such files, or name the format by "
-            f'--format {like} (in Python format="{like}")'
+            f"{path} is of unknown kind {kind!r}; expected one of {', '.join(kinds)}, each also "
+            f"with {', '.join(PACKED)}; give files or a pattern of such files, or name the format "
+            f'by --format {like} (in Python format="{like}")'
         )
     return kind
-
-
-def ending(path: File) -> str:
-    """The ending of a file's name, lower case and without that of its packing."""
-    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in PACKED]
-    return suffixes[-1] if suffixes else ""
 
 
 def bounded_lines(file: Any, name: object) -> Iterator[str]:
     """The lines of a file opened by `open_bytes`, decoded, with their line feeds.
 
-    Raises:
-        InputError: The file is no UTF-8 text, or a line is longer than any sentence: even a small
-            packed file may hold a line that fills the memory.
+    Even a small packed file may hold a line that fills the memory, so one that is too long is
+    refused.
     """
     read = iter(partial(file.readline, LONGEST_LINE + 1), b"")
     for number, line in enumerate(read, start=1):
@@ -175,62 +151,33 @@ def too_long(place: str) -> InputError:
     return InputError(f"{place}: it has more than {LONGEST_LINE:,} bytes; give one sentence a row")
 
 
+def need(module: str, what: object, extra: str) -> None:
+    """Say how to install a module that something is read with."""
+    if find_spec(module) is None:
+        raise MissingDependencyError(
+            f"reading {what} needs {module}: pip install 'bertflow[{extra}]'"
+        )
+
+
 @contextmanager
 def open_bytes(path: File) -> Iterator[Any]:
-    """Open a file, packed or not, for its bytes.
-
-    Raises:
-        InputError: It cannot be read, or is not whole; also while it is being read.
-        MissingDependencyError: A .zst without its package; the message is the pip line.
-    """
+    """Open a file, packed or not, for its bytes; also while they are read it may be refused."""
     packing = path.suffix.lower()
+    broken: tuple[type[Exception], ...] = (gzip.BadGzipFile, EOFError, zlib.error)
     try:
         with path.open("rb") as file:
             if packing == ".gz":
-                with gzip.open(file, "rb") as stream:
-                    yield stream
+                yield gzip.open(file, "rb")
             elif packing in PACKED:
-                yield io.BufferedReader(_Unpacked(file, *_decompressor(packing, path)))
-            elif isinstance(file, io.BufferedIOBase):
-                yield file
-            else:  # In an object store; its own readline takes no bound.
-                with io.BufferedReader(file) as stream:
-                    yield stream
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                start, error = _decompressor(packing, path)
+                broken = (*broken, error)
+                yield io.BufferedReader(DecompressReader(file, start))
+            else:  # In an object store, its own readline takes no bound.
+                yield file if isinstance(file, io.BufferedIOBase) else io.BufferedReader(file)
+    except broken as error:
         raise InputError(f"{path} is not a whole {PACKED[packing]} file: {error}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-class _Unpacked(io.RawIOBase):
-    """All bytes of a packed file; Python's own readers stop silently at trailing bytes."""
-
-    def __init__(self, file: Any, start: Callable[[], Any], error: type[Exception]) -> None:
-        self._file, self._start, self._error = file, start, error
-        self._stream = start()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = b""
-        while not data:
-            packed = b""
-            if self._stream.eof:
-                packed = self._stream.unused_data.lstrip(b"\0")  # Zeros may pad a stream.
-                while not packed and (more := self._file.read(READ_AT_ONCE)):
-                    packed = more.lstrip(b"\0")
-                if not packed:
-                    return 0
-                self._stream = self._start()
-            elif self._stream.needs_input and not (packed := self._file.read(READ_AT_ONCE)):
-                raise EOFError("it breaks off")
-            try:
-                data = self._stream.decompress(packed, len(buffer))
-            except self._error as error:
-                raise EOFError(str(error)) from None
-        buffer[: len(data)] = data
-        return len(data)
 
 
 def _decompressor(packing: str, path: File) -> tuple[Callable[[], Any], type[Exception]]:
@@ -252,9 +199,8 @@ def _decompressor(packing: str, path: File) -> tuple[Callable[[], Any], type[Exc
 def read_lines(path: File, *, returns: bool = False) -> Iterator[tuple[int, str]]:
     """The lines of a text file with their numbers from 1, without line feed and one return.
 
-    Raises:
-        InputError: The file cannot be read, is not UTF-8, or (without `returns`) has a carriage
-            return within a line: to many programs a line ends there.
+    Without `returns`, a carriage return within a line is refused: to many programs a line ends
+    there.
     """
     with open_bytes(path) as file:
         for number, whole in enumerate(bounded_lines(file, path), start=1):
@@ -268,12 +214,7 @@ def read_lines(path: File, *, returns: bool = False) -> Iterator[tuple[int, str]
 
 
 def read_rows(path: File, kind: str, wanted: Wanted) -> Iterator[Row]:
-    """The cells of some columns, row by row.
-
-    Args:
-        path: The table.
-        kind: Its ending, one of `TABLES`.
-        wanted: The columns.
+    """The cells of some columns of a file whose ending, one of `TABLES`, is `kind`.
 
     Yields:
         The number of line (in parquet row) and the cells; None for a row with nothing in it.
@@ -296,19 +237,16 @@ def read_rows(path: File, kind: str, wanted: Wanted) -> Iterator[Row]:
             yield from _delimited(_comma_separated(file, wanted), wanted)
 
 
-def listed(names: Iterable[str]) -> str:
+def listed(names: Collection[str]) -> str:
     """Names for a message, at most so many."""
-    rest = iter(names)
-    first = ", ".join(map(shown, islice(rest, LISTED))) or "none"
-    more = sum(1 for _ in rest)
-    return f"{first} and {more:,} more" if more else first
+    first = ", ".join(map(shown, islice(names, LISTED))) or "none"
+    return f"{first} and {len(names) - LISTED:,} more" if len(names) > LISTED else first
 
 
 def _jsonl(file: Any, wanted: Wanted) -> Iterator[Row]:
-    path, columns, texts = wanted.path, wanted.columns, wanted.texts
-    kinds = "an object or a string" if texts == 1 else "an object"
-    expected = f"expected {kinds}, as jq -c . writes lines, or jq -c '.[]' for an array"
-    alone = columns is None and texts == 1
+    path, columns = wanted.path, wanted.columns
+    expected = "expected an object, as jq -c . writes lines, or jq -c '.[]' for an array"
+    alone = columns is None and wanted.texts == 1
     for number, line in enumerate(bounded_lines(file, path), start=1):
         place = f"{path}, line {number}"
         if not line.strip():
@@ -317,18 +255,15 @@ def _jsonl(file: Any, wanted: Wanted) -> Iterator[Row]:
             row = parse_json(line.strip(), constants=True)
         except ValueError as error:
             raise InputError(f"{place}: not JSON ({error}); {expected}") from None
-        if isinstance(row, str) and texts == 1:
-            yield number, [row]
-            continue
         if not isinstance(row, dict):
             raise InputError(f"{place}: got {shown(row)}; {expected}")
         strings = [key for key, value in row.items() if may_hold_text(value)]
         if columns is None:
-            columns = wanted.choose(Columns(path, list(row), strings))
+            columns = wanted.choose(path, list(row), strings)
         for position, column in enumerate(columns):
             if column not in row:
                 raise InputError(f"{place}: no {shown(column)}; it has {listed(row)}")
-            if position < texts and not isinstance(row[column], str | None):
+            if position < wanted.texts and not isinstance(row[column], str | None):
                 raise InputError(f"{place}: {shown(column)} is not text")
         if alone and (others := [key for key in strings if key not in columns]):
             raise InputError(
@@ -343,15 +278,14 @@ def _delimited(rows: Iterator[tuple[int, list[str]]], wanted: Wanted) -> Iterato
     begin, header = next(rows, (0, []))
     if not header:
         return
-    if wanted.named:
+    if columns is None or wanted.named:
         while header and not header[-1].strip():  # A delimiter at the end of every line.
             header.pop()
         if columns is None:
-            columns = wanted.choose(Columns(path, header, header))
+            columns = wanted.choose(path, header, header)
             _check_header(header, path)
         positions = [column_index(column, header, path) for column in columns]
     else:
-        assert columns is not None
         if all(cell.strip().isdecimal() for cell in header):
             raise InputError(
                 f"{path}, line 1: all its cells are numbers, so {', '.join(columns)} may be names "
@@ -403,27 +337,25 @@ def _position(column: str, header: Sequence[str], path: object) -> int:
 def _comma_separated(file: Any, wanted: Wanted) -> Iterator[tuple[int, list[str]]]:
     path = wanted.path
     lines = bounded_lines(file, path)
-    first, begins = next(lines, ""), 1
-    if declared := re.fullmatch(r'"?sep=(.)"?\s*', first, re.IGNORECASE):  # Excel's own.
-        delimiter, begins = declared[1], 2
-        first = next(lines, "")
-    else:
-        # Spreadsheets of some languages write semicolons. In prose a space follows a mark.
-        counts = {mark: len(re.findall(f"[{mark}]\\S", first)) for mark in DELIMITERS}
-        delimiter = max(counts, key=lambda mark: counts[mark])
-        if not wanted.named and 0 < counts[","] < counts[delimiter]:
-            raise InputError(
-                f"{path}, line 1: cells may end at ',' or at {delimiter!r}; say by which in "
-                f"a line before it, such as sep={delimiter}"
-            )
+    first = next(lines, "")
+    # Spreadsheets of some languages write semicolons. In prose a space follows a mark.
+    counts = {mark: len(re.findall(f"[{mark}]\\S", first)) for mark in DELIMITERS}
+    delimiter = max(counts, key=lambda mark: counts[mark])
+    if not wanted.named and 0 < counts[","] < counts[delimiter]:
+        raise InputError(
+            f"{path}, line 1: cells may end at ',' or at {delimiter!r}; give the columns names in "
+            "a line before it"
+        )
     spaced = 0 < first.count(delimiter) == first.count(f"{delimiter} ")
-    lines, before = chain([first], lines), begins
     # Strict: a quote that never closes is an error, not the end of the corpus.
-    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=spaced, strict=True)
+    reader = csv.reader(
+        chain([first], lines), delimiter=delimiter, skipinitialspace=spaced, strict=True
+    )
+    begins = 1
     try:
         for row in reader:
             yield begins, row
-            begins = reader.line_num + before
+            begins = reader.line_num + 1
     except csv.Error as error:
         raise InputError(
             f"{path}, line {begins}: the row that begins there is malformed ({error}); does a "
@@ -432,20 +364,12 @@ def _comma_separated(file: Any, wanted: Wanted) -> Iterator[tuple[int, list[str]
 
 
 def _parquet(file: Any, path: File, wanted: Wanted) -> Iterator[Row]:
-    if find_spec("pyarrow") is None:
-        raise MissingDependencyError(
-            f"reading {path.name} needs pyarrow: pip install 'bertflow[parquet]'"
-        )
+    need("pyarrow", path.name, "parquet")
     import pyarrow
     import pyarrow.parquet
 
     if path.suffix.lower() in PACKED or not file.seekable():
-        content = file.read(LARGEST_PACKED + 1)
-        if len(content) > LARGEST_PACKED:
-            raise InputError(
-                f"{path} unpacks to more than {LARGEST_PACKED:,} bytes; unpack it first"
-            )
-        file = io.BytesIO(content)
+        file = io.BytesIO(file.read())
     head = file.read(HEAD)
     file.seek(0)
     if not head.startswith(PARQUET_MARK) and (said := contents(head)):
@@ -457,7 +381,7 @@ def _parquet(file: Any, path: File, wanted: Wanted) -> Iterator[Row]:
         chosen = _chosen(table.schema_arrow, wanted)
         batches = table.iter_batches(PARQUET_ROWS, columns=list(chosen))
         yield from arrow_rows(batches, replace(wanted, columns=chosen))
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not a whole parquet file: {error}") from None
 
 
@@ -474,28 +398,13 @@ def _check_alone(file: Any, path: File) -> None:
 
 
 def arrow_rows(batches: Iterable[Any], wanted: Wanted) -> Iterator[tuple[int, list[Any]]]:
-    """The cells of some columns of Arrow tables, row by row.
-
-    Raises:
-        InputError: A column is missing or not text, or another one is the text in a later table.
-    """
-    path, number, before = wanted.path, 0, wanted.columns
-    try:
-        for batch in batches:
-            chosen = _chosen(batch.schema, wanted)
-            if before is not None and chosen != before:
-                raise InputError(
-                    f"{path}, from row {number + 1} on: {listed(chosen)} is the text, before it "
-                    f"was {listed(before)}; name one by --column (in Python column=)"
-                )
-            before = chosen
-            for cells in zip(*(batch.column(name).to_pylist() for name in chosen), strict=True):
-                number += 1
-                if any(isinstance(cell, str) and len(cell) > LONGEST_LINE for cell in cells):
-                    raise too_long(f"{path}, row {number}")
-                yield number, list(cells)
-    except UnicodeDecodeError:
-        raise InputError(f"{path}, after row {number}: a text is not UTF-8") from None
+    """The cells of some columns of Arrow tables, row by row."""
+    number = 0
+    for batch in batches:
+        chosen = [batch.column(name) for name in _chosen(batch.schema, wanted)]
+        for cells in zip(*(column.to_pylist() for column in chosen), strict=True):
+            number += 1
+            yield number, list(cells)
 
 
 def _chosen(schema: Any, wanted: Wanted) -> Sequence[str]:
@@ -503,12 +412,11 @@ def _chosen(schema: Any, wanted: Wanted) -> Sequence[str]:
     path, columns = wanted.path, wanted.columns
     if columns is None:
         strings = [field.name for field in schema if not _is_number(field.type)]
-        columns = wanted.choose(Columns(path, schema.names, strings))
-    for position, column in enumerate(columns):
-        if position < wanted.texts:
-            check_text(schema, column, path)
-        else:
-            column_index(column, schema.names, path)
+        columns = wanted.choose(path, schema.names, strings)
+    for column in columns[: wanted.texts]:
+        check_text(schema, column, path)
+    for column in columns[wanted.texts :]:
+        column_index(column, schema.names, path)
     return columns
 
 

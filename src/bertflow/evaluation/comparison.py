@@ -24,7 +24,8 @@ from bertflow.calibrators import (
     Standardization,
     Whitening,
 )
-from bertflow.data import CATALOG, STS_TASKS, Pairs, Texts, read_sentences, read_task, read_texts
+from bertflow.data import CATALOG, STS_TASKS, Pairs, read_sentences, read_task
+from bertflow.data.readers import Texts, read_texts
 from bertflow.display import block, facts_table
 from bertflow.encoders import (
     Precision,

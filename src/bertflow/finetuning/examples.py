@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bertflow.data import NLI_LABELS, NliPairs, nli_splits, read_nli
+from bertflow.data import NLI_LABELS, NliPairs, read_nli
+from bertflow.data.readers import nli_splits
 from bertflow.errors import InputError, check_number
 
 Row = tuple[str, str, str]

@@ -190,7 +190,7 @@ def _tasks_in(data: str | Path | None) -> list[str]:
     if not Path(data).is_dir():
         raise InputError(f"{data} is no folder; give the folder that holds the tasks")
     sets = [CATALOG[task] for task in STS_TASKS]
-    return [one.name for one in sets if find_files(one, one.default_split, Path(data))[0]]
+    return [one.name for one in sets if find_files(one, one.default_split, Path(data))]
 
 
 @dataclass(eq=False)

@@ -25,7 +25,6 @@ from bertflow.arrays import Array, as_tensor, finite, unit_length
 from bertflow.calibrators import Calibrator, Moments, load_calibrator
 from bertflow.calibrators.readme import calibrator_name
 from bertflow.data.tables import (
-    Columns,
     check_text,
     column_index,
     is_text,
@@ -235,7 +234,7 @@ class Encode(Worker):
         texts = [field.name for field in schema if is_text(field.type)]
         # A column without a value has no type.
         texts = texts or [field.name for field in schema if str(field.type) == "null"]
-        return only_text(Columns(place, schema.names, texts))[0]
+        return only_text(place, schema.names, texts)[0]
 
     def _kept(self, read: Any) -> list[str]:
         # The text comes first of what is read, and stays if that is asked for.
