@@ -670,7 +670,7 @@ def test_no_method_is_refused(encoder):
 def test_results_do_not_depend_on_the_number_of_processes(encoder, folder, everything, tmp_path):
     cache = SentenceCache(tmp_path)
     shared = compare(encoder, TASKS, data=folder, seeds=2, jobs=2, cache=cache)
-    assert len(cache.results.keys()) == (8 + 2 * 3) * 5  # Each process stores what it has fitted.
+    assert len(cache.results.sizes()) == (8 + 2 * 3) * 5  # Each process stores what it has fitted.
     for name, entry in everything.entries.items():
         other = shared.entries[name]
         assert other.components == entry.components
@@ -813,4 +813,4 @@ def test_where_results_cannot_be_kept_it_is_said_once(
         compare(encoder, data=folder, jobs=1, cache=cache, **AGAIN)
     [record] = caplog.records
     assert "No space left on device" in record.getMessage()
-    assert cache.results.keys() == []
+    assert cache.results.sizes() == {}

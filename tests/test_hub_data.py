@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from bertflow.data import (
 )
 from bertflow.errors import InputError
 from bertflow.io.reading import hub_answers
+from hub_stand_in import hub_running
 
 TEXT = datasets.Value("string")
 
@@ -169,7 +169,7 @@ def test_a_column_that_is_not_there_is_named(repository):
     folder = repository("stsb", SCORE, pairs([1.0]), "test")
     table = pyarrow.table({"sentence1": ["a"], "text": ["b"], "score": [1.0]})
     pyarrow.parquet.write_table(table, next(folder.rglob("test-*.parquet")))
-    with pytest.raises(InputError, match="has no column sentence2; it has sentence1, text, score"):
+    with pytest.raises(InputError, match="has no column 'sentence2'; it has 'sentence1', 'text', "):
         read_task("stsb")
 
 
@@ -246,7 +246,7 @@ def test_a_hub_that_does_not_answer_is_not_asked(monkeypatch, tmp_path, unasked)
 
 
 def test_a_missing_extra_gives_the_line_that_installs_it(monkeypatch, unasked):
-    monkeypatch.setattr(sources, "find_spec", lambda name: None)
+    monkeypatch.setattr("bertflow.data.tables.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"hub:.* needs datasets: pip install 'bertflow\[hub\]'"):
         read_task("stsb")
 
@@ -259,46 +259,13 @@ def test_sick_says_why_it_is_not_asked_for(unasked):
 # Whether it answers.
 
 
-@pytest.fixture
-def local(monkeypatch):
-    """An endpoint on this machine without a proxy; the port is the test's."""
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("urllib.request.getproxies", dict)
-
-    def at(port: int) -> None:
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
-
-    return at
-
-
-def test_a_hub_that_takes_connections_answers(local, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        local(port)
+def test_a_hub_answers_unless_it_is_gone_or_offline(monkeypatch):
+    with hub_running() as hub:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
         assert hub_answers()
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
         assert not hub_answers()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert not hub_answers()
-
-
-def test_behind_a_proxy_the_client_finds_out(local, monkeypatch):
-    local(9)
-    monkeypatch.setattr("urllib.request.getproxies", lambda: {"http": "http://127.0.0.1:1"})
-    assert hub_answers()
-    monkeypatch.setattr("urllib.request.getproxies", lambda: {"ftp": "http://127.0.0.1:1"})
-    assert not hub_answers()
-
-
-@pytest.mark.parametrize(("scheme", "port"), [("http", 80), ("https", 443)])
-def test_the_scheme_gives_the_port(local, monkeypatch, scheme, port):
-    tried = []
-
-    def connect(address, timeout):
-        tried.append(address)
-        raise OSError
-
-    monkeypatch.setattr(constants, "ENDPOINT", f"{scheme}://hub.invalid")
-    monkeypatch.setattr(socket, "create_connection", connect)
-    assert not hub_answers()
-    assert tried == [("hub.invalid", port)]

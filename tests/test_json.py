@@ -62,7 +62,7 @@ def test_a_file_that_cannot_be_read_is_named(content, said, tmp_path):
         path.write_bytes(content)
     with pytest.raises(ModelError, match=rf"x\.json .*{said}"):
         read_json(path)
-    with pytest.raises(ModelError, match=f"{tmp_path} is no file"):
+    with pytest.raises(ModelError, match=f"{tmp_path} cannot be read: Is a directory"):
         read_json(tmp_path)
 
 

@@ -130,7 +130,7 @@ def test_a_result_is_there_only_after_its_arrays(tmp_path, monkeypatch):
 
 def test_a_folder_that_is_not_there_holds_nothing(tmp_path):
     store = ResultStore(tmp_path / "nothing")
-    assert (store.get(key(1)), list(store), store.keys(), store.bytes()) == (None, [], [], 0)
+    assert (store.get(key(1)), list(store), store.sizes()) == (None, [], {})
     assert not (tmp_path / "nothing").exists()
 
 
@@ -150,11 +150,11 @@ def test_the_least_recently_used_go_when_there_is_no_room(tmp_path):
         store.put(result(number))
         for path in tmp_path.glob(f"{key(number)}.*"):
             os.utime(path, (number, number))
-    one = store.bytes() // 4
+    one = sum(store.sizes().values()) // 4
     assert store.get(key(0)) is not None  # It is the last one now.
     ResultStore(tmp_path, int(3.5 * one)).put(result(4))
-    assert set(store.keys()) == {key(0), key(3), key(4)}
-    assert store.bytes() <= 3.5 * one
+    assert set(store.sizes()) == {key(0), key(3), key(4)}
+    assert sum(store.sizes().values()) <= 3.5 * one
     assert len(list(tmp_path.iterdir())) == 2 * 3
 
 
@@ -174,7 +174,7 @@ def test_what_alone_is_too_large_is_not_kept_and_removes_nothing(tmp_path):
     ResultStore(tmp_path, 10**6).put(result(0))
     for size in (100, 0):
         ResultStore(tmp_path, size).put(result(1))
-    assert ResultStore(tmp_path).keys() == [key(0)]
+    assert list(ResultStore(tmp_path).sizes()) == [key(0)]
 
 
 def test_what_others_have_in_the_folder_stays(tmp_path):
@@ -194,7 +194,7 @@ def test_results_are_part_of_the_cache_of_sentence_vectors(tmp_path):
     cache = SentenceCache(tmp_path / "cache", 10**6)
     assert cache.results.size == 10**6 // 20
     cache.results.put(result(0))
-    assert cache.results.bytes() > 7000
+    assert sum(cache.results.sizes().values()) > 7000
     # They count for the size that vectors have.
     assert cache.make_room(tmp_path / "cache" / "vectors" / key(1), 10**6 - 20_000)
     assert not cache.make_room(tmp_path / "cache" / "vectors" / key(1), 10**6 - 5_000)

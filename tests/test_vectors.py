@@ -106,11 +106,11 @@ BAD = {
     "two": r"176 bytes more after its array of shape \(3, 2\)",
     "parquet": "is a .parquet file; name it so",
     "pointer": "is a git-lfs pointer",
-    "text": "not a .npy file",
-    "empty": "not a .npy file",
-    "cut": "breaks off: it has 4,920 bytes and should have 4,928",
+    "text": "not a whole .npy file",
+    "empty": "not a whole .npy file",
+    "cut": "not a whole .npy file of numbers",
     "packed": "packed with gzip; unpack it",
-    "objects": "not a .npy file of numbers.*: .*Python objects",
+    "objects": "not a whole .npy file of numbers",
     "1-d": r"shape \(3,\)",
     "3-d": r"shape \(2, 2, 2\)",
     "complex": "complex128",
@@ -171,7 +171,7 @@ def test_a_file_is_not_replaced_by_its_own_transform(source):
             target.symlink_to(source)
         elif how == "hard link":
             target.hardlink_to(source)
-        with pytest.raises(InputError, match=r"\.npy is what the transform reads; give another"):
+        with pytest.raises(InputError, match=r"\.npy overlaps with what the transform reads"):
             transform_file(unchanged, source, target)
         assert source.read_bytes() == before
 
@@ -243,5 +243,5 @@ def test_a_row_too_far_off_is_named_by_where_it_is_in_the_file(tmp_path):
         int, re.findall(r"with row (\d+) counted as 0: .* in row (\d+) ", str(caught.value))[0]
     )
     assert start + row == 1003
-    assert "give X as float32" in str(caught.value)
+    assert "give X in a wider type" in str(caught.value)
     assert not (tmp_path / "out.npy").exists()

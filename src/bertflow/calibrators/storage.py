@@ -28,7 +28,7 @@ from bertflow.calibrators.linear import AllButTheTop, Standardization, Whitening
 from bertflow.calibrators.readme import calibrator_name, preset_name, write_card
 from bertflow.errors import InputError, ModelError, did_you_mean, shown, unknown
 from bertflow.io.files import reason_of, replaced_folder
-from bertflow.io.reading import LARGEST, read_json
+from bertflow.io.reading import LARGEST, path_of, read_json
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)
@@ -237,7 +237,7 @@ def load_calibrator(folder: str | Path) -> Calibrator:
 
 def calibrator_folder(folder: str | Path) -> Path:
     """The folder of the two files: the given one, or its `bertflow/` in a saved model."""
-    folder = Path(folder)
+    folder = path_of(folder)
     try:
         for candidate in [folder / SUBFOLDER, folder]:
             if (candidate / CONFIG).exists():

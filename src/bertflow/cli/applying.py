@@ -258,12 +258,12 @@ def cache(*, clear: bool = flag("--clear")) -> None:
     from bertflow.encoders import SentenceCache
 
     found = SentenceCache()
-    held, fits, of_fits = found.contents(), len(found.results.keys()), found.results.bytes()
-    gguf = [one.bytes for one in held if one.gguf]
+    held, results = found.contents(), found.results.sizes()
+    gguf, of_fits = [one.bytes for one in held if one.gguf], sum(results.values())
     encoders, size = len(held) - len(gguf), of_fits + sum(one.bytes for one in held)
     if clear:
         left = found.clear()
-        freed = size - sum(one.bytes for one in left) - found.results.bytes()
+        freed = size - sum(one.bytes for one in left) - sum(found.results.sizes().values())
         gone = encoders - sum(not one.gguf for one in left)
         console.show(f"removed {gone:,} encoders, {freed / 1e6:,.1f} MB")
         if left:
@@ -276,6 +276,6 @@ def cache(*, clear: bool = flag("--clear")) -> None:
         f"{encoders:,} encoders, {sentences:,} sentences, {size / 1e6:,.1f} MB of at most {most}"
     )
     read = (len(gguf), ".gguf files as they were read", sum(gguf))
-    for count, what, room in (read, (fits, "fits of comparisons", of_fits)):
+    for count, what, room in (read, (len(results), "fits of comparisons", of_fits)):
         if count:
             console.show(f"{count:,} {what}, {room / 1e6:,.1f} MB of that")

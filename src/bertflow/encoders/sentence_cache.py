@@ -289,7 +289,7 @@ class SentenceCache:
         return sorted(map(Kept.at, places), key=lambda kept: kept.used)
 
     def _held(self) -> int:
-        return sum(kept.bytes for kept in self.contents()) + self.results.bytes()
+        return sum(kept.bytes for kept in self.contents()) + sum(self.results.sizes().values())
 
     @property
     def gguf(self) -> Path:

@@ -1,7 +1,6 @@
 """Files and folders that are written whole or not at all.
 
-New content is written beside its target under a hidden name, and then moved to its place. Failures
-are a ModelError that names the target.
+New content is written beside its target under a hidden name, and then moved into place.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from bertflow.errors import BertflowError, InputError, ModelError, shown
-from bertflow.io.reading import read_json
+from bertflow.errors import BertflowError, InputError, ModelError
+from bertflow.io.reading import path_of, read_json
 
 log = logging.getLogger(__name__)
 
 PERMISSIONS = 0o777
-LONGEST_REASON = 500
 MANIFEST = ".bertflow-files.json"
 LOCK = "lock"
 # Files that libraries load from a model's folder; the first two patterns are weights.
@@ -46,14 +44,13 @@ def reason_of(error: Exception) -> str:
     said = (isinstance(error, OSError) and error.strerror) or str(error).split("\n")[0]
     if system := re.search(r"\(os error (\d+)\)", said):  # As libraries in Rust say it.
         said = os.strerror(int(system[1]))
-    return said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]} …"
+    return said
 
 
 @contextmanager
 def writing(target: str | Path) -> Iterator[None]:
     """Turn the errors of a file system into a ModelError that names the target."""
-    if not isinstance(target, str | os.PathLike) or "\0" in str(target):
-        raise ModelError(f"cannot write {shown(target)}: it is no path; give the name of one")
+    path_of(target)
     try:
         yield
     except BertflowError:
@@ -75,19 +72,9 @@ def followed(target: Path) -> Path:
 
 @contextmanager
 def sole_writer(output: Path, lock: Path) -> Iterator[None]:
-    """Keep other processes from writing an output while inside.
+    """Keep other processes from writing an output while inside; a ModelError if one does already.
 
-    The lock is a file, which is made and removed again. It ends with its process, so a killed
-    process leaves none. If another process holds it, a ModelError says so.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     output = Path(folder, "out")
-        ...     with sole_writer(output, Path(folder, ".out.lock")):
-        ...         written = output.write_text("mine")
-        ...     sorted(path.name for path in Path(folder).iterdir())
-        ['out']
+    The lock is a file that is removed again; a killed process holds none.
     """
     held = FileLock(lock)
     with writing(output):
@@ -111,8 +98,8 @@ def sole_writer(output: Path, lock: Path) -> Iterator[None]:
 def staged(target: Path, *, folder: bool = False) -> Iterator[Path]:
     """Make an empty file or folder beside the target, to be filled and moved to its place.
 
-    Anything not moved by the end is removed. Left-overs of killed processes for the same target are
-    removed first; files that another process is filling are locked, and stay.
+    What is not moved by the end is removed, and so is what killed processes left for this target;
+    what another process is filling is locked, and stays.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_stale(target.parent, re.escape(target.name))
@@ -140,7 +127,7 @@ def remove_stale(folder: Path, name: str) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Lock a file or folder. Gives False if another process holds it, or locks do not work."""
+    """Lock a file or folder; False if another process holds it, or locks do not work."""
     if sys.platform == "win32":
         yield False
         return
@@ -174,8 +161,7 @@ def remove(path: Path) -> None:
 def placed(path: Path) -> Iterator[Path]:
     """Give an empty file to fill, which then replaces the target in one move.
 
-    A link is followed: its target is replaced, and the link stays. The permissions of the old file
-    stay, too. A device or pipe is refused.
+    Links are followed, and the permissions of the old file stay. A device or pipe is refused.
     """
     _check_regular(path)
     target = followed(path)
@@ -215,10 +201,7 @@ def write_bytes(path: str | Path, content: bytes) -> None:
 def save_or_keep(output: Path, *saves: Callable[[Path], object]) -> None:
     """Save to a file or folder; where that fails, save into a new temporary folder instead.
 
-    Args:
-        output: Where to save.
-        saves: Functions that save to a path. Where the first fails in the temporary folder, too,
-            the next one is tried there, which may save less.
+    Where the first of `saves` fails there, too, the next one is tried, which may save less.
 
     Raises:
         ModelError: It could not be saved to the output; the message says why, and where it is.
@@ -238,45 +221,21 @@ def save_or_keep(output: Path, *saves: Callable[[Path], object]) -> None:
 
 
 def check_writable(path: str | Path, *, rows: bool = False) -> None:
-    """Refuse a file that cannot be written, before any work is done for it.
-
-    Args:
-        path: The file; an existing device or pipe only if `rows` is False.
-        rows: Whether it is written row by row, which needs a regular file.
-    """
+    """Refuse a file that cannot be written, before any work; `rows` need a regular file."""
     with writing(path):
         path = Path(path)
-        if str(path) == "-":
-            raise ModelError("cannot write -: it stands for standard output; give a file")
-        if path.is_dir():
-            raise ModelError(f"cannot write {path}: it is a folder; give a file")
+        faults = {
+            "stands for standard output": str(path) == "-",
+            "is a folder": path.is_dir(),
+            "may not be written to": path.exists() and not os.access(path, os.W_OK),
+        }
+        if fault := next((fault for fault, there in faults.items() if there), None):
+            raise ModelError(f"cannot write {path}: it {fault}; give a file")
         if rows:
             _check_regular(path)
-        if path.exists() and not os.access(path, os.W_OK):
-            raise ModelError(
-                f"cannot write {path}: it is there and may not be written to; give another file, "
-                "or the right to write"
-            )
         if not _is_special(path):
-            _try_out(followed(path))
-
-
-def _try_out(target: Path, *, folder: bool = False) -> None:
-    """Make and remove what `staged` makes, to find out early whether that works."""
-    with _no_new_folders(target), staged(target, folder=folder):
-        pass
-
-
-@contextmanager
-def _no_new_folders(path: Path) -> Iterator[None]:
-    """Afterwards remove the parent folders of a path that were made inside and are empty."""
-    made = [parent for parent in path.absolute().parents if not parent.exists()]
-    try:
-        yield
-    finally:
-        for parent in made:
-            with suppress(OSError):  # It holds something.
-                parent.rmdir()
+            with staged(followed(path)):  # To find out early whether that works.
+                pass
 
 
 def _is_special(path: Path) -> bool:
@@ -305,16 +264,15 @@ def part_path(output: Path) -> Path:
 def part_folder(output: Path) -> Iterator[Path]:
     """Give the folder beside an output that holds unfinished work, to one process at a time.
 
-    The folder stays as long as it holds something; `clear_part` empties it.
+    It stays as long as it holds something.
     """
     folder = part_path(output)
-    with _no_new_folders(folder):
-        try:
-            with sole_writer(output, folder / LOCK):
-                yield folder
-        finally:
-            with suppress(OSError):  # It holds something.
-                folder.rmdir()
+    try:
+        with sole_writer(output, folder / LOCK):
+            yield folder
+    finally:
+        with suppress(OSError):  # It holds something.
+            folder.rmdir()
 
 
 def clear_part(folder: Path) -> None:
@@ -332,10 +290,9 @@ def clear_part(folder: Path) -> None:
 def replaced_folder(target: str | Path) -> Iterator[Path]:
     """Give an empty folder to fill, which then replaces the target.
 
-    The target must not exist, be empty, or hold only files that were written this way before; a
-    folder keeps a list of them. If filling fails, the target stays as it was. A process that is
-    killed while it moves the folders leaves the old one under a hidden name; the next process
-    brings it back.
+    The target may only hold what was written this way before, of which a folder keeps a list. A
+    process that is killed while it moves the folders leaves the old one under a hidden name; the
+    next one brings it back.
     """
     check_replaceable(target)
     target = followed(Path(target))
@@ -352,38 +309,29 @@ def replaced_folder(target: str | Path) -> Iterator[Path]:
 
 
 def check_replaceable(target: str | Path) -> None:
-    """Refuse a folder that cannot be replaced, before any work is done for it.
-
-    Another folder is made beside it and removed again, to find out whether that works.
-    """
+    """Refuse a folder that cannot be replaced, before any work is done for it."""
     with writing(target):
         target = followed(Path(target))
         _settle(target)
         if target.exists():
-            if not target.is_dir():
+            names = foreign_entries(target)
+            foreign = [f"holds {name}, which bertflow did not write there" for name in names]
+            if faults := foreign if target.is_dir() else ["is a file"]:
                 raise ModelError(
-                    f"{target} is a file; give a folder that is empty or not there yet"
-                )
-            if foreign := foreign_entries(target):
-                raise ModelError(
-                    f"{target} holds {foreign[0]}, which bertflow did not write there; "
-                    "give a folder that is empty or not there yet"
+                    f"{target} {faults[0]}; give a folder that is empty or not there yet"
                 )
             _check_movable(target)
-        _try_out(target, folder=True)
+        with staged(target, folder=True):
+            pass
 
 
 def _check_movable(folder: Path) -> None:
-    reason = ""
-    if os.path.ismount(folder):  # noqa: PTH214 - of all systems
-        reason = "is a mount point"
-    with suppress(OSError):  # The current folder may have been removed.
-        if Path(os.path.realpath(folder)) in [(here := Path.cwd().resolve()), *here.parents]:
-            reason = "is or holds the current folder"
-    if reason:
+    here = Path.cwd().resolve()
+    mounted = os.path.ismount(folder)  # noqa: PTH214 - of all systems
+    if mounted or Path(os.path.realpath(folder)) in (here, *here.parents):
         raise ModelError(
-            f"cannot write {folder}: it {reason}, which no other folder can take the place of; "
-            f"give a folder in it, such as {folder / 'model'}"
+            f"cannot write {folder}: it is a mount point, or is or holds the current folder, which "
+            f"no other folder can take the place of; give one in it, such as {folder / 'model'}"
         )
 
 
@@ -422,10 +370,9 @@ def _entries(folder: Path) -> list[str]:
 
 @contextmanager
 def merged_folder(target: Path) -> Iterator[Path]:
-    """Give an empty folder to fill, whose files are then moved into an existing folder.
+    """Give an empty folder to fill, whose files are then moved into a folder that holds anything.
 
-    The target may hold anything. Each file is the old one or the new one, never half. A process
-    that is killed while it moves them leaves some of both. If filling fails, none is moved.
+    Each file is the old one or the new one; a process that is killed meanwhile leaves some of both.
     """
     target = followed(target)
     with writing(target), staged(target, folder=True) as staging:
@@ -454,26 +401,14 @@ def _remove_other_weights(new: Path, old: Path) -> None:
 def check_apart(
     outputs: Mapping[str, str | Path | None], inputs: Iterable[tuple[str, str | Path]]
 ) -> None:
-    """Refuse outputs that are the same as each other or as an input, which would be lost.
+    """Refuse outputs that are each other or an input, lie in an input, or hold one.
 
     Links, hard links and other spellings of a path count as the same file.
 
     Args:
         outputs: Files or folders to write, by their names in messages; None is ignored.
-        inputs: Pairs of a name for messages and a file or folder to read. Paths that do not exist,
-            such as names on the hub, are ignored.
-
-    Raises:
-        InputError: Two outputs are the same; or an output is an input, lies in an input folder, or
-            is a folder that holds an input.
-
-    Example:
-        >>> from tempfile import mkdtemp
-        >>> file = Path(mkdtemp()) / "pairs.tsv"
-        >>> _ = file.write_text("A cat,A dog,1")
-        >>> check_apart({"--json": file}, [("--pairs", file)])  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        bertflow.errors.InputError: --json .../pairs.tsv is what --pairs reads; ...
+        inputs: Names for messages, and files or folders to read. What does not exist, such as a
+            name on the hub, is ignored.
     """
     places = {name: Path(path) for name, path in outputs.items() if path is not None}
     for (name, first), (other, second) in combinations(places.items(), 2):
@@ -481,22 +416,19 @@ def check_apart(
             raise InputError(f"{name} and {other} are both {first}; give each a place of its own")
     for read, path in inputs:
         for name, output in places.items():
-            if loss := _loss(output, Path(path), read):
-                raise InputError(f"{name} {output} {loss}")
+            if _overlap(output, Path(path)):
+                raise InputError(
+                    f"{name} {output} overlaps with what {read} reads ({path}); give another place"
+                )
 
 
-def _loss(output: Path, path: Path, read: str) -> str:
-    """How writing an output would destroy an input, and the remedy; empty if it would not."""
+def _overlap(output: Path, path: Path) -> bool:
+    """Whether writing an output would destroy an input that is there."""
     with suppress(OSError, ValueError):  # Names on the hub may be invalid paths.
-        if not path.exists():
-            return ""
-        if _is_same(output, path):
-            return f"is what {read} reads; give another, or it would be lost"
-        if _is_within(output, path):
-            return f"is in the folder that {read} reads ({path}); give a place outside of it"
-        if _is_within(path, output):
-            return f"holds what {read} reads ({path}); give another, or it would be lost"
-    return ""
+        if path.exists():
+            within = _is_within(output, path) or _is_within(path, output)
+            return within or _is_same(output, path)
+    return False
 
 
 def _is_same(first: Path, second: Path) -> bool:
@@ -508,7 +440,4 @@ def _is_same(first: Path, second: Path) -> bool:
 
 def _is_within(path: Path, folder: Path) -> bool:
     """Whether a path, existing or not, lies in a folder."""
-    real = Path(os.path.realpath(path))
-    return folder.is_dir() and any(
-        parent.exists() and parent.samefile(folder) for parent in real.parents
-    )
+    return Path(os.path.realpath(folder)) in Path(os.path.realpath(path)).parents

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
-from bertflow.errors import ModelError, shown
+from bertflow.errors import InputError, ModelError, shown
 
 # So many bytes are enough to tell.
 HEAD = 512
@@ -22,27 +23,16 @@ KINDS = {
     b"\xfd7zXZ\0": PACKED_WITH.format("xz", ".xz"),
     b"\x28\xb5\x2f\xfd": PACKED_WITH.format("zstd", ".zst"),
     b"PK\x03\x04": "is a zip archive, as .xlsx, .docx and .npz are; unpack it or export it as text",
-    b"PK\x05\x06": "is an empty zip archive",
-    b"Rar!\x1a": "is a RAR archive; unpack it",
-    b"\x04\x22\x4d\x18": "is packed with lz4; unpack it",
-    b"7z\xbc\xaf\x27\x1c": "is a 7z archive; unpack it",
     b"PAR1\x15": "is a .parquet file; name it so, or give that as its format",
-    b"ARROW1\0\0": "is an Arrow file; write it as .parquet",
     b"\x93NUMPY": "is a .npy file, an array of numpy",
     b"%PDF-": "is a PDF; export its text",
     b"{\\rtf": "is an RTF document; export its text",
-    b"\xd0\xcf\x11\xe0": "is an old Office document; export its text",
-    b"\x89HDF": "is an HDF5 file",
-    b"SQLite format 3\0": "is an SQLite database; export its text",
-    b"\xff\xfe\0\0": "is not UTF-8 text but UTF-32; convert it to UTF-8",
     b"\xff\xfe": "is not UTF-8 text but UTF-16; convert it to UTF-8",
     b"\xfe\xff": "is not UTF-8 text but UTF-16; convert it to UTF-8",
-    b"Obj\x01": "is an Avro file; write it as .parquet",
     b"<?xml": "is XML; export its text",
     b"<!doctype html": "is a web page; export its text",
     b"<html": "is a web page; export its text",
 }
-TAR_MARK, TAR_PLACE = b"ustar", 257
 
 
 def contents(head: bytes) -> str | None:
@@ -52,11 +42,16 @@ def contents(head: bytes) -> str | None:
         >>> contents(b"%PDF-1.7 ...")
         'is a PDF; export its text'
     """
-    if head[TAR_PLACE:].startswith(TAR_MARK):
-        return "is a tar archive; unpack it"
     heads = head, head.removeprefix(b"\xef\xbb\xbf").lower()
     found = (said for begin, said in KINDS.items() if any(one.startswith(begin) for one in heads))
     return next(found, None)
+
+
+def path_of(given: str | Path) -> Path:
+    """The path that a caller gave; an InputError if it is none, such as None."""
+    if isinstance(given, str | os.PathLike) and "\0" not in str(given):
+        return Path(given)
+    raise InputError(f"expected the path of a file or folder, got {shown(given)}")
 
 
 # Far more bytes than any of our files has; a larger one is foreign, and is not read whole.
@@ -66,22 +61,17 @@ LARGEST = 10**6
 def parse_json(text: str, *, constants: bool = False) -> Any:
     """Parse JSON that every reader understands alike; a ValueError says in one line why not.
 
-    Python's own parser lets the last of two equal keys win, and takes NaN, Infinity and numbers too
-    large for a float. With `constants` those numbers pass, for the caller to refuse where they
-    matter.
+    Python's own parser lets the last of two equal keys win, and takes numbers that are not finite,
+    which pass with `constants`, for the caller to refuse where they matter.
 
     Example:
-        >>> parse_json('{"a": [1, 2.5]}')
-        {'a': [1, 2.5]}
         >>> parse_json('{"a": 1, "a": 2}')
         Traceback (most recent call last):
         ValueError: it has the key 'a' twice
     """
-    checks: dict[str, Any] = (
-        {} if constants else {"parse_constant": _finite, "parse_float": _finite}
-    )
+    number = None if constants else _finite
     try:
-        return json.loads(text, object_pairs_hook=_once, **checks)
+        return json.loads(text, object_pairs_hook=_once, parse_constant=number, parse_float=number)
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
@@ -91,8 +81,6 @@ def parse_json(text: str, *, constants: bool = False) -> Any:
 def read_json(path: Path, *, largest: int = LARGEST) -> Any:
     """Parse a small JSON file; a ModelError names a file that is not JSON, or is larger."""
     try:
-        if path.exists() and not path.is_file():
-            raise ModelError(f"{path} is no file")
         with path.open("rb") as file:
             content = file.read(largest + 1)
         if len(content) > largest:
@@ -121,20 +109,10 @@ def _finite(number: str) -> float:
 
 def hub_answers() -> bool:
     """Whether the hub can be reached: its clients would try for minutes before they give up."""
-    import socket
-    from urllib.parse import urlsplit
-    from urllib.request import getproxies
+    from huggingface_hub import constants, get_session
 
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    hub = urlsplit(constants.ENDPOINT)
-    if getproxies().get(hub.scheme):
-        return True  # The proxy's answer is for the client to get.
-    port = hub.port or (80 if hub.scheme == "http" else 443)
     try:
-        socket.create_connection((hub.hostname or "", port), timeout=10).close()
-    except OSError:
+        get_session().head(constants.ENDPOINT, timeout=10)
+    except Exception:  # Of the client, the network or the system.
         return False
-    return True
+    return not constants.HF_HUB_OFFLINE

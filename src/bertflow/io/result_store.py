@@ -31,12 +31,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def key_of(recipe: Mapping[str, Any]) -> str:
-    """The start of a recipe's SHA-256, whatever the order of its parts.
-
-    Example:
-        >>> key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
-        True
-    """
+    """The start of a recipe's SHA-256, whatever the order of its parts."""
     text = json.dumps(recipe, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]
 
@@ -47,12 +42,10 @@ class Result:
 
     Attributes:
         kind: What was done, such as "score".
-        key: Of the recipe, as `key_of` gives it.
-        recipe: All that the result depends on.
-        about: The same for people.
+        key: `key_of` the recipe.
+        recipe: All that the result depends on; `about` has the same for people.
         result: The figures, as JSON has them.
         seconds: How long the work took.
-        versions: Versions of the libraries.
         time: When, UTC.
         arrays: By name; not part of the JSON.
     """
@@ -82,15 +75,6 @@ class ResultStore:
     Args:
         folder: Made when the first result is written.
         size: Bytes at most; the least recently used results make room. None keeps all.
-
-    Example:
-        >>> from tempfile import mkdtemp
-        >>> store, recipe = ResultStore(mkdtemp()), {"task": "stsb"}
-        >>> work = {"kind": "score", "key": key_of(recipe), "recipe": recipe, "seconds": 0.1}
-        >>> store.put(Result(**work, result={"x": 1}, arrays={"y": np.arange(3)}))
-        >>> again = store.get(key_of(recipe))
-        >>> again.result, again.arrays["y"].tolist(), store.get("0" * 20)
-        ({'x': 1}, [0, 1, 2], None)
     """
 
     def __init__(self, folder: str | Path, size: int | None = None) -> None:
@@ -141,13 +125,9 @@ class ResultStore:
             if result is not None:
                 yield result
 
-    def keys(self) -> list[str]:
-        """The keys of all results, the least recently used first."""
-        return list(self._files())
-
-    def bytes(self) -> int:
-        """How many bytes all results have together."""
-        return sum(sum(sizes.values()) for sizes in self._files().values())
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each result by its key, the least recently used first."""
+        return {key: sum(sizes.values()) for key, sizes in self._files().items()}
 
     def clear(self) -> None:
         """Remove all results, and the folder if nothing else is in it."""

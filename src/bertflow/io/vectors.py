@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-from numpy.lib.format import open_memmap, read_array_header_1_0, read_array_header_2_0, read_magic
+from numpy.lib.format import open_memmap
 
 from bertflow.arrays import Array, finite
 from bertflow.errors import InputError
-from bertflow.io.files import (
-    check_apart,
-    check_writable,
-    part_folder,
-    placed,
-    reason_of,
-    writing,
-)
-from bertflow.io.reading import HEAD, contents
+from bertflow.io.files import check_apart, check_writable, part_folder, placed, reason_of, writing
+from bertflow.io.reading import HEAD, contents, path_of
 
 log = logging.getLogger(__name__)
 
@@ -30,47 +22,31 @@ Progress = Callable[[int, int], None]
 
 
 def read_vectors(path: str | Path) -> Array:
-    """Open a .npy file of vectors, memory-mapped and read-only.
-
-    Args:
-        path: A matrix of shape (N, D) of any floating or integer type.
-
-    Returns:
-        The matrix.
+    """Open a .npy file of vectors, shape (N, D), memory-mapped and read-only.
 
     Raises:
         InputError: The file is missing, not a .npy, holds objects, is not a matrix, breaks off, or
             goes on after it.
     """
-    path = Path(path)
+    path = path_of(path)
     if not path.is_file():
-        raise InputError(f"{path} does not exist" if not path.exists() else f"{path} is no file")
-    whole, size = 0, path.stat().st_size
+        raise InputError(f"{path} does not exist, or is no file")
     try:
         with path.open("rb") as file:
             head = file.read(HEAD)
-            file.seek(0)
-            old = read_magic(file) == (1, 0)
-            shape, _, dtype = (read_array_header_1_0 if old else read_array_header_2_0)(file)
-            whole = 0 if dtype.hasobject else file.tell() + math.prod(shape) * dtype.itemsize
         vectors: np.memmap = open_memmap(path, mode="r")
     except OSError as error:
         raise InputError(f"{path} cannot be read: {reason_of(error)}") from None
-    # numpy parses a header as Python text, so a damaged one can raise any exception.
-    except Exception as error:
+    except Exception:  # numpy parses a header as Python text, so any can come of a damaged one.
         other = None if head.startswith(np.lib.format.MAGIC_PREFIX) else contents(head)
-        said = (
-            other or f"is not a .npy file of numbers, as numpy.save writes it: {reason_of(error)}"
-        )
-        if size < whole:
-            said = f"breaks off: it has {size:,} bytes and should have {whole:,}; fetch it again"
+        said = other or "is not a whole .npy file of numbers, as numpy.save writes it"
         raise InputError(f"{path} {said}") from None
     if vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
         raise InputError(
             f"{path} holds an array of shape {vectors.shape} and type {vectors.dtype}; "
             "expected a matrix of numbers, one row a vector"
         )
-    if left := size - whole:
+    if left := path.stat().st_size - vectors.offset - vectors.nbytes:
         raise InputError(
             f"{path} holds {left:,} bytes more after its array of shape {vectors.shape}, as if "
             "saved to twice; give one array a file"
@@ -86,16 +62,16 @@ def transform_file(
     *,
     progress: Progress | None = None,
 ) -> tuple[int, int]:
-    """Map a .npy file to another in chunks, in memory that does not grow with the file.
+    """Map a .npy file (N, D) to another in chunks, in memory that does not grow with the file.
 
     Args:
         transform: Maps rows (n, D) to rows (n, K), such as a calibrator's `transform`.
-        source: Vectors, shape (N, D).
-        target: The file to write, replaced as a whole; not the source.
+        source: The file to read.
+        target: The file to write, replaced as a whole.
         progress: Called with the rows done and their total.
 
     Returns:
-        The shape of the written vectors.
+        The shape (N, K).
 
     Raises:
         InputError: The source is not readable, of another width, or has a row that is not finite or
@@ -131,19 +107,10 @@ def _chunk(vectors: Array, start: int) -> Array:
 
 
 def _write(path: Path, shape: tuple[int, int], dtype: np.dtype, chunks: Iterable[Array]) -> None:
-    described = {
-        "descr": np.lib.format.dtype_to_descr(dtype),
-        "fortran_order": False,
-        "shape": shape,
-    }
+    header = np.lib.format.header_data_from_array_1_0(np.empty((0, shape[1]), dtype))
     # Written, not memory-mapped: on a full disk a mapped file would kill the process.
-    with (
-        writing(path),
-        part_folder(path),
-        placed(path) as staging,
-        staging.open("wb") as file,
-    ):
-        np.lib.format.write_array_header_1_0(file, described)
+    with writing(path), part_folder(path), placed(path) as staging, staging.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {**header, "shape": shape})
         for chunk in chunks:
             file.write(np.ascontiguousarray(chunk, dtype=dtype).data)
         file.flush()
