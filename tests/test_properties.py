@@ -243,7 +243,7 @@ def accepted(function, x, kinds: list[str] | None = None):
         try:
             return function(x[kept]), kept
         except InputError as error:
-            said = re.search(r"finite in row (\d+) .*; (give X as|remove that row)", str(error))
+            said = re.search(r"finite in row (\d+) .*; (give X in a wider type)", str(error))
             assert said, error
             assert "\n" not in str(error)
             if kinds is not None:
@@ -416,12 +416,12 @@ def test_a_row_too_far_off_for_its_type_is_refused_by_number_with_the_remedy(nam
     far = np.tile(x[:1], (5000, 1))
     for value, kind, wider in [(6e4, np.float16, "float32"), (3e38, np.float32, "float64")]:
         far[4321] = value
-        with pytest.raises(InputError, match=rf"row 4321 .*; give X as {wider}"):
+        with pytest.raises(InputError, match=r"row 4321 .*; give X in a wider"):
             calibrator.transform(far.astype(kind))
         assert finite(calibrator.transform(far.astype(wider)))
     if isinstance(calibrator, Flow):
         far[4321] = 1e30
-        with pytest.raises(InputError, match=r"row 4321 .*; give X as float64"):
+        with pytest.raises(InputError, match=r"row 4321 .*; give X in a wider"):
             calibrator.log_prob(far)
         assert finite(calibrator.log_prob(far.astype(np.float64)))
 
@@ -464,7 +464,7 @@ def test_a_latent_row_too_far_off_is_refused_by_number(name):
     z[31] = 3e4
     assert finite(calibrator.inverse_transform(z))
     if name not in SMALL:
-        with pytest.raises(InputError, match=r"row 31 .*; give X as float32"):
+        with pytest.raises(InputError, match=r"row 31 .*; give X in a wider"):
             calibrator.inverse_transform(z.astype(np.float16))
 
 

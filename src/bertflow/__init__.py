@@ -44,31 +44,8 @@ __version__ = "0.1.0"
 # The program that uses bertflow shows the log; without a program's wish nothing is printed.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-_HOMES = {
-    "bertflow.analysis": ["diagnose"],
-    "bertflow.calibrators": [
-        "AdaptiveWhitening",
-        "AllButTheTop",
-        "Calibrator",
-        "Flow",
-        "Standardization",
-        "Whitening",
-        "load_calibrator",
-        "save_calibrator",
-    ],
-    "bertflow.encoders": ["SentenceCache", "load_encoder"],
-    "bertflow.errors": [
-        "BertflowError",
-        "InputError",
-        "MissingDataError",
-        "MissingDependencyError",
-        "ModelError",
-        "TrainingError",
-    ],
-    "bertflow.evaluation": ["compare", "evaluate", "evaluate_all"],
-    "bertflow.models": ["CalibratedSentenceTransformer", "attach", "calibrate", "load"],
-}
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+# The modules to look a name up in, the cheaper to import first.
+_HOMES = ("errors", "calibrators", "encoders", "models", "evaluation", "analysis")
 
 __all__ = [
     "AdaptiveWhitening",
@@ -100,11 +77,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'bertflow' has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
-    globals()[name] = value
-    return value
+    homes = (import_module(f"bertflow.{home}") for home in _HOMES if name in __all__)
+    for module in homes:
+        if hasattr(module, name):
+            globals()[name] = value = getattr(module, name)
+            return value
+    raise AttributeError(f"module 'bertflow' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

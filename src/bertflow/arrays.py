@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -25,8 +24,6 @@ HELD_BYTES = 2**26
 # Rows from anywhere in such a file that are read before its memory is given back: the system may
 # map megabytes around each row.
 TAKEN_ROWS = 128
-# The type to suggest where a type cannot hold the image of its rows.
-WIDER = {torch.float16: "float32", torch.bfloat16: "float64", torch.float32: "float64"}
 # Bytes mapped at a time: few enough for a processor's cache, enough to be worth a call.
 CHUNK_BYTES = 2**22
 # A GPU waits for each call, so more at a time, but little beside the rows themselves.
@@ -46,9 +43,6 @@ def matrix(X: Any, width: int = 0) -> Any:  # noqa: N803
 
     X is an array, a tensor, a data frame of numbers; or a list, Series, object array, Arrow array
     or frame of one column whose entries are vectors. A list without rows gets `width` dimensions.
-
-    Raises:
-        InputError: X is something else; the message names it and the remedy.
 
     Example:
         >>> matrix([[1, 2], [3, 4]]).dtype, matrix([torch.ones(2), torch.zeros(2)]).shape
@@ -76,10 +70,8 @@ def is_frame(X: Any) -> bool:  # noqa: N803
 def _of_tensor(rows: Tensor) -> Tensor:
     if rows.is_complex():
         raise InputError(f"Complex data not supported: X is {rows.dtype}; give real numbers")
-    if rows.is_meta or rows.is_quantized:
-        raise InputError("X is a meta or quantized tensor; give one of floats (X.dequantize())")
-    if rows.layout != torch.strided or rows.is_nested:
-        raise InputError("X is a sparse or nested tensor, which is not supported; make it dense")
+    if rows.is_meta or rows.is_quantized or rows.is_nested or rows.layout != torch.strided:
+        raise InputError("X is a meta, quantized, sparse or nested tensor; give a dense one")
     if rows.dtype not in TORCH_FLOATS:
         rows = rows.float() if rows.is_floating_point() else rows.double()
     return rows.detach()
@@ -89,15 +81,8 @@ def _of_others(X: Any) -> Any:  # noqa: N803
     kind = type(X).__name__
     if hasattr(X, "tocsr"):
         raise InputError(f"X is a sparse {kind}, which is not supported; give X.toarray()")
-    if hasattr(X, "__next__"):
-        raise InputError(f"X is a {kind}, which can be read once; {EXPECTED}: give list(X)")
-    if isinstance(X, np.ma.MaskedArray):
-        if (masked := np.ma.getmaskarray(X)).any():
-            row = int(np.argwhere(masked)[0, 0])
-            raise InputError(
-                f"X is masked in row {row} (rows count from 0); fill it, or leave that row out"
-            )
-        X = X.data  # noqa: N806
+    if np.ma.is_masked(X):
+        raise InputError("X has masked numbers; fill them, or leave their rows out")
     try:
         return _of_frame(X) if is_frame(X) else _of_array(X)
     except InputError:
@@ -108,15 +93,7 @@ def _of_others(X: Any) -> Any:  # noqa: N803
 
 
 def _of_array(X: Any) -> Any:  # noqa: N803
-    """Anything that numpy can turn into an array of numbers or of vectors."""
-    try:
-        array = np.asarray(X)
-    except ValueError:  # Rows of different lengths.
-        if not isinstance(X, list | tuple):
-            raise
-        array = np.empty(len(X), dtype=object)
-        for number, row in enumerate(X):
-            array[number] = row
+    array = np.asarray(X)
     if array.ndim == 0:
         raise InputError(f"X is a {type(X).__name__}; {EXPECTED}")
     if array.dtype == object and (array.ndim == 1 or array.shape[1:] == (1,)):
@@ -128,21 +105,15 @@ def _of_array(X: Any) -> Any:  # noqa: N803
 
 
 def _of_frame(X: Any) -> NDArray[Any]:  # noqa: N803
-    """A data frame's numbers; a column of something else is named."""
-    names = getattr(X, "column_names", None) or list(X.columns)
-    for name, count in Counter(names).most_common(1):
-        if count > 1:
-            raise InputError(
-                f"X has {count} columns {shown(name)}; rename or leave out all but one"
-            )
-    for name in names:
+    for name in getattr(X, "column_names", None) or list(X.columns):
         column = np.asarray(X[name])
         if column.dtype.kind not in "fiub" and any(
             isinstance(cell, str) or np.ndim(cell) for cell in column
         ):
-            holds = "text" if any(isinstance(cell, str) for cell in column) else "vectors"
-            remedy = "leave it out" if holds == "text" else f"give X[{name!r}]"
-            raise InputError(f"column {shown(name)} of X holds {holds} beside others; {remedy}")
+            raise InputError(
+                f"column {shown(name)} of X holds text or vectors beside others; leave it out, or "
+                f"give X[{name!r}]"
+            )
     # scikit-learn knows the missing values of data frames.
     return cast(
         "NDArray[Any]",
@@ -157,17 +128,10 @@ def _stacked(cells: Sequence[Any]) -> Any:
     for number, row in enumerate(rows):
         if row.ndim != 1 or len(row) != len(rows[0]):
             raise InputError(
-                f"row {number} of X (rows count from 0) is {_described(cells[number])}, row 0 is "
-                f"{_described(cells[0])}; expected vectors of one length"
+                f"row {number} of X (rows count from 0) has shape {tuple(row.shape)}, row 0 has "
+                f"{tuple(rows[0].shape)}; expected vectors of one length"
             )
     return torch.stack(rows) if tensors else np.stack(rows)
-
-
-def _described(cell: Any) -> str:
-    shape = np.shape(cell)
-    if len(shape) == 1:
-        return f"of length {shape[0]}"
-    return f"of shape {shape}" if shape else shown(cell)
 
 
 def _numbers(array: NDArray[Any]) -> NDArray[Any]:
@@ -177,12 +141,11 @@ def _numbers(array: NDArray[Any]) -> NDArray[Any]:
     kind = array.dtype.kind
     if kind == "c":
         raise InputError(f"Complex data not supported: X is {array.dtype}; give real numbers")
-    if kind in "OUST":
-        text = next((cell for cell in array.flat if isinstance(cell, str | bytes)), None)
-        if text is not None:
-            raise InputError(f"X holds text ({shown(str(text))}); {EXPECTED}; encode text first")
-    if kind in "mM":
-        raise InputError(f"X holds {array.dtype}; {EXPECTED}")
+    if kind == "O":
+        kind = "U" if any(isinstance(cell, str | bytes) for cell in array.flat) else kind
+    if kind in "USTmM" and array.size:
+        cell = shown(str(array.flat[0]))
+        raise InputError(f"X holds text or dates ({cell}); {EXPECTED}; encode text first")
     return array.astype(np.float64)
 
 
@@ -267,16 +230,11 @@ def unit_length(x: Tensor) -> Tensor:
 
 
 def mapped(function: Callable[[Tensor, Tensor], None], rows: Rows, width: int) -> Rows:
-    """Apply a function to chunks of rows and return the result in the rows' own kind and type.
+    """Apply a function to chunks of rows (N, D) and return (N, width) in their own kind and type.
 
-    Args:
-        function: Takes a chunk (n, D) in float32 or float64, and a tensor (n, width) of the same
-            type to write to. What is not finite must come out as something not finite.
-        rows: Shape (N, D).
-        width: Of the result.
-
-    Raises:
-        InputError: A row, or what becomes of it in its own type, is not finite; it is named.
+    The function takes a chunk (n, D) in float32 or float64, and a tensor (n, width) of the same
+    type to write to. What is not finite must come out as something not finite; a row that is not,
+    or whose image is not in its own type, is refused by its number.
     """
     result: Any
     if isinstance(rows, Tensor):
@@ -314,10 +272,8 @@ def mapped(function: Callable[[Tensor, Tensor], None], rows: Rows, width: int) -
 
 def finite(rows: Any) -> Any:
     """The rows, unless one of them is not finite: that one is named."""
-    start = 0
-    for chunk in chunks(rows):
-        _refuse_not_finite(chunk, start)
-        start += len(chunk)
+    for number, chunk in enumerate(chunks(rows)):
+        _refuse_not_finite(chunk, number * CHUNK_ROWS)
     return rows
 
 
@@ -332,12 +288,10 @@ def _refuse_not_finite(chunk: Tensor, start: int) -> None:
 
 
 def _refuse_overflow(image: Tensor, start: int) -> None:
-    kind = image.dtype
-    remedy = f"give X as {WIDER[kind]}" if kind in WIDER else "remove that row"
     raise InputError(
         f"X is finite in row {start + _first_not_finite(image)} (rows count from 0), but so far "
-        f"from the fitted rows that {str(kind).removeprefix('torch.')} cannot hold what becomes of "
-        f"it; {remedy}"
+        f"from the fitted rows that {str(image.dtype).removeprefix('torch.')} cannot hold what "
+        "becomes of it; give X in a wider type, or remove that row"
     )
 
 

@@ -14,7 +14,6 @@ from numbers import Integral, Real
 from subprocess import list2cmdline
 from typing import Any
 
-# The longest value that a message shows, and the longest message, which may list many paths.
 LONGEST_VALUE, LONGEST_MESSAGE = 80, 20_000
 # Categories that would break the line or the terminal: control characters, line ends, surrogates.
 UNSHOWN = {"Cc", "Zl", "Zp", "Cs"}
@@ -33,40 +32,18 @@ def shown(value: Any) -> str:
 
 
 def one_line(said: object) -> str:
-    r"""A message or name on one line: line breaks are escaped, and a huge text is cut.
-
-    Example:
-        >>> one_line("first\nsecond")
-        'first\\nsecond'
-    """
-    text = str(said)
-    if not text.isprintable():
-        text = "".join(
-            c.encode("unicode_escape").decode() if unicodedata.category(c) in UNSHOWN else c
-            for c in _shortened(text, LONGEST_MESSAGE)
-        )
+    """A message or name on one line: line breaks are escaped, and a huge text is cut."""
+    text = "".join(
+        c.encode("unicode_escape").decode() if unicodedata.category(c) in UNSHOWN else c
+        for c in _shortened(str(said), LONGEST_MESSAGE)
+    )
     return _shortened(text, LONGEST_MESSAGE)
 
 
 def quoted(name: Any) -> str:
-    r"""A name or path as part of a command that can be pasted into a shell, on one line.
-
-    Example:
-        >>> print(quoted("model"), quoted("my model"), quoted("a\nb"), quoted("-x"))
-        model 'my model' $'a\012b' ./-x
-    """
-    text = str(name)
-    if text.startswith("-"):
-        text = f"./{text}"
-    if os.name == "nt":
-        return list2cmdline([text])
-    if text.isprintable():
-        return shlex.quote(text)
-    letters = [chr(byte) for byte in text.encode("utf-8", "surrogateescape")]
-    plain = [
-        one if " " <= one <= "~" and one not in "\\'" else f"\\{ord(one):03o}" for one in letters
-    ]
-    return f"$'{''.join(plain)}'"
+    """A name or path as part of a command that can be pasted into a shell, on one line."""
+    text = one_line(name)
+    return list2cmdline([text]) if os.name == "nt" else shlex.quote(text)
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
@@ -76,8 +53,7 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
         >>> did_you_mean("tempered", ["flow", "tempered-flow"]), did_you_mean("x", ["flow"])
         ('; did you mean tempered-flow?', '')
     """
-    likely = get_close_matches(given.lower().replace("_", "-"), names := list(known), n=1)
-    likely = likely or get_close_matches(given.lower(), names, n=1)
+    likely = get_close_matches(given.lower(), list(known), n=1)
     return f"; did you mean {likely[0]}?" if likely else ""
 
 
@@ -111,11 +87,7 @@ def check_number(
     integer: bool = False,
     above: bool = False,
 ) -> None:
-    """Refuse an argument that is not a finite number from `low` (or above it) to `high`.
-
-    Raises:
-        InputError: The message names the argument, its value and what it may be.
-    """
+    """Refuse by an InputError what is no finite number from `low` (or `above` it) to `high`."""
     kind = Integral if integer else Real
     good = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(float(value))
     if good and (low < value if above else low <= value) and value <= high:
@@ -129,11 +101,7 @@ def check_number(
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """Refuse an argument that is none of its possible values.
-
-    Raises:
-        InputError: The message names the argument, its value and what it may be.
-    """
+    """Refuse by an InputError an argument that is none of its possible values."""
     if value not in choices:
         raise InputError(f"{name} must be one of {choices}, got {value!r}")
 

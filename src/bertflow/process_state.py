@@ -1,14 +1,14 @@
 """Settings of the process that must not change a result, and the number of threads torch uses.
 
-torch keeps a number of threads for each thread, and gives a new thread the number that any thread
-has set last. So a thread that sets its own number restores the one for new threads: fits and
-encodings in other threads then have the number that the program was given.
+torch gives a new thread the number of threads that any thread has set last. So a thread that sets
+its own number restores the one for new threads.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TypeVar
 
@@ -26,21 +26,8 @@ def shared_by_threads(
 ) -> Callable[[], AbstractContextManager[None]]:
     """Make a context manager for a setting of the whole process, which threads may enter together.
 
-    Args:
-        setting: A generator function that sets something, yields, and restores it. The first thread
-            that enters runs its first half, and the last that leaves runs the second.
-
-    Example:
-        >>> @shared_by_threads
-        ... def quiet():
-        ...     print("off")
-        ...     yield
-        ...     print("on")
-        >>> with quiet(), quiet():
-        ...     print("inside twice")
-        off
-        inside twice
-        on
+    The first thread that enters runs the generator function to its `yield`, and the last one that
+    leaves runs the rest, which restores the setting.
     """
     # Reentrant: the garbage collector may end a generator of the thread that holds the lock.
     lock = threading.RLock()
@@ -76,11 +63,7 @@ def _default_type() -> Iterator[None]:
 
 @contextmanager
 def pinned(*, seed: bool = False) -> Iterator[None]:
-    """Compute as in a fresh process, whatever the caller has set.
-
-    Inside, torch's default type is float32 and its default device the CPU, autocast and inference
-    mode are off, gradients can be computed, numpy only warns, and scikit-learn returns arrays.
-    Everything is as before afterwards. It serves as a decorator, too.
+    """Compute as in a fresh process, whatever the caller has set; afterwards all is as before.
 
     With `seed`, torch's global generator is restored, too: modules of other libraries draw from it
     when they are made. That is not for code that several threads run at the same time.
@@ -110,15 +93,7 @@ def usual_threads() -> int:
 
 
 def set_own_threads(count: int) -> None:
-    """Set how many threads torch uses for operations of this thread, and not for new threads.
-
-    Example:
-        >>> before = usual_threads()
-        >>> set_own_threads(before + 1)
-        >>> usual_threads() == before + 1, _in_a_new_thread(usual_threads) == before
-        (True, True)
-        >>> set_own_threads(before)
-    """
+    """Set how many threads torch uses for operations of this thread, and not for new threads."""
     with _threads_lock:
         # A thread's first question overwrites its own number, so ask before setting it.
         torch.get_num_threads()
@@ -140,8 +115,5 @@ def one_thread() -> Iterator[None]:
 
 
 def _in_a_new_thread(call: Callable[[], T]) -> T:
-    results: list[T] = []
-    thread = threading.Thread(target=lambda: results.append(call()))
-    thread.start()
-    thread.join()
-    return results[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
