@@ -132,7 +132,10 @@ def bounded_lines(file: Any, name: object) -> Iterator[str]:
                 raise InputError(f"{name} {said}")
             line = line.removeprefix(codecs.BOM_UTF8)
         if len(line) > LONGEST_LINE:
-            raise too_long(f"{name}, line {number}")
+            raise InputError(
+                f"{name}, line {number}: it has more than {LONGEST_LINE:,} bytes; give one "
+                "sentence a row"
+            )
         try:
             text = line.decode()
         except UnicodeDecodeError:
@@ -144,11 +147,6 @@ def bounded_lines(file: Any, name: object) -> Iterator[str]:
                 "convert it to UTF-8, for example by iconv"
             )
         yield text
-
-
-def too_long(place: str) -> InputError:
-    """The error for a line or cell that is longer than any sentence."""
-    return InputError(f"{place}: it has more than {LONGEST_LINE:,} bytes; give one sentence a row")
 
 
 def need(module: str, what: object, extra: str) -> None:
