@@ -373,12 +373,12 @@ def _parquet(file: Any, path: File, wanted: Wanted) -> Iterator[Row]:
     if not head.startswith(PARQUET_MARK) and (said := contents(head)):
         raise InputError(f"{path} {said}")
     try:
-        if "://" not in str(path):  # What comes over a network is not read twice.
-            _check_alone(file, path)
         table = pyarrow.parquet.ParquetFile(file)
         chosen = _chosen(table.schema_arrow, wanted)
         batches = table.iter_batches(PARQUET_ROWS, columns=list(chosen))
         yield from arrow_rows(batches, replace(wanted, columns=chosen))
+        if "://" not in str(path):  # What comes over a network is not read twice.
+            _check_alone(file, path)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not a whole parquet file: {error}") from None
 
@@ -386,13 +386,13 @@ def _parquet(file: Any, path: File, wanted: Wanted) -> Iterator[Row]:
 def _check_alone(file: Any, path: File) -> None:
     """Refuse a file that was appended to another: its end describes the last one only."""
     end = b""
+    file.seek(0)
     while block := file.read(READ_AT_ONCE):
         if 2 * PARQUET_MARK in end + block:  # The first one's end and the next one's beginning.
             raise InputError(
                 f"{path} holds several parquet files, one after another; separate them"
             )
         end = block[1 - 2 * len(PARQUET_MARK) :]
-    file.seek(0)
 
 
 def arrow_rows(batches: Iterable[Any], wanted: Wanted) -> Iterator[tuple[int, list[Any]]]:
