@@ -1123,7 +1123,7 @@ def test_an_interrupted_fit_says_how_to_go_on_and_does(cli, done, fit, stop, mon
     assert err.startswith("error: interrupted; the same command ")
     assert kept in err
     assert err.count("\n") == 1
-    assert not Path("new").exists()
+    assert not Path("new/m").exists()
     stop(90)
     code, out, err = cli(*fit, "m")
     said = f"error: interrupted; the same command goes on from {part('m').absolute()}\n"
