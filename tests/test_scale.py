@@ -710,7 +710,7 @@ def test_an_output_elsewhere_than_on_a_disk_is_refused(tmp_path, corpus):
 
 
 def test_an_output_inside_the_input_is_refused(tmp_path, corpus):
-    with pytest.raises(InputError, match="is in the folder that the run reads"):
+    with pytest.raises(InputError, match="overlaps with what the run reads"):
         run(Encode(Lengths()), corpus, corpus / "out")
     assert not (corpus / "out").exists()
 

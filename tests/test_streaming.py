@@ -560,7 +560,7 @@ def test_a_kill_costs_some_seconds_of_a_slow_encoder(tiny_bert, place, command):
 
 def test_several_files_are_encoded_in_order(tiny_bert, place, done, sentences, encoder):
     Path("a.txt").write_text("\n".join(sentences[:50]) + "\n")
-    Path("b.jsonl").write_text("".join(json.dumps(s) + "\n" for s in sentences[50:]))
+    Path("b.jsonl").write_text("".join(json.dumps({"text": s}) + "\n" for s in sentences[50:]))
     done("encode", tiny_bert, "--corpus", "a.txt", "--corpus", "b.jsonl", "--output", "z.npy")
     np.testing.assert_allclose(np.load("z.npy"), embed(encoder, sentences).rows(), atol=1e-6)
     texts = read_corpus(["a.txt", "b.jsonl"])

@@ -487,7 +487,7 @@ def test_an_unknown_task_is_refused_and_the_known_are_listed(encoder, task, tmp_
 
 @pytest.mark.parametrize("split", ["validation", "", "Test"])
 def test_an_unknown_split_is_refused_and_the_known_are_listed(encoder, split, tmp_path):
-    with pytest.raises(InputError, match=f"stsb has no split '{split}'.*train, dev, test"):
+    with pytest.raises(InputError, match=f"unknown split of stsb '{split}'.*train, dev, test"):
         evaluate(encoder, data=tmp_path, split=split)
 
 
