@@ -920,12 +920,11 @@ def test_from_text_to_calibrated_vectors_in_folders(here, done, tiny_bert, tiny_
     np.testing.assert_allclose(whole.scale_, load_calibrator("w").scale_, rtol=1e-4)
 
 
-def test_a_file_is_no_place_for_shards_and_a_pattern_no_folder(here, refused, tiny_bert):
+def test_a_pattern_is_no_folder_of_shards(here, refused, tiny_bert):
     write_texts(Path("in/0.parquet"), ["sentence 1"], 0)
-    command = ["encode", tiny_bert, "--engine", "local", "--output"]
-    assert "a folder is made" in refused(*command, "v.npy", "--corpus", "in")
-    assert "not a pattern" in refused(*command, "v", "--corpus", "in/*.parquet")
-    assert not Path("v").exists() and not Path("v.npy").exists()
+    command = ["encode", tiny_bert, "--engine", "local", "--output", "v"]
+    assert "not a pattern" in refused(*command, "--corpus", "in/*.parquet")
+    assert not Path("v").exists()
 
 
 def test_skipped_shards_are_counted_and_listed(here, done, refused, vectors):

@@ -93,7 +93,7 @@ def evaluate(
 
 
 def compare(
-    encoder: str = argument("ENCODER"),
+    encoder: str = Shared.encoder,
     *,
     task: list[str] | None = option(None, "NAME"),
     own: options.Material,
@@ -155,7 +155,7 @@ def compare(
 
 
 def diagnose(
-    source: str = argument("ENCODER|FILE.npy"),
+    source: str = argument("ENCODER|FILE.npy", callback=options.known_place),
     *,
     own: options.Material,
     limit: int = option(10000, "N", min=2),

@@ -167,7 +167,7 @@ class Shared:
     """
 
     model = argument("MODEL", callback=known_place)
-    encoder = argument("ENCODER")
+    encoder = argument("ENCODER", callback=known_place)
     corpus = option(None, "FILE")
     column = option(None, "NAME", group=INPUT)
     format = option(None, "KIND", group=INPUT)
