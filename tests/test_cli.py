@@ -528,8 +528,9 @@ def test_an_unknown_calibrator_is_refused_and_the_known_are_listed(
 ):
     given = ["--corpus", "corpus.txt"] if command == "fit" else []
     said = refused(command, "--encoder", tiny_bert, *given, "--calibrator", name, "--output", "out")
-    known = ", ".join([*CALIBRATORS, *PRESETS])
-    assert said == f"unknown calibrator {name!r}; expected one of {known}"
+    start, _, known = said.partition("; expected one of ")
+    assert start == f"unknown calibrator {name!r}"
+    assert set(known.split(", ")) == {*CALIBRATORS, *PRESETS}
 
 
 @pytest.mark.parametrize(
