@@ -129,14 +129,14 @@ def span(low: float | None, high: float | None, digits: int = 2, **how: Any) -> 
     return f"{fixed(low, digits, **how)} to {fixed(high, digits, **how)}"
 
 
-def hundredfold(value: float | None, digits: int = 2, *, signed: bool = False) -> str:
-    """A value × 100 as a terminal shows it; "undefined" where there is none.
+def hundredfold(value: float | None, digits: int = 2, minus: str = "-", **how: bool) -> str:
+    """A value × 100 as `fixed` shows it on a terminal; "undefined" where there is none.
 
     Example:
         >>> hundredfold(0.8512), hundredfold(-0.01, signed=True), hundredfold(None)
         ('85.12', '-1.00', 'undefined')
     """
-    return "undefined" if value is None else fixed(100 * value, digits, signed=signed, minus="-")
+    return "undefined" if value is None else fixed(100 * value, digits, minus=minus, **how)
 
 
 def hundredfold_span(one: Any, digits: int = 1, *, signed: bool = False) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 import numpy as np
 
 from bertflow.analysis.frequency import Mean
-from bertflow.display.grid import fixed
+from bertflow.display.grid import MINUS, fixed, hundredfold
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.io.files import check_writable, write_bytes
 from bertflow.report.measures import (
@@ -373,10 +373,7 @@ def _draw_edits(axes: Axes, found: EditScatter, name: str) -> None:
 
 
 def _correlations(found: EditScatter, name: str) -> str:
-    whole, near = (
-        "undefined" if rho is None else fixed(100 * rho)
-        for rho in (found.whole[name], found.near[name])
-    )
+    whole, near = (hundredfold(rho[name], minus=MINUS) for rho in (found.whole, found.near))
     return f"ρ × 100: {whole}, ≤ {found.short} apart: {near}"
 
 

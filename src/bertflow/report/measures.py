@@ -414,8 +414,8 @@ class Headline:
     """The difference that a report's verdict is about, and what is scored; all times 100."""
 
     what: str
-    before: float
-    after: float
+    before: float | None
+    after: float | None
     difference: Difference
     grades: str = "people's grades"
 

@@ -152,12 +152,10 @@ def _estimates(scored: Mapping[str, Figures]) -> dict[str, Estimate]:
 def headline_of(before: RowResult, after: RowResult) -> Headline | None:
     """The difference between two rows: on average, else on STS-B, else on the first task."""
     for column in (AVERAGE, "stsb", *after.cells):
-        one, other = before.cells.get(column), after.cells.get(column)
-        if one is None or other is None or one.value is None or other.value is None:
-            continue
-        if other.baseline is not None and other.baseline.value is not None:
+        change = after.cells[column].baseline if column in after.cells else None
+        if change is not None and change.value is not None:
             what = "the seven STS tasks" if column == AVERAGE else CATALOG[column].title
-            return Headline(what, one.value, other.value, other.baseline)
+            return Headline(what, before.cells[column].value, after.cells[column].value, change)
     return None
 
 
