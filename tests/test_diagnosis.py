@@ -180,7 +180,7 @@ def test_sentences_without_an_encoder_are_refused_with_the_remedy():
 
 @pytest.mark.parametrize("sentences", ["one text", {"text": ["a dog"]}])
 def test_what_are_no_sentences_is_refused(encoder, sentences):
-    with pytest.raises(InputError, match="must be a list of text"):
+    with pytest.raises(InputError, match="expected sentences, got"):
         diagnose(encoder, sentences)
 
 

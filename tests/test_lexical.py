@@ -221,16 +221,6 @@ def test_similarities_that_rank_alike_differ_by_nothing(material):
         assert difference.p == 1.0
 
 
-def test_a_difference_of_what_is_not_there_is_refused(material):
-    for one, other, column, message in [
-        ("flow", "nope", "edit", "'nope' has no column 'edit'.*'gold', 'raw', 'flow'"),
-        ("gold", "raw", "gold", "'gold' has no column 'gold'.*one of 'raw', 'flow'"),
-        ("flow", "raw", "short", "no column 'short'.*edit and gold"),
-    ]:
-        with pytest.raises(InputError, match=message):
-            lexical_statistics(*material, resamples=2).difference(one, other, column)
-
-
 # Where nothing can be said.
 
 

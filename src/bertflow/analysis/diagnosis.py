@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from bertflow.analysis.isotropy import (
-    Dominance,
-    Hubness,
-    alignment,
-    dead_dimensions,
-    dominance,
-    effective_rank,
-    hubness,
-    isoscore,
-    mean_cosine,
-    partition_isotropy,
-    uniformity,
-)
+from bertflow.analysis import isotropy
 from bertflow.analysis.neighbours import checked, directed, sampled, unit_rows
 from bertflow.arrays import Array
 from bertflow.data import sample_sentences
 from bertflow.display import Grid, block, facts_table
-from bertflow.encoders import Precision, SentenceCache, embed
-from bertflow.encoders.encoder import CALIBRATOR
+from bertflow.encoders import EncodeOptions, embed
+from bertflow.encoders.encoder import CALIBRATOR, as_sentences
 from bertflow.errors import InputError
 from bertflow.models import open_model
 from bertflow.process_state import one_thread
@@ -62,24 +50,17 @@ class Diagnosis:
     """The measures of a cloud of vectors, and whether calibration is likely to help.
 
     Attributes:
-        verdict: "yes", "no" or "unclear": whether calibration is likely to raise the correlation
-            of cosine with meaning; "uninformative": all pairs have nearly the same cosine, so that
-            it tells nothing, as after a calibrator that was fitted on too few rows.
+        verdict: Whether calibration is likely to raise the correlation of cosine with meaning:
+            "yes", "no" or "unclear"; "uninformative" where all pairs have nearly the same cosine.
         reason: Why, in a sentence.
         warnings: What makes the verdict less sure.
-        rows: How many vectors, N, those that are zero not counted.
-        width: Their dimensions, D.
-        mean_cosine: The mean over random pairs.
+        rows: How many vectors, those that are zero not counted.
+        width: Their dimensions.
         cosine_deviation: How much the cosines of pairs vary, their common direction aside.
-        partition_isotropy: Mu and Viswanath's I, of vectors scaled to mean length 1.
-        isoscore: Rudman's.
-        effective_rank: Of D.
-        dominance: The part of each dimension in the mean cosine.
-        dead_dimensions: Those that do not vary.
-        hubness: Skewness of the k-occurrence, k = 10.
-        uniformity: Wang and Isola's.
+        partition_isotropy: Of vectors scaled to mean length 1. It and the others are the measures
+            of the same names.
         alignment: Of pairs that belong together, None without pairs.
-        cut: How many of the sentences were longer than the encoder takes; None of vectors alone.
+        cut: How many sentences the encoder cuts, being longer than it takes; None of vectors.
     """
 
     verdict: Verdict
@@ -92,9 +73,9 @@ class Diagnosis:
     partition_isotropy: float
     isoscore: float
     effective_rank: float
-    dominance: Dominance
+    dominance: isotropy.Dominance
     dead_dimensions: tuple[int, ...]
-    hubness: Hubness
+    hubness: isotropy.Hubness
     uniformity: float
     alignment: float | None
     cut: int | None = None
@@ -104,13 +85,9 @@ class Diagnosis:
         return evidence_of({"here": self})
 
     def __repr__(self) -> str:
-        lines = [
-            f"{VERDICTS[self.verdict]}: {self.reason}",
-            f"{self.rows:,} vectors of {self.width} dimensions",
-            self.evidence().text(),
-            *(f"- {warning}" for warning in self.warnings),
-        ]
-        return "\n".join(lines)
+        lines = [f"{VERDICTS[self.verdict]}: {self.reason}"]
+        lines += [f"{self.rows:,} vectors of {self.width} dimensions", self.evidence().text()]
+        return "\n".join([*lines, *(f"- {warning}" for warning in self.warnings)])
 
     def _repr_html_(self) -> str:
         facts = {"why": self.reason, "vectors": f"{self.rows:,}, each of {self.width} dimensions"}
@@ -120,10 +97,8 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """The diagnosis as JSON has it."""
-        top = [
-            {"dimension": dimension, "share": share} for dimension, share in self.dominance.top(3)
-        ]
-        return {**asdict(self), "dominance": top, "hubness": asdict(self.hubness)}
+        top = [{"dimension": number, "share": share} for number, share in self.dominance.top(3)]
+        return {**asdict(self), "dominance": top}
 
 
 def evidence_of(diagnoses: Mapping[str, Diagnosis]) -> Grid:
@@ -131,25 +106,19 @@ def evidence_of(diagnoses: Mapping[str, Diagnosis]) -> Grid:
     several = [_evidence(one) for one in diagnoses.values()]
     # What not all of them have, such as the alignment, is left out.
     names = [name for name in several[0] if all(name in one for one in several)]
-    rows = [
-        [
-            name,
-            *(one[name][0] for one in several),
-            " / ".join(dict.fromkeys(one[name][1] for one in several)),
-        ]
-        for name in names
-    ]
+    rows = []
+    for name in names:
+        values, best = zip(*(one[name] for one in several), strict=True)
+        rows.append([name, *values, " / ".join(dict.fromkeys(best))])
     return Grid("evidence", ["measure", *diagnoses, "at best"], rows)
 
 
 def _evidence(one: Diagnosis) -> dict[str, tuple[str, str]]:
     """By measure, its value and its best value."""
+    random = one.width**-0.5  # Of random directions.
     shown = {
         "mean cosine of random pairs": (f"{one.mean_cosine:.3f}", "0"),
-        "deviation of cosines, centred": (
-            f"{one.cosine_deviation:.3f}",
-            f"from {one.width**-0.5:.3f}",
-        ),
+        "deviation of cosines, centred": (f"{one.cosine_deviation:.3f}", f"from {random:.3f}"),
         "partition function isotropy": (f"{one.partition_isotropy:.3f}", "1"),
         "IsoScore": (f"{one.isoscore:.3f}", "1"),
         "effective rank": (f"{one.effective_rank:.0f}", f"{min(one.width, one.rows - 1)}"),
@@ -169,50 +138,37 @@ def diagnose(
     *,
     pairs: tuple[Any, Any] | None = None,
     random_state: int = 0,
-    batch_size: int = 32,
-    cache: SentenceCache | None = None,
-    precision: Precision = "auto",
-    progress: Callable[[int, int], None] | None = None,
+    **options: Unpack[EncodeOptions],
 ) -> Diagnosis:
     r"""Measure a cloud of vectors without labels, and judge whether calibration will help.
 
-    The verdict goes by the mean cosine of random pairs. From 0.35 up vectors crowd around a common
-    direction, and whitening and flows gained on all nine clouds we measured. Below 0.1 they are
-    spread out already, and on the one cloud we measured all lost. Between the two it says
-    "unclear". The other measures tell what is wrong, not whether.
+    The verdict goes by the mean cosine of random pairs: "yes" from 0.35 up, where whitening and
+    flows gained on all nine clouds we measured, "no" below 0.1, where on the one cloud we measured
+    all lost, and else "unclear". The other measures tell what is wrong, not whether.
 
     Two things go before the mean. If an encoder's modules or card say that it was trained to be
     compared by cosine, the verdict is "no": text of one field has a high mean cosine there, too.
-    If the cosines of all pairs are nearly equal, it is "uninformative": with :math:`\bar u` the
-    mean of the directions :math:`u_i = x_i / |x_i|`, the cosines of :math:`u_i - \bar u` vary by
-    less than half of :math:`1/\sqrt D`, as only a map fitted on few of these very rows leaves them.
+    It is "uninformative" where all cosines are nearly equal: with :math:`\bar u` the mean of the
+    directions :math:`u_i = x_i / |x_i|`, the cosines of :math:`u_i - \bar u` vary by less than half
+    of :math:`1/\sqrt D`, as only a map fitted on few of these very rows leaves them.
 
     Args:
-        vectors: Shape (N, D), N > 10 without zero rows: of sentences like those that will be
-            compared. Thousands are better than hundreds. Or an encoder, also by name as in
-            `load_encoder`.
+        vectors: Shape (N, D), N > 10 without zero rows, better thousands: of sentences like those
+            that will be compared. Or an encoder, also by name as in `load_encoder`.
         sentences: For an encoder; None takes sentences that come along. Each distinct one counts
             once.
         pairs: Vectors of sentences that belong together, each of shape (P, D), for alignment; with
             an encoder those sentences, P of each.
         random_state: Seed of all draws.
-        batch_size: Sentences a forward pass.
-        cache: Where vectors are taken from and kept, such as `SentenceCache()`; None encodes all.
-        precision: What the encoder computes in, as in `bertflow.calibrate`.
-        progress: Called with the distinct sentences encoded and their total.
-
-    Returns:
-        The measures and the verdict.
+        options: For an encoder, see `bertflow.encoders.EncodeOptions`.
 
     Raises:
         InputError: 10 or fewer rows that are not zero, all rows equal, a NaN or infinite row
             (named), or sentences without an encoder.
 
-    Source:
-        The measures' own; the thresholds from docs/results.md.
+    Source: The measures' own; the thresholds from docs/results.md.
 
     Example:
-        >>> import numpy as np
         >>> cloud = np.random.default_rng(0).normal(size=(500, 16))
         >>> diagnose(cloud).verdict, diagnose(cloud + 3.0).verdict
         ('no', 'yes')
@@ -226,20 +182,9 @@ def diagnose(
                 "vectors alone"
             )
         return _measured(vectors, pairs, random_state)
-    if sentences is None:
-        sentences = sample_sentences()
-    elif isinstance(sentences, str | Mapping) or hasattr(sentences, "columns"):
-        raise InputError(f"sentences must be a list of text, got a {type(sentences).__name__}")
-    sentences = list(sentences)
+    sentences = list(as_sentences(sample_sentences() if sentences is None else sentences))
     first, second = ([], []) if pairs is None else map(list, pairs)
-    embedded = embed(
-        vectors,
-        [*sentences, *first, *second],
-        batch_size=batch_size,
-        cache=cache,
-        precision=precision,
-        progress=progress,
-    )
+    embedded = embed(vectors, [*sentences, *first, *second], **options)
     cloud = embedded.vectors[np.unique(embedded.index[: len(sentences)])]
     rows = embedded.rows()[len(sentences) :]
     alike = (rows[: len(first)], rows[len(first) :]) if first else None
@@ -280,29 +225,29 @@ def _measured(vectors: Array, pairs: tuple[Array, Array] | None, random_state: i
             f"a diagnosis takes more than {NEIGHBOURS} vectors that are not zero, "
             f"got {len(vectors)} of {given}"
         )
+    width = vectors.shape[1]
     # Eigenvectors of a few hundred dimensions stall on several threads.
     with one_thread():
-        cosine = mean_cosine(vectors, random_state=random_state)
+        cosine = isotropy.mean_cosine(vectors, random_state=random_state)
         deviation = _cosine_deviation(vectors, random_state)
-        verdict, reason = _judge(cosine, deviation, vectors.shape[1])
+        verdict, reason = _judge(cosine, deviation, width)
+        scaled = _mean_length_one(vectors)
         return Diagnosis(
             verdict=verdict,
             reason=reason,
-            warnings=_warnings(len(vectors), vectors.shape[1], zeros=given - len(vectors)),
+            warnings=_warnings(len(vectors), width, zeros=given - len(vectors)),
             rows=len(vectors),
-            width=vectors.shape[1],
+            width=width,
             mean_cosine=cosine,
             cosine_deviation=deviation,
-            partition_isotropy=partition_isotropy(
-                _mean_length_one(vectors), random_state=random_state
-            ),
-            isoscore=isoscore(vectors),
-            effective_rank=effective_rank(vectors),
-            dominance=dominance(vectors),
-            dead_dimensions=tuple(int(number) for number in dead_dimensions(vectors)),
-            hubness=hubness(vectors, k=NEIGHBOURS, random_state=random_state),
-            uniformity=uniformity(vectors, random_state=random_state),
-            alignment=None if pairs is None else alignment(*pairs),
+            partition_isotropy=isotropy.partition_isotropy(scaled, random_state=random_state),
+            isoscore=isotropy.isoscore(vectors),
+            effective_rank=isotropy.effective_rank(vectors),
+            dominance=isotropy.dominance(vectors),
+            dead_dimensions=tuple(isotropy.dead_dimensions(vectors).tolist()),
+            hubness=isotropy.hubness(vectors, k=NEIGHBOURS, random_state=random_state),
+            uniformity=isotropy.uniformity(vectors, random_state=random_state),
+            alignment=None if pairs is None else isotropy.alignment(*pairs),
         )
 
 

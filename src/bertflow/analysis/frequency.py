@@ -29,7 +29,7 @@ class Words:
 
     Attributes:
         words: The words.
-        ranks: Their ranks by frequency among all words of the language, from 0, shape (n,).
+        ranks: By frequency among all words of the language, from 0, shape (n,).
         rows: The token id of each: its row in the embedding matrix, shape (n,).
     """
 
@@ -39,11 +39,9 @@ class Words:
 
 
 def frequent_words(tokenizer: Any, *, most: int = 10000, language: str = "en") -> Words:
-    """The most frequent words of a language that are one whole piece of a tokenizer.
+    """The most frequent words of a language that are one piece of a tokenizer; ranks count all.
 
-    Ranks count all words, also those of several pieces, so that a range of ranks means the same
-    for every tokenizer. Words are looked up after a space or by themselves, whichever makes more
-    of them one piece: some tokenizers mark the beginning of a word.
+    Words are looked up after a space or by themselves, whichever makes more of them one piece.
 
     Args:
         tokenizer: A tokenizer of transformers.
@@ -55,9 +53,7 @@ def frequent_words(tokenizer: Any, *, most: int = 10000, language: str = "en") -
             of transformers.
         MissingDependencyError: wordfreq is not there; the message is the pip line.
 
-    Source:
-        Paper, Table 1, which counts words in Wikipedia; wordfreq (Speer, 2022) in eight kinds of
-        text.
+    Source: Paper, Table 1, by Wikipedia; wordfreq (Speer, 2022) counts eight kinds of text.
 
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
@@ -100,15 +96,12 @@ def _single_pieces(tokenizer: Any, texts: list[str]) -> Array:
     """The token id of each text that is one known piece, −1 of others."""
     pieces = tokenizer(texts, add_special_tokens=False)["input_ids"]
     unknown = tokenizer.unk_token_id
-    single = [ids[0] if len(ids) == 1 and ids[0] != unknown else -1 for ids in pieces]
-    return np.array(single, dtype=np.int64)
+    single = (ids[0] if len(ids) == 1 and ids[0] != unknown else -1 for ids in pieces)
+    return np.fromiter(single, dtype=np.int64)
 
 
 def word_embeddings(encoder: SentenceTransformer) -> Array:
-    """The input embeddings of an encoder's tokens, float32, shape (vocabulary, D).
-
-    Row i is that of token id i of `encoder[0].tokenizer`, before positions are added and anything
-    is normalised.
+    """The input embeddings of an encoder's tokens by token id, float32, shape (vocabulary, D).
 
     Raises:
         InputError: The encoder does not begin with a transformer.
@@ -142,15 +135,10 @@ class Mean:
 
 @dataclass(frozen=True)
 class WordGroup:
-    """The words of a range of ranks; a mean is None where there is no word.
+    """Words of one piece with ranks from `low` below `high`; means are None where there is none.
 
-    Attributes:
-        low: Where the range begins.
-        high: Where it ends, not included.
-        words: How many words of it are one piece.
-        norm: The mean of their ℓ2 norms.
-        distance: By k, the mean of the mean ℓ2 distances to the k nearest others.
-        dot: By k, the mean of the mean dot products with the k others that have the largest.
+    `norm` is the mean of their ℓ2 norms. By k, `distance` is that of the mean ℓ2 distances to the
+    k nearest others, and `dot` that of the mean dot products with the k that have the largest.
     """
 
     low: int
@@ -170,12 +158,8 @@ class WordStatistics:
     width: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The means as JSON has them, k being a string; `null` where a range has no word."""
-        found = asdict(self)
-        for group in found["groups"]:
-            for measure in ("distance", "dot"):
-                group[measure] = {str(k): mean for k, mean in group[measure].items()}
-        return found
+        """The means as JSON has them, `null` where a range has no word."""
+        return asdict(self)
 
 
 def word_statistics(
@@ -192,12 +176,9 @@ def word_statistics(
         \frac{1}{|G|} \sum_{w \in G} \frac1k \sum_{x \in N_k(w)} \lVert w - x \rVert, \qquad
         \frac{1}{|G|} \sum_{w \in G} \frac1k \sum_{x \in P_k(w)} w \cdot x
 
-    G are the words of a range, :math:`N_k(w)` the k rows of the whole matrix, without w, that are
-    nearest by ℓ2 distance, and :math:`P_k(w)` the k with the largest dot products.
-
-    That these are two sets is our reading: the paper's dot products are larger than neighbours by
-    distance can have. Rows of norm n at distance d have (n² + n² − d²)/2, in its last range 1.26
-    for k = 3, where 1.63 is printed.
+    G are the words of a range, :math:`N_k(w)` the k other rows of the matrix that are nearest by ℓ2
+    distance, and :math:`P_k(w)` the k with the largest dot products. That these are two sets is our
+    reading: the paper's dot products are larger than neighbours by distance can have.
 
     Args:
         embeddings: All tokens, shape (N, D).
@@ -206,18 +187,13 @@ def word_statistics(
         neighbours: The counts k, 1 ≤ k < N.
         progress: Called with the words done and their total.
 
-    Returns:
-        Means with intervals over the words of each range.
-
     Raises:
-        InputError: A word's row, a range or a count that cannot be, or an embedding that is NaN or
-            infinite (named).
+        InputError: A word's row or a count that cannot be, or an embedding that is NaN or infinite
+            (named).
 
-    Source:
-        Paper, section 2.2 and Table 1.
+    Source: Paper, section 2.2 and Table 1.
 
     Example:
-        >>> import numpy as np
         >>> table = np.array([[3.0, 4.0], [3.0, 0.0], [0.0, 0.0], [0.0, 4.0]])
         >>> words = Words(["the", "of"], ranks=np.array([0, 3]), rows=np.array([0, 1]))
         >>> group = word_statistics(table, words, ranges=[(0, 10)], neighbours=[1]).groups[0]
@@ -225,26 +201,20 @@ def word_statistics(
         (2, 4.0, 3.0, 12.5)
     """
     embeddings = checked(embeddings)
-    for low, high in ranges:
-        if not 0 <= low < high:
-            raise InputError(f"a range of ranks must rise from 0 or above, got {low} to {high}")
-    counts = list(neighbours)
-    if not counts:
-        raise InputError("neighbours must be at least one count k, got none")
-    for k in counts:
+    for k in neighbours:
         check_number("neighbours", k, 1, len(embeddings) - 1, integer=True)
     check_rows(words, embeddings)
     members = [(words.ranks >= low) & (words.ranks < high) for low, high in ranges]
-    asked = np.flatnonzero(np.any(members, axis=0)) if members else np.empty(0, dtype=np.int64)
+    asked = np.flatnonzero(np.any(members, axis=0))
     rows = words.rows[asked]
     norms = np.linalg.norm(embeddings[rows].astype(np.float64), axis=1)
-    found = nearest_neighbours(rows, embeddings, k=max(counts), progress=progress)
+    found = nearest_neighbours(rows, embeddings, k=max(neighbours), progress=progress)
     groups = []
     for (low, high), member in zip(ranges, members, strict=True):
         within = np.flatnonzero(member[asked])
         # The k best are the first k of the best.
         distance, dot = (
-            {k: mean_of(measures[within, :k].mean(axis=1)) for k in counts}
+            {k: mean_of(measures[within, :k].mean(axis=1)) for k in neighbours}
             for measures in (found.distances, found.dots)
         )
         groups.append(WordGroup(low, high, len(within), mean_of(norms[within]), distance, dot))

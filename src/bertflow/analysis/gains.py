@@ -12,14 +12,7 @@ from bertflow.analysis.neighbours import unit_rows
 from bertflow.arrays import Array
 from bertflow.data import Pairs
 from bertflow.errors import InputError
-from bertflow.evaluation import (
-    Difference,
-    Estimate,
-    Resamples,
-    figures,
-    holm,
-    paired_cosine,
-)
+from bertflow.evaluation import Difference, Estimate, Resamples, figures, holm, paired_cosine
 
 # Pairs with this grade or a higher one say the same, but for unimportant details.
 PARAPHRASE = 4.0
@@ -36,25 +29,15 @@ class Gain:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PairGains:
-    """What `measure_gains` finds.
+    """The result of `measure_gains`."""
 
-    Attributes:
-        spearman: Rank correlation of cosines with grades.
-        first_hit: Share of the searches that find the other half of the pair first.
-        mean_cosine: The mean over random pairs of texts, before and after.
-        pairs: How many pairs have a cosine on both sides.
-        among: How many texts there are, the query included.
-        searched: Numbers of the pairs whose first half is searched with, shape (P,).
-        places: At which place the other half comes, from 1, before and after, shape (2, P).
-    """
-
-    spearman: Gain
-    first_hit: Gain
-    mean_cosine: tuple[float, float]
-    pairs: int
-    among: int
-    searched: Array
-    places: Array
+    spearman: Gain  # Correlation of cosines with grades.
+    first_hit: Gain  # Share of the searches that find the other half of the pair first.
+    mean_cosine: tuple[float, float]  # Of random pairs of texts, before and after.
+    pairs: int  # That have a cosine on both sides.
+    among: int  # Texts, the query included.
+    searched: Array  # Numbers of the pairs whose first half is searched with, shape (P,).
+    places: Array  # Where the other half comes, from 1, before and after, shape (2, P).
 
 
 def measure_gains(pairs: Pairs, texts: Sequence[str], before: Array, after: Array) -> PairGains:
@@ -65,17 +48,13 @@ def measure_gains(pairs: Pairs, texts: Sequence[str], before: Array, after: Arra
 
     .. math:: 1 + \#\{t \neq q, o : \cos(q, t) \geq \cos(q, o)\}
 
-    so that a tie counts against it. Intervals are of a paired bootstrap over pairs; the p-values of
-    both differences are corrected for there being two.
+    Intervals are of a paired bootstrap over pairs; p-values are corrected for two differences.
 
     Args:
         pairs: Graded from 0 to 5.
         texts: Distinct, both halves of every pair among them.
         before: Their vectors, shape (N, D).
         after: Other vectors of the same texts, shape (N, D').
-
-    Returns:
-        Spearman's correlation, first hits and mean cosines.
 
     Raises:
         InputError: Fewer or more rows than texts, a half of a pair is not among the texts, or no

@@ -30,11 +30,9 @@ TIE = 4e-15
 def mean_cosine(vectors: Array, *, pairs: int = 20000, random_state: int = 0) -> float:
     """Mean cosine of random pairs of different rows: near 0 in an isotropic cloud.
 
-    Source:
-        Ethayarajh (2019), as the measure of anisotropy.
+    Source: Ethayarajh (2019), as the measure of anisotropy.
 
     Example:
-        >>> import numpy as np
         >>> mean_cosine(np.ones((5, 3)))
         1.0
     """
@@ -44,7 +42,7 @@ def mean_cosine(vectors: Array, *, pairs: int = 20000, random_state: int = 0) ->
 
 
 def random_pairs(count: int, pairs: int, random_state: int) -> tuple[Array, Array]:
-    """Numbers of so many pairs of different rows below `count`, each of shape (pairs,)."""
+    """Numbers of so many pairs of different rows below `count`."""
     random = np.random.default_rng(random_state)
     first = random.integers(count, size=pairs)
     return first, (first + random.integers(1, count, size=pairs)) % count
@@ -52,11 +50,9 @@ def random_pairs(count: int, pairs: int, random_state: int) -> tuple[Array, Arra
 
 def cosines_of_rows(vectors: Array, first: Array, second: Array) -> Array:
     """Cosines of pairs of rows by number, a few thousand pairs at a time."""
-    starts = range(0, len(first), CHUNK_ROWS)
-    parts = [slice(start, start + CHUNK_ROWS) for start in starts]
-    return np.concatenate(
-        [paired_cosine(vectors[first[part]], vectors[second[part]]) for part in parts]
-    )
+    parts = [slice(start, start + CHUNK_ROWS) for start in range(0, len(first), CHUNK_ROWS)]
+    cosines = [paired_cosine(vectors[first[part]], vectors[second[part]]) for part in parts]
+    return np.concatenate(cosines)
 
 
 def partition_isotropy(vectors: Array, *, rows: int = 20000, random_state: int = 0) -> float:
@@ -65,18 +61,12 @@ def partition_isotropy(vectors: Array, *, rows: int = 20000, random_state: int =
     .. math:: I(W) = \frac{\min_{c \in C} Z(c)}{\max_{c \in C} Z(c)}, \qquad
         Z(c) = \sum_i e^{c \cdot w_i}
 
-    C are the eigenvectors of :math:`W^\top W`, W not centred, each with both signs: the paper
-    takes the eigenvectors for all directions, but their sign is arbitrary and Z(c) ≠ Z(−c). Where
-    eigenvalues coincide the eigenvectors are arbitrary, and the value depends on them.
+    C are the eigenvectors of :math:`W^\top W`, W not centred, with both signs. Shrinking a cloud
+    brings I to 1, enlarging it to 0: compare clouds of one scale.
 
-    Scale matters: shrinking a cloud brings I to 1, enlarging it brings I to 0. Compare clouds of
-    one scale. A value too small for a float is 0.0.
-
-    Source:
-        Mu and Viswanath (2018).
+    Source: Mu and Viswanath (2018).
 
     Example:
-        >>> import numpy as np
         >>> cross = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
         >>> partition_isotropy(cross)
         1.0
@@ -107,14 +97,12 @@ def isoscore(vectors: Array) -> float:
         R = \frac{(\sum \lambda)^2}{\sum \lambda^2}
         = \frac{(\operatorname{tr} \Sigma)^2}{\lVert \Sigma \rVert_F^2}
 
-    R being the participation ratio; no axes are needed. The score does not depend on the mean, on
-    rotation or on scale. Of N rows of a ball it is about N / (N + D).
+    R being the participation ratio. Neither mean, rotation nor scale matters. Of N rows of a ball
+    the score is about N / (N + D).
 
-    Source:
-        Rudman et al. (2022), algorithm 1.
+    Source: Rudman et al. (2022), algorithm 1.
 
     Example:
-        >>> import numpy as np
         >>> isoscore(np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
         1.0
     """
@@ -129,16 +117,13 @@ def isoscore(vectors: Array) -> float:
 
 
 def singular_spectrum(vectors: Array) -> Array:
-    """Singular values of the matrix as it is (not centred), falling, the first being 1.
+    """Singular values, not centred, relative to the first, falling, shape (min(N, D),).
 
-    An anisotropic cloud has one or a few that dwarf the others; that of a white one is flat. The
-    shape is (min(N, D),), in float64.
+    In an anisotropic cloud one or a few dwarf the others.
 
-    Source:
-        Paper, section 3.1; Mu and Viswanath (2018).
+    Source: Paper, section 3.1; Mu and Viswanath (2018).
 
     Example:
-        >>> import numpy as np
         >>> singular_spectrum(np.diag([4.0, 2.0]))
         array([1. , 0.5])
     """
@@ -149,16 +134,9 @@ def singular_spectrum(vectors: Array) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Isotropy:
-    """How isotropic a cloud of vectors is.
+    """Number of vectors, their dimensions, and the measures of the same names.
 
-    Attributes:
-        rows: How many vectors.
-        width: Their dimensions.
-        mean_cosine: The mean over random pairs; 0 is best.
-        partition_isotropy: Alike in all directions; 1 is best.
-        isoscore: Share of dimensions that are used evenly; 1 is best.
-        effective_rank: How many dimensions are used, at most `width`.
-        leading_share: Share of the mean cosine that the one dimension with the most of it has.
+    `leading_share` is the largest share of one dimension in the mean cosine.
     """
 
     rows: int
@@ -178,7 +156,6 @@ def measure_isotropy(vectors: Array) -> Isotropy:
     """Measure the isotropy of a cloud of different sentences, N ≥ 3.
 
     Example:
-        >>> import numpy as np
         >>> ball = np.random.default_rng(0).normal(size=(2000, 8))
         >>> [round(abs(measure_isotropy(cloud).mean_cosine), 1) for cloud in (ball, ball + 10.0)]
         [0.0, 1.0]
@@ -200,14 +177,12 @@ def effective_rank(vectors: Array) -> float:
     .. math:: \operatorname{erank} = \exp\Big(-\sum_k p_k \ln p_k\Big), \qquad
         p_k = \sigma_k / \sum_j \sigma_j
 
-    σ are the singular values (not their squares) of the centred matrix; those that are rounding
-    count as 0. It does not depend on the mean, on rotation or on scale.
+    σ are the singular values (not their squares) of the centred matrix, without those that are
+    rounding. Neither mean, rotation nor scale matters.
 
-    Source:
-        Roy and Vetterli (2007); they do not centre.
+    Source: Roy and Vetterli (2007); they do not centre.
 
     Example:
-        >>> import numpy as np
         >>> cross = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
         >>> round(effective_rank(cross + 5.0), 6)
         2.0
@@ -222,11 +197,7 @@ def effective_rank(vectors: Array) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Dominance:
-    """The contribution of each dimension to the mean cosine of a cloud.
-
-    Attributes:
-        contributions: Shape (D,); they add up to the mean cosine.
-    """
+    """The contribution of each dimension to the mean cosine, shape (D,): they add up to it."""
 
     contributions: Array
 
@@ -237,11 +208,7 @@ class Dominance:
 
     @property
     def shares(self) -> Array:
-        r"""The part of each dimension, shape (D,): :math:`|c_d| / \sum_e |c_e|`, or all 0.
-
-        Where all contributions are positive this is the paper's share; its divisor, the mean
-        cosine, may be 0.
-        """
+        r"""The part of each dimension, shape (D,): :math:`|c_d| / \sum_e |c_e|`, or all 0."""
         size = np.abs(self.contributions)
         shares: Array = size / (size.sum() or 1.0)
         return shares
@@ -260,14 +227,11 @@ def dominance(vectors: Array) -> Dominance:
         = \frac{(\sum_i u_{id})^2 - \sum_i u_{id}^2}{N (N - 1)}, \qquad
         u_i = x_i / \lVert x_i \rVert
 
-    The paper draws random pairs; by the right-hand side all pairs cost one pass. It depends on the
-    axes: it is not for rotated vectors.
+    By the right-hand side all pairs cost one pass. Axes matter: it is not for rotated vectors.
 
-    Source:
-        Timkey and van Schijndel (2021).
+    Source: Timkey and van Schijndel (2021).
 
     Example:
-        >>> import numpy as np
         >>> result = dominance(np.array([[4.0, 3.0], [4.0, -3.0]]))
         >>> result.contributions.round(6), round(result.mean_cosine, 6)
         (array([ 0.64, -0.36]), 0.28)
@@ -285,13 +249,11 @@ def dominance(vectors: Array) -> Dominance:
 
 
 def dead_dimensions(vectors: Array) -> Array:
-    """Dimensions that do not vary, by the rule by which the calibrators set them apart.
+    """Numbers of the dimensions that do not vary, by the calibrators' rule.
 
     Their deviation is rounding, or below 1e-4 of the typical one: see `flows.bounded_deviation`.
-    Their numbers rise, and count from 0.
 
     Example:
-        >>> import numpy as np
         >>> dead_dimensions(np.array([[1.0, 7.0, 2.0], [2.0, 7.0, 4.0]]))
         array([1])
     """
@@ -308,14 +270,11 @@ def alignment(first: Array, second: Array) -> float:
     .. math:: \ell_{\text{align}} = \frac{1}{N} \sum_i
         \Big\lVert \frac{x_i}{\lVert x_i \rVert} - \frac{y_i}{\lVert y_i \rVert} \Big\rVert^2
 
-    It is 2 − 2 × the mean cosine of the pairs, `first` and `second` being of shape (N, D) each.
-    Pairs with a row that is zero are left out.
+    Both sides have shape (N, D). Pairs with a row that is zero are left out.
 
-    Source:
-        Wang and Isola (2020), section 4.1, with α = 2.
+    Source: Wang and Isola (2020), section 4.1, with α = 2.
 
     Example:
-        >>> import numpy as np
         >>> alignment(np.array([[1.0, 0.0], [0.0, 2.0]]), np.array([[5.0, 0.0], [3.0, 0.0]]))
         1.0
     """
@@ -342,13 +301,11 @@ def uniformity(vectors: Array, *, rows: int = 5000, random_state: int = 0) -> fl
     .. math:: \ell_{\text{uniform}} = \ln \frac{1}{N (N - 1)} \sum_{i \ne j}
         e^{-2 \lVert u_i - u_j \rVert^2}, \qquad u_i = x_i / \lVert x_i \rVert
 
-    Even in many dimensions is near −4; no cloud is below −8. All pairs of the sample are taken.
+    Even in many dimensions is near −4; no cloud is below −8.
 
-    Source:
-        Wang and Isola (2020), section 4.1, with t = 2.
+    Source: Wang and Isola (2020), section 4.1, with t = 2.
 
     Example:
-        >>> import numpy as np
         >>> round(uniformity(np.array([[1.0, 0.0], [0.0, 2.0]])), 6)
         -4.0
     """
@@ -365,14 +322,10 @@ def uniformity(vectors: Array, *, rows: int = 5000, random_state: int = 0) -> fl
 
 @dataclass(frozen=True)
 class Hubness:
-    """How unevenly rows occur among each other's nearest neighbours.
+    """How unevenly rows occur among each other's k nearest neighbours.
 
-    Attributes:
-        skewness: Skewness of the occurrences: near 0 without hubs, and rising with them.
-        antihubs: Share of the rows that are among nobody's k nearest.
-        largest: How many rows have the strongest hub among their k nearest; the mean is k.
-        k: How many neighbours each row had.
-        rows: How many rows were looked at.
+    `skewness` is near 0 without hubs and rises with them, `antihubs` is the share of the rows that
+    are among nobody's nearest, and `largest` the number of rows that have the strongest hub there.
     """
 
     skewness: float
@@ -388,18 +341,12 @@ def hubness(vectors: Array, *, k: int = 10, rows: int = 5000, random_state: int 
     .. math:: S = \frac{1}{N} \sum_i \Big(\frac{N_k(i) - k}{\sigma}\Big)^3
 
     :math:`N_k(i)` counts the rows that have row i among their k nearest others, σ is its deviation
-    (ddof 0); S = 0 if that is 0. A cloud even around the origin has no hubs by cosine; where all
-    rows share a direction, those near it become hubs.
+    (ddof 0); S = 0 if that is 0. Where all rows share a direction, those near it become hubs.
+    S depends on the number of rows. Of neighbours that tie, those that follow the row come first.
 
-    The search is exact, among the rows of the sample; S depends on their number, so compare equal
-    ones. Of neighbours that tie, those that follow the row come first, cyclically, so that equal
-    rows do not make hubs of the first of them.
-
-    Source:
-        Radovanović, Nanopoulos and Ivanović (2010).
+    Source: Radovanović, Nanopoulos and Ivanović (2010).
 
     Example:
-        >>> import numpy as np
         >>> star = np.array([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
         >>> result = hubness(star, k=1)
         >>> result.largest, result.antihubs
@@ -410,6 +357,7 @@ def hubness(vectors: Array, *, k: int = 10, rows: int = 5000, random_state: int 
     check_number("k", k, 1, count - 1, integer=True)
     occurrence = np.zeros(count, dtype=np.int64)
     for numbers, cosine in cosine_blocks(unit):
+        # Cyclically, so that equal rows do not make hubs of the first of them.
         cosine -= TIE * ((np.arange(count) - numbers[:, None]) % count)
         cosine[np.arange(len(numbers)), numbers] = -np.inf
         near = np.argpartition(cosine, count - k, axis=1)[:, count - k :]

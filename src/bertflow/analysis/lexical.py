@@ -29,23 +29,18 @@ def edit_distances(
         \text{ of } a\}
 
     The paper does not name the unit. On STS-B dev gold correlates −20.2 with the distance in
-    characters and −23.9 with that in words; −24.61 is published. At most 4 apart are 14 of the
-    1,500 pairs by characters, and 383 by words.
+    characters and −23.9 with that in words; −24.61 is published.
 
     Args:
         first: N sentences.
         second: Their partners.
-        unit: The unit of an edit: "characters", or "words" in lower case, split at white space.
-
-    Returns:
-        int64, shape (N,).
+        unit: Of an edit: "characters", or "words" in lower case, split at white space.
 
     Raises:
         InputError: Another unit, or unequal lengths.
         MissingDependencyError: rapidfuzz is not there; the message is the pip line.
 
-    Source:
-        Levenshtein (1966); section 4.4.
+    Source: Levenshtein (1966); section 4.4.
 
     Example:
         >>> first, second = ["I like this restaurant"], ["i dislike this restaurant"]
@@ -71,18 +66,17 @@ def edit_distances(
 
 @dataclass(frozen=True, kw_only=True)
 class Lexical:
-    """How similarities go with edit distance and with gold: Spearman's correlations.
+    """Spearman's correlations of gold and similarities, by name, with edit distance and with gold.
 
     Attributes:
         pairs: How many pairs count.
         short_pairs: How many of them are at most `short` apart.
         skipped: How many were left out, without gold or without one of the similarities.
         short: The edit distance up to which pairs are looked at by themselves.
-        edit: "gold" and each similarity with edit distance; negative where pairs that are
-            further apart count as less similar.
-        gold: Each similarity with gold; "gold" itself is 1.
-        short_edit: The first over the pairs at most `short` apart.
-        short_gold: The second over those.
+        edit: With edit distance; negative where distant pairs count as less similar.
+        gold: With gold; "gold" itself is 1.
+        short_edit: `edit` over the pairs at most `short` apart.
+        short_gold: `gold` over those.
     """
 
     pairs: int
@@ -95,26 +89,8 @@ class Lexical:
     short_gold: Mapping[str, Estimate]
 
     def difference(self, one: str, other: str, column: str = "edit") -> Difference:
-        """How much higher one similarity's correlation is than another's, over all pairs.
-
-        Args:
-            one: A similarity, or "gold" where the column is "edit".
-            other: Another, whose correlation is taken away.
-            column: What both are correlated with, "edit" or "gold".
-
-        Raises:
-            InputError: A name or column that is not there.
-        """
-        # Gold with itself tells nothing.
-        others = {name: estimate for name, estimate in self.gold.items() if name != GOLD}
-        estimates = {"edit": self.edit, "gold": others}.get(column, {})
-        for name in (one, other):
-            if name not in estimates:
-                known = ", ".join(map(repr, estimates))
-                raise InputError(
-                    f"{name!r} has no column {column!r} to compare; "
-                    + (f"expected one of {known}" if known else "the columns are edit and gold")
-                )
+        """How much higher one similarity's correlation with "edit" or "gold" is than another's."""
+        estimates: Mapping[str, Estimate] = getattr(self, column)
         return estimates[one].above(estimates[other])
 
     def to_dict(self) -> dict[str, Any]:
@@ -158,18 +134,12 @@ def lexical_statistics(
         resamples: For the intervals; short pairs are drawn among themselves.
         random_state: Seed of the resamples.
 
-    Returns:
-        The correlations; None with the reason where one is not defined.
-
     Raises:
-        InputError: Shapes that differ, a similarity named "gold", or short or resamples out of
-            its range.
+        InputError: Shapes that differ, a similarity named "gold", or a number out of its range.
 
-    Source:
-        Section 4.4, Table 6; the short pairs are those Figure 2 highlights.
+    Source: Section 4.4, Table 6; the short pairs are those Figure 2 highlights.
 
     Example:
-        >>> import numpy as np
         >>> gold = np.array([5.0, 4.0, 1.0, 0.0])
         >>> cosines = np.array([0.9, 0.8, 0.7, 0.1])
         >>> found = lexical_statistics(gold, {"raw": cosines}, np.array([1, 2, 3, 30]), short=3)
@@ -179,9 +149,8 @@ def lexical_statistics(
     if GOLD in similarities:
         raise InputError("a similarity is named 'gold', as the gold scores are; rename it")
     check_number("short", short, 0, integer=True)
-    shapes = {GOLD: gold, "distances": distances, **similarities}
-    for name, values in shapes.items():
-        if values.ndim != 1 or len(values) != len(gold):
+    for name, values in {"distances": distances, **similarities}.items():
+        if values.shape != (len(gold),):
             raise InputError(
                 f"{name} must have a value for each of the {len(gold)} pairs, "
                 f"got shape {values.shape}"
@@ -189,13 +158,13 @@ def lexical_statistics(
     rows: Array = np.stack([gold, *similarities.values()]).astype(np.float64)
     used = np.flatnonzero(np.isfinite(rows).all(axis=0))
     near = used[distances[used] <= short]
-    names = [GOLD, *similarities]
     found = []
     for part in (used, near):
+        named = dict(zip([GOLD, *similarities], rows[:, part], strict=True))
         draws = Resamples([np.arange(len(part))], resamples=resamples, random_state=random_state)
-        named = dict(zip(names, rows[:, part], strict=True))
-        found.append(_correlations(named, distances[part], draws))
-    (edit, with_gold), (short_edit, short_gold) = found
+        found += [_correlations(named, distances[part], draws, EDIT)]
+        found += [_correlations(named, gold[part], draws, GRADES)]
+    edit, with_gold, short_edit, short_gold = found
     return Lexical(
         pairs=len(used),
         short_pairs=len(near),
@@ -209,26 +178,14 @@ def lexical_statistics(
 
 
 def _correlations(
-    values: Mapping[str, Array], distances: Array, draws: Resamples
-) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
-    """By name, the correlation of gold and similarities with edit distance, and with gold."""
-    gold = values[GOLD]
-    stack = np.stack([*values.values()])
-    drawn = draws.spearman(stack, distances), draws.spearman(stack, gold)
-    edit, with_gold = {}, {}
-    for (name, one), drawn_edit, drawn_gold in zip(values.items(), *drawn, strict=True):
-        kind = GRADES if name == GOLD else OTHERS
-        edit[name] = _estimate(one, distances, drawn_edit, (kind, EDIT))
-        with_gold[name] = _estimate(one, gold, drawn_gold, (kind, GRADES))
-    if with_gold[GOLD].value is not None:
-        with_gold[GOLD] = Estimate(1.0)  # Not the 1 − 1e-16 that rounding may leave.
-    return edit, with_gold
-
-
-def _estimate(one: Array, other: Array, drawn: Array, kinds: tuple[str, str]) -> Estimate:
-    """Spearman's correlation with its interval; kinds say in the reason what is constant."""
-    for kind, values in zip(kinds, (one, other), strict=True):
-        if len(values) > 1 and np.ptp(values) == 0:
-            return Estimate.of(None, drawn, f"all {kind} are equal")
-    found = correlate(one, other)
-    return Estimate.of(found.spearman, drawn, found.undefined)
+    values: Mapping[str, Array], other: Array, draws: Resamples, kind: str
+) -> dict[str, Estimate]:
+    """By name, the correlation with edit distances or with gold scores."""
+    drawn = draws.spearman(np.stack([*values.values()]), other)
+    found = {}
+    for (name, one), replicates in zip(values.items(), drawn, strict=True):
+        correlation = correlate(one, other, (GRADES if name == GOLD else OTHERS, kind))
+        found[name] = Estimate.of(correlation.spearman, replicates, correlation.undefined)
+    if kind == GRADES and found[GOLD].value is not None:
+        found[GOLD] = Estimate(1.0)  # Not the 1 − 1e-16 that rounding may leave.
+    return found

@@ -18,11 +18,7 @@ SEARCH_ENTRIES = 2**24
 
 
 def checked(vectors: Array) -> Array:
-    """The vectors, shape (N, D), as a matrix of floats: at least 2 rows, all of them finite.
-
-    Raises:
-        InputError: Another shape, fewer than 2 rows, or a NaN or infinite row (named).
-    """
+    """The vectors as a matrix of floats, if there are 2 rows or more and all of them are finite."""
     given = matrix(vectors)
     if isinstance(given, Tensor):
         given = (given.float() if given.dtype == torch.bfloat16 else given).cpu().numpy()
@@ -35,11 +31,7 @@ def checked(vectors: Array) -> Array:
 
 
 def directed(vectors: Array) -> Array:
-    """The checked vectors without the rows that are zero: those have no direction.
-
-    Raises:
-        InputError: As `checked`, or fewer than 2 rows are left.
-    """
+    """The checked vectors without rows that are zero, if 2 or more are left."""
     vectors = checked(vectors)
     nonzero = vectors.any(axis=1)
     if int(nonzero.sum()) < 2:
@@ -52,11 +44,7 @@ def directed(vectors: Array) -> Array:
 
 
 def sampled(vectors: Array, rows: int, random_state: int) -> Array:
-    """At most so many of the rows, drawn without replacement, in their order.
-
-    Raises:
-        InputError: `rows` is below 2.
-    """
+    """At most so many of the rows, drawn without replacement, in their order."""
     check_number("rows", rows, 2, integer=True)
     if len(vectors) <= rows:
         return vectors
@@ -73,14 +61,7 @@ def within_range(vectors: Array) -> tuple[Array, float]:
 
 
 def unit_rows(vectors: Array) -> Array:
-    """Each row divided by its length, in float64; rows that are zero stay so.
-
-    Example:
-        >>> import numpy as np
-        >>> unit_rows(np.array([[3e200, 4e200], [0.0, 0.0]]))
-        array([[0.6, 0.8],
-               [0. , 0. ]])
-    """
+    """Each row divided by its length, in float64; rows that are zero stay so."""
     wide = vectors.astype(np.float64)
     # By the largest entry first: squares of tiny or huge numbers leave the range of float64.
     largest = np.abs(wide).max(axis=1, keepdims=True)
@@ -99,18 +80,11 @@ def cosine_blocks(unit: Array) -> Iterator[tuple[Array, Array]]:
 
 
 def nearest(queries: Array, vectors: Array, k: int) -> tuple[Array, Array]:
-    """The k rows with the highest cosine to each query, best first.
+    """Numbers and cosines, shape (Q, k), of the k rows nearest to each query, best first.
 
-    Args:
-        queries: Shape (Q, D).
-        vectors: Shape (N, D).
-        k: How many, 1 ≤ k ≤ N; another k is an InputError.
-
-    Returns:
-        Row numbers and cosines, each of shape (Q, k).
+    Queries have shape (Q, D), vectors (N, D), by cosine; k is from 1 to N, or an InputError.
 
     Example:
-        >>> import numpy as np
         >>> rows, cosines = nearest(np.array([[1.0, 0.1]]), np.array([[0.0, 1.0], [2.0, 0.0]]), k=1)
         >>> rows.tolist()
         [[1]]
@@ -124,13 +98,9 @@ def nearest(queries: Array, vectors: Array, k: int) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """The k neighbours of Q rows among the others, best first; every array has shape (Q, k).
+    """Numbers and distances of the nearest rows, and numbers and dot products of the largest.
 
-    Attributes:
-        nearest: Numbers of the rows with the smallest distance.
-        distances: Their ℓ2 distances, rising.
-        largest: Numbers of the rows with the largest dot product.
-        dots: Their dot products, falling.
+    Every array has shape (Q, k), best first.
     """
 
     nearest: Array
@@ -154,19 +124,16 @@ def nearest_neighbours(
         q \cdot x \sim q' \cdot x' + \tfrac{\mu}{\sigma} \cdot x'
 
     so one product in float64 serves both, and loses no digits to a mean far from the origin. The
-    measures of the k are then taken from the rows as they are: equal rows have distance 0.
+    measures of the k are then taken from the rows as they are: equal rows have distance 0. A row is
+    no neighbour of itself, but one equal to it is.
 
     Args:
         rows: Numbers of the rows whose neighbours are sought, shape (Q,).
-        vectors: Shape (N, D). A row is no neighbour of itself, but one equal to it is.
+        vectors: Shape (N, D).
         k: How many, 1 ≤ k < N.
         progress: Called with the rows done and their total.
 
-    Raises:
-        InputError: k or a row's number is out of its range, or a row is NaN or infinite (named).
-
     Example:
-        >>> import numpy as np
         >>> found = nearest_neighbours([0], np.array([[1.0, 0.0], [9.0, 0.0], [1.0, 1.0]]), k=1)
         >>> found.nearest.tolist(), found.distances.tolist()
         ([[2]], [[1.0]])

@@ -10,44 +10,24 @@ from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
+from bertflow import calibrators
 from bertflow.arrays import Array
-from bertflow.calibrators import (
-    AdaptiveWhitening,
-    AllButTheTop,
-    Calibrator,
-    Flow,
-    Standardization,
-    Whitening,
-)
+from bertflow.calibrators import AllButTheTop, Calibrator, Flow, Whitening
 from bertflow.data import CATALOG, STS_TASKS, Pairs, read_sentences, read_task
 from bertflow.data.readers import Texts, read_texts
 from bertflow.display import block, facts_table
-from bertflow.encoders import (
-    Precision,
-    SentenceCache,
-    describe_encoder,
-    embed,
-    library_versions,
-)
+from bertflow.encoders import Precision, SentenceCache, describe_encoder, embed, library_versions
 from bertflow.errors import InputError, MissingDataError, check_number, unknown
+from bertflow.evaluation import scores
 from bertflow.evaluation.bootstrap import Difference, holm
 from bertflow.evaluation.experiment import Outcome, PairRows, Trial, run_all, run_trials
 from bertflow.evaluation.score_grids import comparison_grids, comparison_title
-from bertflow.evaluation.scores import (
-    Estimate,
-    Figures,
-    as_json,
-    counted,
-    figures,
-    mean_over,
-    on_all_pairs,
-    over_seeds,
-)
+from bertflow.evaluation.scores import Estimate, Figures
 from bertflow.evaluation.tasks import read_available, read_tasks
 from bertflow.models import CalibratedSentenceTransformer
 
@@ -64,15 +44,11 @@ SOFT = 0.75
 
 @dataclass(frozen=True)
 class Method:
-    """A way to calibrate.
+    """A way to calibrate: its names on the command line and in a table, and how it is built.
 
-    Attributes:
-        name: Its name on the command line.
-        label: Its name in a table.
-        build: Gives the calibrator for vectors of so many dimensions and a seed; None for the
-            vectors as they are.
-        seeded: Whether the seed matters.
-        tuned: Whether n_components is chosen on a dev split, from 1 to 20, where there is one.
+    `build` gives the calibrator for a number of dimensions and a seed, None for the vectors as they
+    are; `seeded` says whether the seed matters. If `tuned`, n_components is chosen on a dev split,
+    from 1 to 20, where there is one.
     """
 
     name: str
@@ -87,7 +63,7 @@ def published_dim(width: int) -> int:
     return DIM if width > DIM else max(1, width // 2)
 
 
-def _whitening(width: int, power: float = 1.0) -> Whitening:
+def _whitening(power: float, width: int, seed: int) -> Whitening:
     return Whitening(published_dim(width), power=power, shrinkage=0.0)
 
 
@@ -96,23 +72,19 @@ def _flow(preset: str, width: int, seed: int) -> Flow:
 
 
 _DECLARED = (
-    Method("none", "none", lambda width, seed: None),
-    Method("adaptive-whitening", "adaptive whitening", lambda width, seed: AdaptiveWhitening()),
-    Method("standardization", "standardization", lambda width, seed: Standardization()),
-    Method("all-but-the-top", "all-but-the-top", lambda width, seed: AllButTheTop(), tuned=True),
+    Method("none", "none", lambda *_: None),
+    Method("adaptive-whitening", "adaptive whitening", lambda *_: calibrators.AdaptiveWhitening()),
+    Method("standardization", "standardization", lambda *_: calibrators.Standardization()),
+    Method("all-but-the-top", "all-but-the-top", lambda *_: AllButTheTop(), tuned=True),
     Method(
         "standardization+all-but-the-top",
         "standardization + all-but-the-top",
-        lambda width, seed: AllButTheTop(standardize=True),
+        lambda *_: AllButTheTop(standardize=True),
         tuned=True,
     ),
-    Method("whitening", "whitening", lambda width, seed: Whitening(shrinkage=0.0)),
-    Method("whitening-dim", "whitening {dim}", lambda width, seed: _whitening(width)),
-    Method(
-        "soft-whitening",
-        f"soft whitening {{dim}} (power {SOFT})",
-        lambda width, seed: _whitening(width, SOFT),
-    ),
+    Method("whitening", "whitening", lambda *_: Whitening(shrinkage=0.0)),
+    Method("whitening-dim", "whitening {dim}", partial(_whitening, 1.0)),
+    Method("soft-whitening", f"soft whitening {{dim}} (power {SOFT})", partial(_whitening, SOFT)),
     *(
         Method(name, name, partial(_flow, name), seeded=True)
         for name in ("flow", "released-flow", "tempered-flow")
@@ -123,17 +95,16 @@ METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """How a method did.
+    """The results of a method.
 
     Attributes:
         method: Its name.
         label: Its name in a table.
-        estimates: By aggregation and task, the mean over seeds with its interval: of pairs and,
-            where the method has one, of the seed.
+        estimates: By aggregation and task, the mean over seeds with its interval.
         spread: By aggregation and task, the deviation over seeds; 0 where there is one.
         components: By task, the n_components chosen on a dev split.
         fit_seconds: Of one seed, all tasks together.
-        megabytes: What one fitted calibrator weighs as it is saved.
+        megabytes: Size of one saved calibrator.
     """
 
     method: str
@@ -147,7 +118,7 @@ class Entry:
     def overall(self, aggregation: str) -> Estimate:
         """The mean over the tasks that count: the STS ones, or all if there is none."""
         tasks = self.estimates[aggregation]
-        return mean_over({name: tasks[name] for name in counted(list(tasks))})
+        return scores.mean_over({name: tasks[name] for name in scores.counted(list(tasks))})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,11 +134,11 @@ class Comparison:
         dev: Where n_components was chosen, by task; None where none was there: D // 100.
         encoder: As `describe_encoder` gives it.
         seeds: How many.
-        sentences: How many distinct sentences were encoded, once.
-        cut: How many of these are longer than the encoder takes, and were cut.
-        encode_seconds: How long that took.
+        sentences: How many distinct sentences were encoded.
+        cut: How many of these the encoder cuts, being longer than it takes.
+        encode_seconds: How long encoding took.
         seconds: How long all took.
-        versions: Versions of the libraries.
+        versions: Of the libraries.
         time: When, UTC.
     """
 
@@ -195,37 +166,19 @@ class Comparison:
         """By aggregation, the method with the highest overall value."""
         found: dict[str, str | None] = {}
         for aggregation in self.aggregations:
-            values = {
-                name: one.value
-                for name, entry in self.entries.items()
-                if (one := entry.overall(aggregation)).value is not None
-            }
-            found[aggregation] = max(values, key=lambda name: values[name]) if values else None
+            overall = {name: one.overall(aggregation).value for name, one in self.entries.items()}
+            values = {name: value for name, value in overall.items() if value is not None}
+            found[aggregation] = max(values, key=lambda name: values[name], default=None)
         return found
 
     def against(self, reference: str, aggregation: str) -> dict[str, Difference]:
         """How much higher the other methods are than one, corrected for their number (Holm).
 
-        Args:
-            reference: A method that was compared.
-            aggregation: "wmean" or "all".
-
-        Raises:
-            InputError: The method was not compared, or there is no such aggregation.
+        A KeyError says that the method or aggregation ("wmean" or "all") is not there.
         """
-        if reference not in self.entries or aggregation not in self.aggregations:
-            raise InputError(
-                f"no {reference!r} under {aggregation!r}; there are {', '.join(self.entries)} "
-                f"under {', '.join(self.aggregations)}"
-            )
-        base = self.entries[reference].overall(aggregation)
-        return holm(
-            {
-                name: entry.overall(aggregation).above(base)
-                for name, entry in self.entries.items()
-                if name != reference
-            }
-        )
+        overall = {name: entry.overall(aggregation) for name, entry in self.entries.items()}
+        base = overall.pop(reference)
+        return holm({name: one.above(base) for name, one in overall.items()})
 
     def __repr__(self) -> str:
         grids = [grid.text() for grid in comparison_grids(self)]
@@ -238,12 +191,11 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """The comparison as JSON has it."""
-        plain = {
-            name: getattr(self, name) for name in self.__dataclass_fields__ if name != "entries"
-        }
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        del plain["entries"]
         return {
             **plain,
-            "counted": counted(list(self.tasks)),
+            "counted": scores.counted(list(self.tasks)),
             "entries": {name: self._entry(name) for name in self.entries},
         }
 
@@ -259,12 +211,12 @@ class Comparison:
             "label": entry.label,
             "tasks": {
                 aggregation: {
-                    task: {**as_json(one), "seed_deviation": entry.spread[aggregation][task]}
+                    task: {**scores.as_json(one), "seed_deviation": entry.spread[aggregation][task]}
                     for task, one in tasks.items()
                 }
                 for aggregation, tasks in entry.estimates.items()
             },
-            "overall": {name: as_json(entry.overall(name)) for name in self.aggregations},
+            "overall": {name: scores.as_json(entry.overall(name)) for name in self.aggregations},
             "differences": differences,
             "components": dict(entry.components),
             "fit_seconds": entry.fit_seconds,
@@ -272,38 +224,35 @@ class Comparison:
         }
 
 
-@dataclass(frozen=True)
-class _Dev:
-    """Pairs to choose n_components on, and the text to fit on for that; empty: the task's own."""
-
-    pairs: Pairs
-    corpus: Sequence[str]
+# Pairs to choose n_components on, and the text to fit on for that; no text: the task's own.
+Dev: TypeAlias = tuple[Pairs, Sequence[str]]
 
 
 @dataclass(frozen=True)
 class _Material:
-    """All that is read before anything is encoded.
-
-    Attributes:
-        tests: The pairs to score on, each task once.
-        read: The text to fit on, by task or data set, or as "corpus" if it is the user's own.
-        corpora: Its sentences by task, or as "corpus" if they are the same for all tasks.
-        devs: By task, if a method needs one; None where there is none.
-    """
+    """All that is read before anything is encoded; `devs` is empty unless a method needs one."""
 
     tests: Sequence[Pairs]
-    read: Mapping[str, Texts]
-    corpora: Mapping[str, Sequence[str]]
-    devs: Mapping[str, _Dev | None]
+    read: Mapping[str, Texts]  # By task or data set, or as "corpus" if it is the user's own.
+    shared: bool  # Whether all tasks are fitted on all of that.
+    devs: Mapping[str, Dev | None]
+
+    @property
+    def corpora(self) -> dict[str, Sequence[str]]:
+        """The sentences to fit on by task, or as "corpus"."""
+        if self.shared:
+            return {CORPUS: [text for one in self.read.values() for text in one.sentences]}
+        return {name: one.sentences for name, one in self.read.items()}
 
     def texts(self) -> list[str]:
         """Every sentence that needs a vector, with repeats."""
-        devs = [dev for dev in self.devs.values() if dev is not None]
-        corpora = [*self.corpora.values(), *(dev.corpus for dev in devs)]
-        texts = [text for corpus in corpora for text in corpus]
-        for pairs in (*self.tests, *(dev.pairs for dev in devs)):
-            for side in pairs.graded()[:2]:
-                texts += side
+        judged, texts = list(self.tests), [text for one in self.corpora.values() for text in one]
+        for dev in filter(None, self.devs.values()):
+            judged.append(dev[0])
+            texts += dev[1]
+        for pairs in judged:
+            first, second, _ = pairs.graded()
+            texts += [*first, *second]
         return texts
 
     def described(self) -> dict[str, Any]:
@@ -329,10 +278,7 @@ def compare(
     precision: Precision = "auto",
     progress: Progress | None = None,
 ) -> Comparison:
-    """Fit every calibrator on an encoder's vectors, and score them side by side.
-
-    Every distinct sentence is encoded once. All methods are scored on the same pairs and the same
-    resamples of them.
+    """Fit every calibrator on an encoder's vectors, and score them on the same pairs and resamples.
 
     All-but-the-top's n_components is chosen on the task's dev split or, where a task has none, on
     that of STS-B. Where neither is there, and for pairs of one's own, it is D // 100, at least 1.
@@ -351,9 +297,6 @@ def compare(
             stopped comparison goes on; None computes all.
         precision: What the encoder computes in, as in `bertflow.calibrate`.
         progress: Called with "encode", "fit" or "score", the steps done and their total.
-
-    Returns:
-        The comparison.
 
     Raises:
         InputError: A task, method or fit is unknown, the encoder is calibrated, or data are not
@@ -408,7 +351,7 @@ def compare(
         absent=absent,
         fitted_on={"fit": fit if isinstance(fit, str) else CORPUS, **material.described()},
         dev={
-            task: f"{dev.pairs.task} {dev.pairs.split}" if dev else None
+            task: f"{dev[0].task} {dev[0].split}" if dev else None
             for task, dev in material.devs.items()
         },
         encoder=describe_encoder(encoder),
@@ -439,12 +382,9 @@ def _gather(
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"{twice[0]} is there twice; give each task once")
     read = _texts_to_fit(fit, tests, data)
-    corpora = {name: one.sentences for name, one in read.items()}
-    if not isinstance(fit, str) or fit == "nli":
-        corpora = {CORPUS: [text for sentences in corpora.values() for text in sentences]}
     tuned = any(METHODS[name].tuned for name in methods)
     devs = {pairs.task: _dev(pairs, fit, data) for pairs in tests} if tuned else {}
-    return _Material(tests, read, corpora, devs), absent
+    return _Material(tests, read, not isinstance(fit, str) or fit == "nli", devs), absent
 
 
 def _texts_to_fit(
@@ -465,7 +405,7 @@ def _texts_to_fit(
     }
 
 
-def _dev(pairs: Pairs, fit: str | Sequence[str], data: str | Path | None) -> _Dev | None:
+def _dev(pairs: Pairs, fit: str | Sequence[str], data: str | Path | None) -> Dev | None:
     """The task's dev split or, where it has none, STS-B's; none for pairs of one's own."""
     declared = CATALOG.get(pairs.task)
     if declared is None:
@@ -476,7 +416,7 @@ def _dev(pairs: Pairs, fit: str | Sequence[str], data: str | Path | None) -> _De
         return None  # Never on the pairs that are scored.
     try:
         dev = read_task(name, data, "dev")
-        return _Dev(dev, read_sentences("stsb", data) if fit == "target" and not own else [])
+        return dev, read_sentences("stsb", data) if fit == "target" and not own else []
     except MissingDataError:
         return None
 
@@ -493,29 +433,27 @@ def _plan(
     def rows(texts: Sequence[str]) -> Array:
         return np.fromiter((row_of[text] for text in texts), dtype=np.int64, count=len(texts))
 
-    tests = {pairs.task: PairRows.of(pairs, rows) for pairs in material.tests}
+    graded = {pairs.task: PairRows.of(pairs, rows) for pairs in material.tests}
     # Each corpus, and the pairs that a calibrator fitted on it is judged on.
     fits = [
-        (rows(texts), [*tests.values()] if name == CORPUS else [tests[name]])
+        (rows(texts), [*graded.values()] if material.shared else [graded[name]])
         for name, texts in material.corpora.items()
     ]
     devs = {
-        task: (PairRows.of(dev.pairs, rows), rows(dev.corpus) if dev.corpus else None)
+        task: (PairRows.of(dev[0], rows), rows(dev[1]) if dev[1] else None)
         for task, dev in material.devs.items()
         if dev is not None
     }
+    none = (None, None)
     trials = []
     for name in methods:
         method = METHODS[name]
         for seed in range(seeds if method.seeded else 1):
             calibrator = method.build(width, seed)
             for corpus, judged in fits:
-                if not method.tuned:
-                    trials.append(Trial(calibrator, corpus, judged, method=name))
-                    continue
-                for test in judged:
-                    dev, dev_corpus = devs.get(test.task, (None, None))
-                    trials.append(Trial(calibrator, corpus, [test], dev, dev_corpus, name))
+                for tests in [[one] for one in judged] if method.tuned else [judged]:
+                    dev, dev_corpus = devs.get(tests[0].task, none) if method.tuned else none
+                    trials.append(Trial(calibrator, corpus, tests, dev, dev_corpus, name))
     return trials
 
 
@@ -530,14 +468,10 @@ def _score(
     for trial, outcome in ran:
         for test, of_test in zip(trial.tests, outcome.cosines, strict=True):
             cosines[test.task].append((trial.method, of_test))
-    works = [
-        partial(
-            figures,
-            pairs,
-            on_all_pairs(pairs, np.stack([of_test for _, of_test in cosines[pairs.task]])),
-        )
-        for pairs in tests
-    ]
+    works = []
+    for pairs in tests:
+        stacked = np.stack([of_test for _, of_test in cosines[pairs.task]])
+        works.append(partial(scores.figures, pairs, scores.on_all_pairs(pairs, stacked)))
     scored: dict[str, dict[str, list[Figures]]] = {pairs.task: {} for pairs in tests}
     for done, (number, found) in enumerate(run_all(works, jobs), 1):
         task = tests[number].task
@@ -558,11 +492,12 @@ def _entry(
     spread: dict[str, dict[str, float]] = {}
     subsets = any(len(seeds[0].aggregations) > 1 for seeds in scored.values())
     for aggregation in ("wmean", "all") if subsets else ("all",):
-        estimates[aggregation], spread[aggregation] = {}, {}
-        for task, seeds in scored.items():
-            estimate, deviation = over_seeds([seed.main(aggregation) for seed in seeds])
-            estimates[aggregation][task] = estimate
-            spread[aggregation][task] = deviation or 0.0
+        over = {
+            task: scores.over_seeds([seed.main(aggregation) for seed in seeds])
+            for task, seeds in scored.items()
+        }
+        estimates[aggregation] = {task: estimate for task, (estimate, _) in over.items()}
+        spread[aggregation] = {task: deviation or 0.0 for task, (_, deviation) in over.items()}
     return Entry(
         method=method.name,
         label=method.label.format(dim=published_dim(width)),

@@ -6,15 +6,16 @@ import copy
 import hashlib
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
 from joblib import Parallel, cpu_count, delayed
+from joblib import hash as content_hash
 
 import bertflow
 from bertflow.arrays import Array
@@ -23,7 +24,7 @@ from bertflow.data import Pairs
 from bertflow.encoders import SentenceCache
 from bertflow.errors import BertflowError, FewRowsWarning, ModelError
 from bertflow.evaluation.scores import correlate, paired_cosine
-from bertflow.io.result_store import Result, ResultStore, key_of
+from bertflow.io.result_store import Result, key_of
 from bertflow.process_state import usual_threads
 
 MOST_COMPONENTS = 20
@@ -53,40 +54,24 @@ class PairRows:
 
 @dataclass(frozen=True)
 class Trial:
-    """A calibrator to be fitted once, and all pairs that it is judged on.
+    """A calibrator to be fitted once, and all pairs that it is judged on."""
 
-    Attributes:
-        calibrator: Not fitted; None takes the vectors as they are.
-        corpus: Numbers of the rows to fit on, shape (N,), repeats kept; or rows, shape (N, D).
-        tests: Pairs whose cosines are wanted.
-        dev: Pairs to choose the n_components of an `AllButTheTop` on; None leaves it.
-        dev_corpus: Numbers of the rows to fit on for that choice, if others than `corpus`.
-        method: The name of the method that it tries, for the caller.
-    """
-
-    calibrator: Calibrator | None
-    corpus: Array | None
+    calibrator: Calibrator | None  # Not fitted; None takes the vectors as they are.
+    corpus: Array | None  # Numbers of the rows to fit on, shape (N,); or rows, shape (N, D).
     tests: Sequence[PairRows]
-    dev: PairRows | None = None
-    dev_corpus: Array | None = None
-    method: str = ""
+    dev: PairRows | None = None  # To choose the n_components of an `AllButTheTop` on.
+    dev_corpus: Array | None = None  # Rows to fit on for that choice, if others than `corpus`.
+    method: str = ""  # That it tries, for the caller.
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a trial.
+    """The result of a trial."""
 
-    Attributes:
-        cosines: One array for each test, NaN where a vector is zero or not finite.
-        seconds: Time to fit, the choice of n_components included.
-        bytes: Size of the saved calibrator.
-        components: The chosen n_components, None where nothing was chosen.
-    """
-
-    cosines: list[Array]
-    seconds: float
-    bytes: int
-    components: int | None = None
+    cosines: list[Array]  # For each test, NaN where a vector is zero or not finite.
+    seconds: float  # To choose n_components and fit.
+    bytes: int  # Of the saved calibrator.
+    components: int | None = None  # If they were chosen.
 
     def to_result(self, recipe: Recipe) -> Result:
         """As it is stored."""
@@ -131,38 +116,29 @@ def run_trial(vectors: Array, trial: Trial) -> Outcome:
 
 
 def trial_recipes(vectors: Array, trials: Sequence[Trial]) -> list[Recipe]:
-    """For each trial, all that its outcome depends on: rows, calibrator, code and versions.
-
-    Two trials on the same values have the same recipe, whatever else is compared with them.
-    """
+    """For each trial, all that its outcome depends on, whatever else is compared with it."""
     rows = np.ascontiguousarray(vectors)
     marks = np.array([hashlib.blake2b(row.data, digest_size=16).digest() for row in rows])
 
-    def content(numbers: Array | None) -> str | None:
-        return None if numbers is None else _digest(marks[numbers])
+    def content(*several: Array | None) -> list[str | None]:
+        return [None if one is None else content_hash(marks[one]) for one in several]
 
-    recipes = []
-    for trial in trials:
-        calibrator = trial.calibrator
-        chosen = {}
-        if trial.dev is not None:
-            chosen = {
-                "dev": [content(trial.dev.first), content(trial.dev.second)],
-                "gold": _digest(trial.dev.gold),
-                "dev corpus": content(trial.dev_corpus),
-            }
-        recipes.append(
-            {
-                "job": "trial",
-                "calibrator": calibrator and type(calibrator).__name__,
-                "arguments": calibrator and repr(calibrator.get_params(deep=False)),
-                "corpus": content(trial.corpus),
-                "tests": [[content(one.first), content(one.second)] for one in trial.tests],
-                **chosen,
-                **_environment(),
-            }
-        )
-    return recipes
+    return [
+        {
+            "job": "trial",
+            "calibrator": type(trial.calibrator).__name__,
+            "arguments": trial.calibrator and repr(trial.calibrator.get_params(deep=False)),
+            "fitted on": content(trial.corpus, trial.dev_corpus),
+            "tests": [content(one.first, one.second) for one in trial.tests],
+            "dev": trial.dev
+            and [*content(trial.dev.first, trial.dev.second), content_hash(trial.dev.gold)],
+            "bertflow": bertflow.__version__,
+            "code": _code(),
+            "libraries": {name: version(name) for name in LIBRARIES},
+            "threads": usual_threads(),
+        }
+        for trial in trials
+    ]
 
 
 def run_trials(
@@ -177,23 +153,22 @@ def run_trials(
 
     `report` is called with the number of outcomes so far.
     """
-    store = None if cache is None else cache.results
-    recipes = [] if store is None else trial_recipes(vectors, trials)
     done: dict[int, Outcome] = {}
+    recipes = [] if cache is None else trial_recipes(vectors, trials)
     for number, recipe in enumerate(recipes):
-        if store is not None and (stored := store.get(key_of(recipe))) is not None:
+        if cache is not None and (stored := cache.results.get(key_of(recipe))) is not None:
             done[number] = Outcome.from_result(stored)
     if done:
         report(len(done))
     lacking = [number for number in range(len(trials)) if number not in done]
-    works = [
-        partial(_run_and_store, vectors, trials[number], store, recipes[number] if store else {})
-        for number in lacking
-    ]
-    for place, (outcome, error) in run_all(works, jobs):
-        done[lacking[place]] = outcome
-        if cache is not None and error is not None:
-            cache.warn(ModelError(error))
+    works = [partial(run_trial, vectors, trials[number]) for number in lacking]
+    for place, outcome in run_all(works, jobs):
+        done[number := lacking[place]] = outcome
+        if cache is not None:
+            try:
+                cache.results.put(outcome.to_result(recipes[number]))
+            except BertflowError as error:  # The work does not depend on it.
+                cache.warn(ModelError(str(error)))
         report(len(done))
     return [done[number] for number in range(len(trials))]
 
@@ -210,19 +185,6 @@ def run_all(works: Sequence[Callable[[], T]], jobs: int | None) -> Iterator[tupl
 
 def _numbered(number: int, work: Callable[[], T]) -> tuple[int, T]:
     return number, work()
-
-
-def _run_and_store(
-    vectors: Array, trial: Trial, store: ResultStore | None, recipe: Recipe
-) -> tuple[Outcome, str | None]:
-    """The outcome, and why it could not be stored, or None."""
-    outcome = run_trial(vectors, trial)
-    if store is not None:
-        try:
-            store.put(outcome.to_result(recipe))
-        except BertflowError as error:  # The work does not depend on it.
-            return outcome, str(error)
-    return outcome, None
 
 
 def _best_count(calibrator: AllButTheTop, rows: Array, vectors: Array, dev: PairRows) -> int:
@@ -242,38 +204,17 @@ def _best_count(calibrator: AllButTheTop, rows: Array, vectors: Array, dev: Pair
 
 
 def _cosines(vectors: Array, test: PairRows, calibrator: Calibrator | None) -> Array:
-    used, places = np.unique(np.concatenate([test.first, test.second]), return_inverse=True)
-    rows = vectors[used]
-    if calibrator is not None:
-        rows = calibrator._rows(rows)
-    count = len(test.first)
-    return paired_cosine(rows[places[:count]], rows[places[count:]])
-
-
-def _digest(array: Array) -> str:
-    head = f"{array.dtype} {array.shape} ".encode()
-    return hashlib.blake2b(head + np.ascontiguousarray(array).tobytes(), digest_size=16).hexdigest()
-
-
-def _environment() -> Mapping[str, Any]:
-    """The conditions of every outcome besides its data."""
-    return {
-        "bertflow": bertflow.__version__,
-        "code": _code(),
-        "libraries": {name: version(name) for name in LIBRARIES},
-        "threads": usual_threads(),
-    }
+    used, places = np.unique([test.first, test.second], return_inverse=True)
+    rows = vectors[used] if calibrator is None else calibrator._rows(vectors[used])
+    first, second = places.reshape(2, -1)
+    return paired_cosine(rows[first], rows[second])
 
 
 @cache
 def _code() -> str:
     """A hash of the code that outcomes depend on: a version stands for many states of it."""
-    package = files("bertflow")
-    sources = [
-        (f"{part}/{source.name}", source.read_text(encoding="utf-8"))
-        for part in PARTS
-        for source in package.joinpath(part).iterdir()
-        if source.name.endswith(".py")
-    ]
-    sources.append(("arrays.py", package.joinpath("arrays.py").read_text(encoding="utf-8")))
-    return hashlib.sha256(repr(sorted(sources)).encode()).hexdigest()
+    package = Path(bertflow.__file__).parent
+    sources = [package / "arrays.py"]
+    for part in PARTS:
+        sources += sorted((package / part).glob("*.py"))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()

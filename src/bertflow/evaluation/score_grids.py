@@ -37,9 +37,6 @@ def scores_grid(scores: Scores) -> Grid:
     measures = [
         name for name in MEASURES if any(name in one.aggregations["all"] for one in several)
     ]
-    columns = ["task", "pairs"]
-    for measure in measures:
-        columns += [MEASURES[measure], "95 %"]
     rows: list[list[str]] = []
     for score in several:
         total = sum(score.scored.values())
@@ -49,7 +46,8 @@ def scores_grid(scores: Scores) -> Grid:
             rows.append([f"    {subset}", f"{score.scored[subset]:,}", *cells(found, measures)])
     for name, one in averages(scores).items():
         rows.append([name, "", *cells({"spearman": one}, measures)])
-    return Grid("cosine against gold", columns, rows)
+    heads = [head for measure in measures for head in (MEASURES[measure], "95 %")]
+    return Grid("cosine against gold", ["task", "pairs", *heads], rows)
 
 
 def score_facts(score: Score) -> dict[str, str]:
@@ -72,22 +70,17 @@ def model_name(score: Score) -> str:
 
 def encoder_name(score: Score) -> str:
     """The name of the encoder; a saved model knows it from its fit."""
-    fitted = (score.fitted_on or {}).get("encoder")
-    name = fitted.get("name") if isinstance(fitted, Mapping) else None
-    return str(name or score.encoder.get("name") or "an encoder without a name")
+    fitted = (score.fitted_on or {}).get("encoder") or {}
+    return str(fitted.get("name") or score.encoder.get("name") or "an encoder without a name")
 
 
 def score_line(score: Score) -> str:
     """A score in a line: its pairs, the main measure by aggregation, and the model."""
-    several = len(score.aggregations) > 1
-    shown = []
-    for name, found in score.aggregations.items():
-        value = with_interval(found[score.measure])
-        shown.append(f"{name} {value}" if several else value)
-    pairs = f"{sum(score.scored.values()):,} pairs"
+    values = {name: with_interval(score.main(name)) for name in score.aggregations}
+    named = [f"{name} {value}" if len(values) > 1 else value for name, value in values.items()]
     return (
-        f"{score.task} {score.split}, {pairs}: {MEASURES[score.measure]} {', '.join(shown)}; "
-        f"{model_name(score)}"
+        f"{score.task} {score.split}, {sum(score.scored.values()):,} pairs: "
+        f"{MEASURES[score.measure]} {', '.join(named)}; {model_name(score)}"
     )
 
 
@@ -132,14 +125,11 @@ def gains_grid(result: Comparison, aggregation: str) -> Grid:
     rows = []
     for name, entry in result.entries.items():
         overall = entry.overall(aggregation)
-        gained = ["", "", ""]
+        row = [entry.label, hundredfold(overall.value), hundredfold_span(overall), "", "", ""]
         if gain := gains.get(name):
-            gained = [
-                hundredfold(gain.value, signed=True),
-                hundredfold_span(gain, signed=True),
-                p_value(gain.adjusted),
-            ]
-        rows.append([entry.label, hundredfold(overall.value), hundredfold_span(overall), *gained])
+            span = hundredfold_span(gain, signed=True)
+            row[3:] = [hundredfold(gain.value, signed=True), span, p_value(gain.adjusted)]
+        rows.append(row)
     gain_column = f"gain on {result.entries[base].label}"
     columns = ["calibrator", _overall_name(shown), "95 %", gain_column, "95 %", "p (Holm)"]
     return Grid(_title(result, aggregation), columns, rows)
