@@ -64,7 +64,7 @@ def edit_distances(
     return np.array(apart, dtype=np.int64)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Lexical:
     """Spearman's correlations of gold and similarities, by name, with edit distance and with gold.
 
@@ -164,17 +164,7 @@ def lexical_statistics(
         draws = Resamples([np.arange(len(part))], resamples=resamples, random_state=random_state)
         found += [_correlations(named, distances[part], draws, EDIT)]
         found += [_correlations(named, gold[part], draws, GRADES)]
-    edit, with_gold, short_edit, short_gold = found
-    return Lexical(
-        pairs=len(used),
-        short_pairs=len(near),
-        skipped=len(gold) - len(used),
-        short=short,
-        edit=edit,
-        gold=with_gold,
-        short_edit=short_edit,
-        short_gold=short_gold,
-    )
+    return Lexical(len(used), len(near), len(gold) - len(used), short, *found)
 
 
 def _correlations(

@@ -464,18 +464,18 @@ def _score(
     report: Progress,
 ) -> dict[str, dict[str, list[Figures]]]:
     """By task and method, the figures of each seed, all on the same pairs."""
-    cosines: dict[str, list[tuple[str, Array]]] = {pairs.task: [] for pairs in tests}
+    methods: dict[str, list[str]] = {pairs.task: [] for pairs in tests}
+    cosines: dict[str, list[Array]] = {pairs.task: [] for pairs in tests}
     for trial, outcome in ran:
         for test, of_test in zip(trial.tests, outcome.cosines, strict=True):
-            cosines[test.task].append((trial.method, of_test))
-    works = []
-    for pairs in tests:
-        stacked = np.stack([of_test for _, of_test in cosines[pairs.task]])
-        works.append(partial(scores.figures, pairs, scores.on_all_pairs(pairs, stacked)))
+            methods[test.task].append(trial.method)
+            cosines[test.task].append(of_test)
+    whole = [scores.on_all_pairs(pairs, np.stack(cosines[pairs.task])) for pairs in tests]
+    works = [partial(scores.figures, *one) for one in zip(tests, whole, strict=True)]
     scored: dict[str, dict[str, list[Figures]]] = {pairs.task: {} for pairs in tests}
     for done, (number, found) in enumerate(run_all(works, jobs), 1):
         task = tests[number].task
-        for (name, _), one in zip(cosines[task], found, strict=True):
+        for name, one in zip(methods[task], found, strict=True):
             scored[task].setdefault(name, []).append(one)
         report("score", done, len(works))
     return scored
@@ -487,7 +487,7 @@ def _entry(
     ran: Sequence[tuple[Trial, Outcome]],
     scored: Mapping[str, Sequence[Figures]],
 ) -> Entry:
-    """How a method did in its fits, given by task the figures of each seed."""
+    """The results of a method's fits, given by task the figures of each seed."""
     estimates: dict[str, dict[str, Estimate]] = {}
     spread: dict[str, dict[str, float]] = {}
     subsets = any(len(seeds[0].aggregations) > 1 for seeds in scored.values())
