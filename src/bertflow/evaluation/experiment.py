@@ -213,7 +213,7 @@ def _cosines(vectors: Array, test: PairRows, calibrator: Calibrator | None) -> A
 @cache
 def _code() -> str:
     """A hash of the code that outcomes depend on: a version stands for many states of it."""
-    package = Path(bertflow.__file__).parent
+    package = Path(__file__).parents[1]
     sources = [package / "arrays.py"]
     for part in PARTS:
         sources += sorted((package / part).glob("*.py"))
