@@ -414,6 +414,16 @@ def test_another_corpus_encoder_or_batch_takes_over_nothing_wrong(
         assert Path("z.npy").read_bytes() == Path(f"whole{number}.npy").read_bytes()
 
 
+def test_a_wrong_option_leaves_what_a_stopped_run_has_kept(encoder, sentences, place, small_chunks):
+    with pytest.raises(Killed):
+        encode_file(encoder, sentences, "z.npy", progress=stopped_after(8))
+    kept = sorted(Path().rglob("*.npz"))
+    for wrong in ({"devices": "cpu"}, {"batch_size": 0}, {"cache": "here"}, {"precision": "half"}):
+        with pytest.raises(InputError):
+            encode_file(encoder, sentences, "z.npy", **wrong)
+    assert kept and sorted(Path().rglob("*.npz")) == kept
+
+
 def test_the_old_file_stays_until_the_new_one_is_whole(encoder, sentences, place, small_chunks):
     Path("z.npy").write_text("old")
     with pytest.raises(Killed):

@@ -27,6 +27,7 @@ from bertflow.encoders.embedding import (
     Chunk,
     CorpusEncoder,
     EncodeOptions,
+    check_options,
     count_cut_of,
 )
 from bertflow.encoders.encoder import as_sentences, check_text, own_part
@@ -258,6 +259,8 @@ def encode_file(
         ModelError: The file cannot be written, another process is writing it, or one of those that
             encode has ended before its work.
     """
+    # Before unfinished work is opened: an InputError would clear it.
+    check_options(options.get("batch_size", 32), options.get("cache"), options.get("devices"))
     output = Path(output)
     check_writable(output, rows=True)
     description = describe_encoder(encoder)
