@@ -61,6 +61,7 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path):
         (b"\ncat 1 0\n", "line 1: expected a word and its finite numbers, got '' and ''"),
         (b"cat\ndog\n", "line 1: expected a word and its finite numbers, got 'cat' and ''"),
         (b"2 3\ncat 1 0\ndog 0 1\n", "line 2: expected a word and 3 finite numbers, got 'cat'"),
+        (b"3 2\ncat 1 0\ndog 0 1\n", "holds 2 of the 3 words it promises"),
         (b"cat 1 0\nd\xffg 0 1\n", "line 2: it is not UTF-8"),
         (b"cat 1 0\ndog 0 x\n", "line 2: expected a word and 2 finite numbers, got 'dog"),
         (b"cat 1 0\ndog 0 1_0\n", "line 2: expected a word and 2 finite numbers, got 'dog"),

@@ -7,6 +7,7 @@ import codecs
 import csv
 import gzip
 import io
+import logging
 import lzma
 import re
 import sys
@@ -14,7 +15,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import chain, islice
@@ -24,12 +25,7 @@ from typing import Any
 from bertflow.errors import InputError, MissingDependencyError, check_choice, shown
 from bertflow.io.reading import HEAD, contents, parse_json
 
-# Not bz2.open and lzma.open, which stop without a word at bytes behind a stream.
-if sys.version_info >= (3, 14):
-    from compression._common._streams import DecompressReader
-else:
-    from _compression import DecompressReader
-
+log = logging.getLogger(__name__)
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 KINDS = (".txt", *TABLES)
 PACKED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
@@ -169,13 +165,37 @@ def open_bytes(path: File) -> Iterator[Any]:
             elif packing in PACKED:
                 start, error = _decompressor(packing, path)
                 broken = (*broken, error)
-                yield io.BufferedReader(DecompressReader(file, start))
+                yield io.BufferedReader(_Unpacked(file, start))
             else:  # In an object store, its own readline takes no bound.
                 yield file if isinstance(file, io.BufferedIOBase) else io.BufferedReader(file)
     except broken as error:
         raise InputError(f"{path} is not a whole {PACKED[packing]} file: {error}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+class _Unpacked(io.RawIOBase):
+    """All streams of a packed file; bz2.open and lzma.open stop silently at other bytes."""
+
+    def __init__(self, file: Any, start: Callable[[], Any]) -> None:
+        self._file, self._start, self._stream = file, start, start()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            packed = b""
+            if self._stream.eof:
+                packed = self._stream.unused_data or self._file.read(READ_AT_ONCE)
+                if not packed:
+                    return 0
+                self._stream = self._start()
+            elif self._stream.needs_input and not (packed := self._file.read(READ_AT_ONCE)):
+                raise EOFError("it breaks off")
+            if data := self._stream.decompress(packed, len(buffer)):
+                buffer[: len(data)] = data
+                return len(data)
 
 
 def _decompressor(packing: str, path: File) -> tuple[Callable[[], Any], type[Exception]]:
@@ -253,6 +273,9 @@ def _jsonl(file: Any, wanted: Wanted) -> Iterator[Row]:
             row = parse_json(line.strip(), constants=True)
         except ValueError as error:
             raise InputError(f"{place}: not JSON ({error}); {expected}") from None
+        if isinstance(row, str) and wanted.texts == 1:
+            yield number, [row]
+            continue
         if not isinstance(row, dict):
             raise InputError(f"{place}: got {shown(row)}; {expected}")
         strings = [key for key, value in row.items() if may_hold_text(value)]
@@ -315,13 +338,24 @@ def column_index(column: str, names: Sequence[str], path: object) -> int:
 
 
 def _check_header(header: Sequence[str], path: object) -> None:
-    """Refuse what may be a first sentence: a single column of no usual name, which nobody named."""
-    if len(header) == 1 and header[0].strip().lower() not in TEXT_NAMES:
-        raise InputError(
-            f"{path}: line 1, {shown(header[0])}, stands where the column's name is expected, and "
-            "may be a sentence, or names between other marks, which --format csv reads; for a file "
-            "without a header give --column 1 (in Python column='1'), else its name by --column"
-        )
+    """Refuse what may be a first sentence: a single column that nobody named; of one word, warn."""
+    name = header[0].strip()
+    if len(header) > 1 or name.lower() in TEXT_NAMES:
+        return
+    remedy = "for a file without a header give --column 1 (in Python column='1')"
+    if re.fullmatch(r"\w+", name):
+        _warn_once(f"{path}: line 1, {shown(name)}, is taken as the column's name; {remedy}")
+        return
+    raise InputError(
+        f"{path}: line 1, {shown(name)}, stands where the column's name is expected, and may be a "
+        f"sentence, or names between other marks, which --format csv reads; {remedy}, else its "
+        "name by --column"
+    )
+
+
+@cache
+def _warn_once(said: str) -> None:
+    log.warning(said)  # A corpus may be read twice.
 
 
 def _position(column: str, header: Sequence[str], path: object) -> int:

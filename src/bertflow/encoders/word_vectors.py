@@ -68,6 +68,7 @@ def load_word_vectors(path: str | Path) -> SentenceTransformer:
 def _vectors(path: Path) -> Iterator[tuple[str, Array]]:
     """Each line's word and vector, all of one width."""
     width: int | None = None
+    promised = number = 0
     with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -78,7 +79,7 @@ def _vectors(path: Path) -> Iterator[tuple[str, Array]]:
             word, *entries = text.rstrip().split(" ")
             # word2vec's text form begins with the number of words and their width.
             if number == 1 and len(entries) == 1 and word.isdecimal() and entries[0].isdecimal():
-                width = int(entries[0])
+                promised, width = int(word), int(entries[0])
                 continue
             width = width or len(entries)
             # Some of GloVe's words hold spaces.
@@ -90,6 +91,8 @@ def _vectors(path: Path) -> Iterator[tuple[str, Array]]:
                     f"got {shown(word)} and {shown(' '.join(entries))}"
                 )
             yield word, np.array(entries, dtype=np.float32)
+    if promised and number - 1 != promised:
+        raise InputError(f"{path} holds {number - 1} of the {promised} words it promises")
 
 
 def _is_number(text: str) -> bool:
