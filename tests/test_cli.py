@@ -1015,7 +1015,6 @@ WRONG = [
     (["encode", "a/b", "--corpus", "corpus.txt", "--output", "z.csv"], "z.csv must end in .npy"),
     (["encode", "a/b", "--corpus", "nope.txt", "--output", "z.npy"], "nope.txt"),
     (["transform", "nope", "--vectors", "vectors.npy", "--output", "z.npy"], "nope"),
-    (["push", "nope", "a/b"], "nope does not exist"),
     (["demo", "--calibrator", "magic"], "unknown calibrator"),
     (["demo", "--pooling", "middle"], "unknown pooling"),
     (["evaluate", "a/b", "--task", "stsb", "--precision", "int4"], "unknown precision"),
