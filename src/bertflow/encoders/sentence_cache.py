@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self
@@ -448,7 +449,7 @@ class Unfinished:
     """Vectors that a stopped run has left in a folder, a file for each part of a group.
 
     Last bits depend on the batches, so a file is named after all sentences of the group, and after
-    `about`, on which vectors depend. An .npz has a checksum, so nothing waits for the disk.
+    `about`, on which vectors depend, and after its content, so that nothing waits for the disk.
 
     Example:
         >>> import tempfile
@@ -470,8 +471,10 @@ class Unfinished:
         """Places in a group of lacking sentences that have a vector, and these vectors."""
         parts: list[tuple[Array, Array]] = []
         for path in self._left.get(self._name(group), ()):
-            with suppress(Exception), path.open("rb") as file, np.load(file) as part:
-                parts.append((part["places"], part["vectors"]))  # Unless it is damaged.
+            content = path.read_bytes()
+            if path.stem.endswith(_hash(content)):  # It is whole.
+                with np.load(BytesIO(content)) as part:
+                    parts.append((part["places"], part["vectors"]))
         if not parts:
             return group.lacking[:0], NOTHING
         places, vectors = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -483,17 +486,22 @@ class Unfinished:
         if not np.isfinite(vectors).all():
             return False
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"{self._name(group)}-{places[0]}.npz"
+        content = BytesIO()
+        np.savez(content, places=places, vectors=vectors)
+        path = self.folder / f"{self._name(group)}-{_hash(content.getvalue())}.npz"
         try:
-            np.savez(path, places=places, vectors=vectors)
+            path.write_bytes(content.getvalue())
         except OSError:
             path.unlink(missing_ok=True)
             raise
         return True
 
     def _name(self, group: Group) -> str:
-        content = self._about + digests_of(group.sentences).tobytes()
-        return hashlib.blake2b(content, digest_size=DIGEST).hexdigest()
+        return _hash(self._about + digests_of(group.sentences).tobytes())
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=DIGEST).hexdigest()
 
 
 def _default_folder() -> Path:
