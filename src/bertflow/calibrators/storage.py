@@ -128,6 +128,8 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, Set):
         return sorted(value, key=repr)
+    if isinstance(value, Mapping):
+        return dict(value)
     for convert in ("tolist", "isoformat"):
         if hasattr(value, convert):
             return getattr(value, convert)()
@@ -228,6 +230,8 @@ def load_calibrator(folder: str | Path) -> Calibrator:
             learned = {name: file.get_tensor(name).clone() for name in file.keys()}
         _check_values(learned, calibrator, weights)
         calibrator._restore(learned)
+    except ModelError:  # It names the file already.
+        raise
     except (OSError, SafetensorError, ValueError, TypeError, RuntimeError) as error:
         raise ModelError(f"{weights} cannot be read: {reason_of(error)}") from None
     calibrator._fitted = True

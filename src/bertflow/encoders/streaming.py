@@ -286,8 +286,9 @@ def encode_file(
             clear_part(folder)
             raise
         except OSError as error:
-            kept = "what is done is kept in {}, and the same command goes on from it"
-            remedy = f"; {kept.format(folder)}" if any(folder.glob("*.npz")) else ""
+            remedy = ""
+            if any(folder.glob("*.npz")):
+                remedy = f"; what is done is kept in {folder}, and the same command goes on from it"
             raise ModelError(f"cannot write {output}: {reason_of(error)}{remedy}") from None
         clear_part(folder)
     return encoded

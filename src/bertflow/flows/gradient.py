@@ -174,7 +174,8 @@ class LikelihoodGradient:
         squares = []
         for v in work.layers:
             if v.ends_level:
-                latent, grad = v.state[:2] if v is work.layers[-1] else (v.moved, v.grad_moved)
+                last = v is work.layers[-1]
+                latent, grad = (v.state.value, v.state.grad) if last else (v.moved, v.grad_moved)
                 torch.mul(latent, work.unit, out=grad)
                 squares.append(torch.dot(latent.view(-1), grad.view(-1)))
         volume = self.parameters.values[: self.outer].sum() * (self.rate * work.count * work.unit)

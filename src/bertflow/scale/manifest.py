@@ -60,7 +60,7 @@ def write_shard(path: Path, schema: Any, batches: Iterable[Any], note: str) -> i
             ) as writer,
             ThreadPoolExecutor(1, "write") as thread,
         ):
-            pending: Future[Any] = thread.submit(list)
+            pending: Future[Any] = thread.submit(list)  # Nothing yet, which is done at once.
             for batch in batches:
                 rows += batch.num_rows
                 pending.result()
