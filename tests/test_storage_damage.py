@@ -201,7 +201,7 @@ def too_large(path):
 
 
 UNREADABLE = {
-    "folder": (as_a_folder, "is no file"),
+    "folder": (as_a_folder, "cannot be read"),
     "too-large": (too_large, "more than 1000000 bytes"),
     "deep": (lambda path: path.write_text("[" * 100_000), "nested too deep"),
     "deep-within": (
