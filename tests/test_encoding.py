@@ -255,6 +255,15 @@ def test_lists_that_were_stopped_go_on_to_the_same_bits(
     assert not encoded
 
 
+def test_parts_that_two_processes_have_left_are_taken_once(tmp_path):
+    group, rows = Group(["a", "b", "c"]), np.eye(3, dtype=np.float32)
+    for places in ([0, 1], [2, 1]):
+        Unfinished(tmp_path).add(group, np.array(places), rows[places])
+    places, vectors = Unfinished(tmp_path).take(group)
+    assert places.tolist() == [0, 1, 2]
+    np.testing.assert_array_equal(vectors, rows)
+
+
 def test_who_stops_half_way_has_its_threads_back(tiny_bert, tiny_sentences):
     threads = torch.get_num_threads()
     encoder = load_encoder(tiny_bert)

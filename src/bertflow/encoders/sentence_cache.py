@@ -478,8 +478,10 @@ class Unfinished:
         if not parts:
             return group.lacking[:0], NOTHING
         places, vectors = (np.concatenate(part) for part in zip(*parts, strict=True))
+        # Workers of a run that was killed may have gone on for a while beside those of the next.
+        places, first = np.unique(places, return_index=True)
         lacking = np.isin(places, group.lacking)
-        return places[lacking], vectors[lacking]
+        return places[lacking], vectors[first][lacking]
 
     def add(self, group: Group, places: Array, vectors: Array) -> bool:
         """Keep vectors of a group, unless one of them is not finite."""
