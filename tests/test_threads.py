@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -96,3 +98,19 @@ def test_a_fit_says_the_number_of_its_thread_whatever_others_do_meanwhile(monkey
 
     Flow(**SMALL).fit(rows, progress=fit)
     assert said == [3, 3]
+
+
+OUTLIVES = """
+import threading
+import numpy as np
+from bertflow import Flow
+def work():
+    threading.main_thread().join()
+    print(len(Flow(epochs=1).fit(np.random.default_rng(0).normal(size=(99, 4))).loss_curve_))
+threading.Thread(target=work).start()
+"""
+
+
+def test_a_fit_may_outlive_the_main_thread():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", OUTLIVES], capture_output=True)
+    assert (done.stdout.strip(), done.stderr) == (b"4", b"")

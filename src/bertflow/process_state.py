@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TypeVar
 
@@ -115,5 +114,9 @@ def one_thread() -> Iterator[None]:
 
 
 def _in_a_new_thread(call: Callable[[], T]) -> T:
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(call).result()
+    # No pool: those take no work once the main thread has ended, and fits may outlive it.
+    results: list[T] = []
+    thread = threading.Thread(target=lambda: results.append(call()))
+    thread.start()
+    thread.join()
+    return results[0]
