@@ -157,6 +157,23 @@ def test_tensors_go_on_too(x, place):
     assert_same(flow, Flow(**DESIGN).fit(rows), x)
 
 
+def test_without_a_seed_it_goes_on_with_the_one_that_was_drawn(x, place):
+    drawn = []
+    stopped(Flow(random_state=None, **DESIGN), x, place, 100)
+    for _ in range(2):
+        flow = Flow(random_state=None, **DESIGN)
+        assert begun_at(flow, x, place) == (192 if drawn else 64)
+        drawn.append(flow.transform(x))
+    np.testing.assert_array_equal(*drawn)
+    with safe_open(place, "numpy") as file:
+        seed = file.metadata()["seed"]
+    generator = torch.Generator().manual_seed(int(seed))
+    expected = Flow(random_state=None, **DESIGN)._build(6, generator).state_dict()
+    found = {k: v for k, v in flow.flow_.state_dict().items() if k.endswith("order")}
+    assert found
+    assert all(torch.equal(order, expected[name]) for name, order in found.items())
+
+
 def test_a_seed_drawn_from_a_state_is_compared(x, place):
     stopped(Flow(random_state=np.random.RandomState(5), **DESIGN), x, place, 100)
     other = Flow(random_state=np.random.RandomState(6), **DESIGN)

@@ -219,7 +219,10 @@ class Flow(Calibrator, Design, Schedule, Framing):
         frame = Frame.of(rows, self)
         seed = int(check_random_state(self.random_state).randint(2**31))
         run = self._run(rows, device, seed)
-        kept = None if checkpoint is None else Checkpoint(checkpoint, run, rows)
+        kept = None
+        if checkpoint is not None:
+            kept = Checkpoint(checkpoint, run, rows, any_seed=self.random_state is None)
+            seed = int(kept.run["seed"])
         generator = torch.Generator().manual_seed(seed)
         # Other devices may lack float64.
         place = device if device.type == "cuda" else None

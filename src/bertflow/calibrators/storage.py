@@ -275,6 +275,8 @@ def _constructed(config: Any) -> Calibrator:
     calibrator._fitted_with = calibrator.get_params(deep=False)
     calibrator.provenance_ = config["provenance"]
     if (names := config.get("feature_names_in")) is not None:  # It was fitted on a data frame.
+        if not isinstance(names, list) or len(names) != config["n_features_in"]:
+            raise InputError(f"feature_names_in must name each dimension, got {shown(names)}")
         calibrator.feature_names_in_ = np.array(names, dtype=object)
     return calibrator
 

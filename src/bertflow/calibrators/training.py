@@ -278,17 +278,19 @@ class Checkpoint:
 
     A file belongs to one run: the rows, shape (N, D), and all else that the bits depend on. A
     damaged file, or that of another run, is ignored with a warning in the log. A full disk is a
-    warning, too.
+    warning, too. With `any_seed` the run takes the seed of the file.
     """
 
-    def __init__(self, path: str | Path, run: Mapping[str, Any], rows: Vectors) -> None:
+    def __init__(
+        self, path: str | Path, run: Mapping[str, Any], rows: Vectors, any_seed: bool = False
+    ) -> None:
         self.path: Path | None = Path(path)
         self.run = {name: str(value) for name, value in run.items()}
         self.state: State | None = None
         self._rows = rows
         check_writable(self.path)
         if self.path.exists():
-            self._open(self.path)
+            self._open(self.path, any_seed)
         self._saved = time.monotonic()
 
     def save(self, state: State) -> None:
@@ -306,7 +308,7 @@ class Checkpoint:
             self.path = None
         self._saved = time.monotonic()
 
-    def _open(self, path: Path) -> None:
+    def _open(self, path: Path, any_seed: bool) -> None:
         try:
             with safe_open(path, framework="pt") as file:
                 about: dict[str, str] = file.metadata() or {}
@@ -317,7 +319,8 @@ class Checkpoint:
             return
         if not ours:
             raise ModelError(f"{path} is no checkpoint of a fit; give a file that is not there yet")
-        expected = {**self.run, "contents": self._contents}
+        seed = about.get("seed", "") if any_seed else self.run["seed"]
+        expected = {**self.run, "seed": seed, "contents": self._contents}
         differing = [name for name, value in expected.items() if about.get(name) != value]
         if differing:
             log.warning(
@@ -326,7 +329,7 @@ class Checkpoint:
         elif about.pop("check", None) != _digest(about, tensors):
             log.warning("%s is damaged (other bytes than were written): starting anew", path)
         else:
-            self.state = State(**tensors)
+            self.state, self.run["seed"] = State(**tensors), seed
 
     @cached_property
     def _contents(self) -> str:

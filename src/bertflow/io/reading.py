@@ -81,6 +81,8 @@ def parse_json(text: str, *, constants: bool = False) -> Any:
 def read_json(path: Path, *, largest: int = LARGEST) -> Any:
     """Parse a small JSON file; a ModelError names a file that is not JSON, or is larger."""
     try:
+        if path.is_fifo():
+            raise ModelError(f"{path} is a pipe, no file")
         with path.open("rb") as file:
             content = file.read(largest + 1)
         if len(content) > largest:
