@@ -297,7 +297,7 @@ def _jsonl(file: Any, wanted: Wanted) -> Iterator[Row]:
 def _delimited(rows: Iterator[tuple[int, list[str]]], wanted: Wanted) -> Iterator[Row]:
     path, columns = wanted.path, wanted.columns
     begin, header = next(rows, (0, []))
-    if not header:
+    if not begin:  # An empty file; a first line that is blank is no header, and refused below.
         return
     if columns is None or wanted.named:
         while header and not header[-1].strip():  # A delimiter at the end of every line.
@@ -370,6 +370,8 @@ def _comma_separated(file: Any, wanted: Wanted) -> Iterator[tuple[int, list[str]
     path = wanted.path
     lines = bounded_lines(file, path)
     first = next(lines, "")
+    if re.match('"?sep=', first, re.IGNORECASE):
+        raise InputError(f"{path}, line 1: {shown(first.strip())} is a mark of Excel's; remove it")
     # Spreadsheets of some languages write semicolons. In prose a space follows a mark.
     counts = {mark: len(re.findall(f"[{mark}]\\S", first)) for mark in DELIMITERS}
     delimiter = max(counts, key=lambda mark: counts[mark])
@@ -381,7 +383,10 @@ def _comma_separated(file: Any, wanted: Wanted) -> Iterator[tuple[int, list[str]
     spaced = 0 < first.count(delimiter) == first.count(f"{delimiter} ")
     # Strict: a quote that never closes is an error, not the end of the corpus.
     reader = csv.reader(
-        chain([first], lines), delimiter=delimiter, skipinitialspace=spaced, strict=True
+        chain(filter(None, [first]), lines),
+        delimiter=delimiter,
+        skipinitialspace=spaced,
+        strict=True,
     )
     begins = 1
     try:
@@ -430,11 +435,17 @@ def _check_alone(file: Any, path: File) -> None:
 
 
 def arrow_rows(batches: Iterable[Any], wanted: Wanted) -> Iterator[tuple[int, list[Any]]]:
-    """The cells of some columns of Arrow tables, row by row."""
-    number = 0
+    """The cells of some columns of Arrow tables, row by row; of all tables the same columns."""
+    number, before = 0, wanted.columns
     for batch in batches:
-        chosen = [batch.column(name) for name in _chosen(batch.schema, wanted)]
-        for cells in zip(*(column.to_pylist() for column in chosen), strict=True):
+        names = _chosen(batch.schema, wanted)
+        if before not in (None, names):
+            raise InputError(
+                f"{wanted.path}: the text is {listed(before)}, from row {number + 1} on "
+                f"{listed(names)}; name one by --column (in Python column=)"
+            )
+        before = names
+        for cells in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
             number += 1
             yield number, list(cells)
 
