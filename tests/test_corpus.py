@@ -410,6 +410,15 @@ def test_a_jsonl_file_of_strings_needs_no_column(tmp_path):
     assert read_corpus([tmp_path / "c.jsonl"]) == ["A cat", "A dog"]
 
 
+@pytest.mark.parametrize("column", [None, "text", "1"])
+@pytest.mark.parametrize("first", ["", "sep=;"])
+def test_a_table_whose_first_line_is_no_header_is_not_taken_for_empty(tmp_path, first, column):
+    (tmp_path / "c.csv").write_text(f"{first}\ntext;n\nA cat;1\n")
+    (tmp_path / "c.txt").write_text("A dog\n")
+    with pytest.raises(InputError, match=r"c\.csv"):
+        read_corpus([tmp_path / "c.csv", tmp_path / "c.txt"], column=column)
+
+
 def test_a_cell_beyond_all_bounds_is_named_by_line(tmp_path):
     limit = csv.field_size_limit()
     (tmp_path / "c.csv").write_text('text\nA\n"B\n' + "C\n" * limit)

@@ -291,7 +291,7 @@ def test_what_is_wrong_with_a_saved_table_is_said(tmp_path, table):
 def test_of_a_saved_tables_folder_nothing_is_left_unread(tmp_path, table):
     saved = tmp_path / "saved"
     table.select([]).save_to_disk(saved)
-    with pytest.raises(InputError, match=r"saved cannot be read"):
+    with pytest.raises(InputError, match=r"saved holds a table without a row"):
         read_corpus(saved, column="text")
     table.save_to_disk(saved)
     datasets.load_from_disk(str(saved)).map(lambda row: {"new": 1})
@@ -318,13 +318,22 @@ def test_a_second_text_column_that_begins_late_is_an_error(tmp_path, monkeypatch
     assert read_corpus([tmp_path / "saved"], column="text") == ["A cat"]
 
 
-def test_a_stream_of_unknown_types_whose_text_is_elsewhere_later_is_an_error(monkeypatch):
+@pytest.mark.parametrize(
+    ("late", "message"),
+    [
+        ({"id": "c", "text": "A cat"}, r"train has 2 text columns \('id', 'text'\)"),
+        ({"id": 3, "text": "A cat"}, r"train: the text is 'id', from row 3 on 'text'; name one"),
+    ],
+)
+def test_a_stream_of_unknown_types_whose_text_is_elsewhere_later_is_an_error(
+    monkeypatch, late, message
+):
     monkeypatch.setattr(module, "BATCH_ROWS", 2)
-    rows = [{"id": "a", "text": 1}, {"id": "b", "text": 2}, {"id": "c", "text": "A cat"}]
+    rows = [{"id": "a", "text": 1}, {"id": "b", "text": 2}, late]
     stream = datasets.IterableDataset.from_generator(lambda: iter(rows))
     monkeypatch.setattr(module, "hub_answers", lambda: True)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: stream)
-    with pytest.raises(InputError, match=r"train has 2 text columns \('id', 'text'\)"):
+    with pytest.raises(InputError, match=message):
         read_corpus(["hub:owner/name:train"])
 
 

@@ -175,13 +175,14 @@ class Results:
         What is asked for on standard output is shown alone. Other files come with what writes each.
         Where a file cannot be written, all else is done all the same, and a ModelError says so.
         """
-        forms = {
-            self.json: json.dumps(content, indent=2, allow_nan=False) + "\n",
-            self.markdown: "\n".join(page.markdown() for page in pages),
-        }
+        forms: dict[Path, str] = {}
+        if self.json is not None:
+            forms[self.json] = json.dumps(content, indent=2, allow_nan=False) + "\n"
+        if self.markdown is not None:
+            forms[self.markdown] = "\n".join(page.markdown() for page in pages)
         alone = forms.pop(STDOUT, None)
         writers: dict[Path, Callable[[Path], object]] = {
-            path: partial(files.write_text, text=text) for path, text in forms.items() if path
+            path: partial(files.write_text, text=text) for path, text in forms.items()
         }
         # Files first: whoever reads what is shown may have gone.
         lost = []

@@ -248,8 +248,10 @@ def _remote(name: str) -> Any:
 def _check_saved(folder: Any) -> None:
     with _named(folder):
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        own = ["dataset_info.json", "state.json", *(f["filename"] for f in state["_data_files"])]
-    names = {path.name for path in folder.iterdir()} - set(own)
+        own = [file["filename"] for file in state["_data_files"]]
+    if not own:
+        raise InputError(f"{folder} holds a table without a row; leave it out")
+    names = {path.name for path in folder.iterdir()} - {"dataset_info.json", "state.json", *own}
     # `datasets` keeps results of its own beside the table.
     if others := sorted(name for name in names if not name.startswith((".", "_", "cache-"))):
         raise InputError(f"{folder} also holds what is not read: {listed(others)}; move that away")

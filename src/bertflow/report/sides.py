@@ -203,7 +203,8 @@ def conclude(
     if not usual:
         verdict = "Without scores, which of the two is better cannot be told."
         return verdict, _sentence(crowding) + evenness
-    first, *_, last = [*diagnoses.values()] * 2
+    several = list(diagnoses.values())
+    first, last = several[0], several[-1]
     verdict, reason = VERDICTS[first.verdict], first.reason
     if last.verdict == "uninformative" != first.verdict:
         verdict, reason = "Calibration has left nothing to tell apart", last.reason
