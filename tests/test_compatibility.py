@@ -229,8 +229,7 @@ def test_the_checkpoint_of_another_version_is_left_behind_in_words(
     flow = Flow(width=4, epochs=20)
     with caplog.at_level(logging.WARNING):
         flow.fit(rows, progress=lambda done, *_: seen.append(done), checkpoint=place)
-    assert "is of another fit (" in caplog.text
-    assert "bertflow 0.1.0, not 99.0" in caplog.text
+    assert "is of another fit (other bertflow)" in caplog.text
     assert "starting anew" in caplog.text
     assert seen[0] == 1
     np.testing.assert_array_equal(
@@ -271,7 +270,7 @@ LATER = {
     "format": (lambda config: config.update(format=2), "format 2 is not 1"),
     "calibrator": (
         lambda config: config.update(calibrator="spline-flow"),
-        "'spline-flow' is none of adaptive-whitening, flow, whitening",
+        "'spline-flow' is none of ['adaptive-whitening', 'flow', 'whitening'",
     ),
     "argument": (
         lambda config: config["arguments"].update(temperature=2, curvature=1),

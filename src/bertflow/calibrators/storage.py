@@ -263,7 +263,10 @@ def _constructed(config: Any) -> Calibrator:
         raise InputError(f"{shown(kind)} is none of {[*CALIBRATORS]}; install a newer bertflow")
     # Files of earlier versions have no number of rows, and lack arguments that were added later,
     # whose defaults leave a calibrator as it was.
-    calibrator = CALIBRATORS[kind](**config["arguments"])
+    arguments = config["arguments"]
+    if more := sorted({*arguments} - {*CALIBRATORS[kind]().get_params(deep=False)}):
+        raise InputError(f"arguments hold {', '.join(more)}; install a newer bertflow")
+    calibrator = CALIBRATORS[kind](**arguments)
     sizes = {"n_features_in": config["n_features_in"]}
     sizes |= {"n_samples": config["n_samples"]} if "n_samples" in config else {}
     for name, value in sizes.items():
