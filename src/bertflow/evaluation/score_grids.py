@@ -70,8 +70,9 @@ def model_name(score: Score) -> str:
 
 def encoder_name(score: Score) -> str:
     """The name of the encoder; a saved model knows it from its fit."""
-    fitted = (score.fitted_on or {}).get("encoder") or {}
-    return str(fitted.get("name") or score.encoder.get("name") or "an encoder without a name")
+    fitted = (score.fitted_on or {}).get("encoder")
+    name = fitted.get("name") if isinstance(fitted, Mapping) else None  # Users note it as text.
+    return str(name or score.encoder.get("name") or "an encoder without a name")
 
 
 def score_line(score: Score) -> str:
