@@ -265,9 +265,10 @@ def _matching(pattern: str) -> list[Any]:
     # As in a shell, a star is not the dot that hides a file.
     hidden = "" if any(part.startswith(".") for part in relative.split("/")) else "."
     try:
-        return _files(folder.glob(relative), len(folder.parts), hidden, pattern)
+        found = list(folder.glob(relative))
     except ValueError as error:
         raise InputError(f"{pattern} is no pattern: {error}") from None
+    return _files(found, len(folder.parts), hidden, pattern)
 
 
 def _files(found: Iterable[Any], depth: int, hidden: str, pattern: str) -> list[Any]:
