@@ -43,6 +43,7 @@ def one_line(said: object) -> str:
 def quoted(name: Any) -> str:
     """A name or path as part of a command that can be pasted into a shell, on one line."""
     text = one_line(name)
+    text = f"./{text}" if text.startswith("-") else text
     return list2cmdline([text]) if os.name == "nt" else shlex.quote(text)
 
 

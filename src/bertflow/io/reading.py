@@ -113,8 +113,10 @@ def hub_answers() -> bool:
     """Whether the hub can be reached: its clients would try for minutes before they give up."""
     from huggingface_hub import constants, get_session
 
+    if constants.HF_HUB_OFFLINE:
+        return False
     try:
         get_session().head(constants.ENDPOINT, timeout=10)
     except Exception:  # Of the client, the network or the system.
         return False
-    return not constants.HF_HUB_OFFLINE
+    return True
