@@ -72,8 +72,7 @@ def test_what_computes_on_one_thread_ends_with_the_number_of_before():
     assert in_another(torch.get_num_threads) == torch.get_num_threads() == 3
 
 
-def test_a_fit_that_reads_ahead_leaves_threads_to_come_their_number(tmp_path):
-    """Rows in a file are fetched by a thread of its own."""
+def test_a_fit_of_rows_in_a_file_leaves_threads_to_come_their_number(tmp_path):
     np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(60, 8)))
     Flow(**SMALL).fit(np.load(tmp_path / "rows.npy", mmap_mode="r"))
     assert in_another(torch.get_num_threads) == torch.get_num_threads() == 3
