@@ -6,17 +6,24 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from inspect import unwrap
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Router, Transformer
 from torch import nn
 from transformers import PreTrainedModel
 
 from bertflow.errors import InputError
 from bertflow.process_state import pinned
 
+# The side of a search that a text is on.
+Role: TypeAlias = Literal["query", "document"]
+# The names of each side's prompt, as sentence-transformers looks for them.
+PROMPTS: Mapping[str, Sequence[str]] = {
+    "query": ("query",),
+    "document": ("document", "passage", "corpus"),
+}
 # Names of the modules that calibrate begin with this; their place follows.
 CALIBRATOR = "calibrator_"
 # The methods that lead from text to vectors, and the packages whose hooks every model has.
@@ -71,6 +78,27 @@ def part_of(model: SentenceTransformer, modules: Sequence[Any]) -> SentenceTrans
     part._modules = {name: module for name, module in model._modules.items() if module in modules}
     part.truncate_dim = None
     return part
+
+
+def side_of(model: SentenceTransformer, role: Role) -> SentenceTransformer:
+    """A model that encodes all text as `encode_query` or `encode_document` of the given one does.
+
+    It has that side's prompt and, of a module with routes, that side's route; its modules are the
+    model's own.
+    """
+    side = copy.copy(model)
+    modules: dict[str, Any] = {}
+    for name, module in model._modules.items():
+        if isinstance(module, Router) and role in module.sub_modules:
+            route: Any = module.sub_modules[role]
+            modules |= {f"{name}_{place}": one for place, one in enumerate(route)}
+        else:
+            modules[name] = module
+    side._modules = modules
+    named = next((name for name in PROMPTS[role] if name in model.prompts), None)
+    if named is not None:
+        side.default_prompt_name = named
+    return side
 
 
 def own_part(model: SentenceTransformer) -> str | None:

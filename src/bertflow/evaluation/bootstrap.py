@@ -88,7 +88,7 @@ class Resamples:
         found, done = np.full((len(models), self.resamples), np.nan), 0
         numbers = np.concatenate([*self.strata, np.empty(0, dtype=np.int64)])
         with np.errstate(invalid="ignore", divide="ignore"):
-            for counts in self._counts() if len(numbers) else ():
+            for counts in self.counts() if len(numbers) else ():
                 grades = gold[numbers].astype(np.float64)
                 target = grades[None, :] if combine is _auc else prepare(counts, grades)
                 span = slice(done, done := done + len(counts))
@@ -97,7 +97,7 @@ class Resamples:
                     row[span] = combine(counts, prepared, target)
         return found if similarity.ndim == 2 else found[0]
 
-    def _counts(self) -> Iterator[Array]:
+    def counts(self) -> Iterator[Array]:
         """How often each pair occurs, strata in order, shape (block, pairs)."""
         draws = [
             (np.random.default_rng([*self.seed, number]), len(stratum))
