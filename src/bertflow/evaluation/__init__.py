@@ -3,6 +3,7 @@
 from bertflow.data import TASKS
 from bertflow.evaluation.bootstrap import Difference, Resamples, holm, paired_difference
 from bertflow.evaluation.comparison import METHODS, Comparison, Method, compare
+from bertflow.evaluation.duplicates import DuplicatesJob
 from bertflow.evaluation.scores import (
     Correlation,
     Estimate,
@@ -32,6 +33,7 @@ __all__ = [
     "Comparison",
     "Correlation",
     "Difference",
+    "DuplicatesJob",
     "Estimate",
     "Method",
     "Resamples",
