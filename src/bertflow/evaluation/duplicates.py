@@ -69,8 +69,8 @@ class DuplicatesJob:
             >>> job.counts
             {'pairs': 180, 'duplicates': 55, 'texts': 360}
             >>> found = job.judge({"document": np.random.default_rng(0).normal(size=(360, 8))})
-            >>> list(found.measures), found.facts["best f1"]["recall"]
-            (['average precision', 'best f1'], 1.0)
+            >>> list(found.measures), found.facts["no cosine"]
+            (['average precision', 'best f1'], 0)
         """
         check_number("precision", precision, 0, 1, above=True)
         if alike is not None:
