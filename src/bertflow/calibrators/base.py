@@ -15,11 +15,15 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from bertflow.arrays import Array, Rows, finite, is_frame, mapped, matrix
+from bertflow.calibrators.moments import moments_of
+from bertflow.calibrators.queries import QueryMap, rows_of_role
 from bertflow.errors import InputError
 from bertflow.process_state import pinned
 
 Made = TypeVar("Made")
 Vectors: TypeAlias = Array | Tensor
+# Maps a chunk of rows to a tensor that it fills.
+Into: TypeAlias = Callable[[Tensor, Tensor], None]
 # Called after each step of a training with the steps done, their total and the loss.
 Progress: TypeAlias = Callable[[int, int, float], None]
 Shown: TypeAlias = Progress | bool | None
@@ -59,16 +63,23 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     n_samples_: int
     # Set by callers that know where the rows came from: encoder, files, counts, versions.
     provenance_: dict[str, Any]
+    # What brings queries to where documents lie, after a fit on both.
+    query_map_: QueryMap | None = None
 
     def fit(
         self,
         X: Any,  # noqa: N803
         y: None = None,
         *,
+        queries: Any = None,
+        role: Any = None,
         progress: Shown = None,
         checkpoint: str | Path | None = None,
     ) -> Self:
-        """Learn the map from rows.
+        """Learn the map from rows; from documents and queries, a map for each of them.
+
+        Documents and queries lie apart in most encoders. With both, the map is learned from the
+        documents, and a `QueryMap` brings queries there first. Without, one map serves both.
 
         Only a `Flow` takes steps, which can be watched and resumed. With a checkpoint, a fit that
         was stopped goes on when it is called again, to the same bits, for the same rows, arguments,
@@ -78,6 +89,8 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             X: Vectors, shape (N, D): an array, a memory-mapped file, a tensor, a data frame of
                 numbers; or a list, Series or column whose entries are vectors.
             y: Ignored, there for scikit-learn's sake.
+            queries: Vectors of queries, shape (n, D), n ≥ 2; X are then documents. Some 30 help.
+            role: Instead of queries, "query" or "document" for each row of X, shape (N,).
             progress: A function to call after each step with the steps done, their total and the
                 loss in bits per dimension. True shows a bar, False none, and None one after half a
                 second where the main thread has a terminal or notebook.
@@ -91,38 +104,78 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         """
         self._begin()
         rows = self._checked(X, fitting=True)
+        if role is not None:
+            if queries is not None:
+                raise InputError("give queries or role, not both")
+            rows, queries = _divided(rows, role)
         self.n_samples_ = len(rows)
         self._check_arguments()
+        # Before the fit, which may take hours.
+        found = None if queries is None else self._query_map(rows, queries)
         self._fit(rows, progress, checkpoint)
+        self.query_map_ = found
         self._fitted = True
         return self
+
+    def fit_transform(self, X: Any, y: None = None, **how: Any) -> Any:  # noqa: N803
+        """Fit, and transform the same rows, each by the map of its role."""
+        role = how.get("role")
+        return self.fit(X, y, **how).transform(X, role="document" if role is None else role)
+
+    def _query_map(self, documents: Vectors, queries: Any) -> QueryMap:
+        try:
+            rows = finite(matrix(queries, self.n_features_in_))
+            if rows.shape[1] != self.n_features_in_:
+                raise InputError(f"{rows.shape[1]} columns, but X has {self.n_features_in_}")
+            found = moments_of(rows)
+        except InputError as error:
+            raise InputError(f"queries: {error}") from None
+        return QueryMap.of(moments_of(documents), found)
 
     def _begin(self) -> None:
         """Forget an earlier fit, and note the arguments of this one."""
         self._fitted = False
         self._fitted_with = self.get_params(deep=False)
         self._kept: dict[Any, Any] = {}
+        self.query_map_ = None
 
-    def transform(self, X: Rows) -> Rows:  # noqa: N803
+    def transform(self, X: Rows, role: Any = "document") -> Rows:  # noqa: N803
         """Apply the learned map: (N, D) to (N, D) or, for `Whitening(dim=K)`, (N, K).
+
+        Args:
+            X: Vectors, as for `fit`.
+            role: "document" or "query", for all rows or one for each, shape (N,). It matters after
+                a fit with queries.
 
         Raises:
             sklearn.exceptions.NotFittedError: fit has not been called.
             InputError: A NaN or infinite row (named), a row whose image its type cannot hold
                 (named), or another width than at fit.
         """
-        return self._rows(X)
+        return self._rows(X, role)
 
-    def _rows(self, X: Rows) -> Rows:  # noqa: N803
+    def _rows(self, X: Rows, role: Any = "document") -> Rows:  # noqa: N803
         """Transform, but never to what scikit-learn's set_output asks for."""
         check_is_fitted(self)
         rows: Rows = self._checked(X, fitting=False)
-        return mapped(self._transform_into, rows, self._n_features_out)
+        into = {"document": self._transform_into, "query": self._query_into}
+        return self._by_role(into, rows, self._n_features_out, role)
 
-    def inverse_transform(self, X: Rows) -> Rows:  # noqa: N803
+    def _by_role(self, into: Mapping[str, Into], rows: Rows, width: int, role: Any) -> Rows:
+        """Map rows to this width, each by the function of its role."""
+        queries = rows_of_role(role, len(rows))
+        if queries is None or self.query_map_ is None:
+            return mapped(into["document"], rows, width)
+        if queries.all():
+            return mapped(into["query"], rows, width)
+        found: Any = mapped(into["document"], rows, width)
+        found[queries] = mapped(into["query"], rows[queries], width)
+        return cast("Rows", found)
+
+    def inverse_transform(self, X: Rows, role: Any = "document") -> Rows:  # noqa: N803
         """Undo `transform` as far as it can be undone; what it has removed comes back as its mean.
 
-        Errors are those of `transform`.
+        Errors and role are those of `transform`.
         """
         check_is_fitted(self)
         rows: Rows = matrix(X, self._n_features_out)
@@ -131,7 +184,8 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
                 f"X has {rows.shape[1]} columns, but {type(self).__name__}.transform "
                 f"gives {self._n_features_out}"
             )
-        return mapped(self._inverse_transform_into, rows, self.n_features_in_)
+        into = {"document": self._inverse_transform_into, "query": self._inverse_query_into}
+        return self._by_role(into, rows, self.n_features_in_, role)
 
     def __sklearn_is_fitted__(self) -> bool:
         # A fit that failed half-way has set some attributes, so a flag is needed.
@@ -173,10 +227,21 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     def _inverse_transform_into(self, z: Tensor, out: Tensor) -> None:
         """Undo that on a float32 or float64 chunk (n, K), and write it to (n, D)."""
 
-    def _transform(self, x: Tensor) -> Tensor:
+    def _query_into(self, x: Tensor, out: Tensor) -> None:
+        """`_transform_into` for queries."""
+        assert self.query_map_ is not None
+        self._transform_into(self.query_map_.apply(x), out)
+
+    def _inverse_query_into(self, z: Tensor, out: Tensor) -> None:
+        assert self.query_map_ is not None
+        self._inverse_transform_into(z, out)
+        out.copy_(self.query_map_.undo(out))
+
+    def _transform(self, x: Tensor, role: str = "document") -> Tensor:
         """Map a float32 or float64 chunk, which need not be finite."""
         out = x.new_empty(len(x), self._n_features_out)
-        self._transform_into(x.detach(), out)
+        queries = role == "query" and self.query_map_ is not None
+        (self._query_into if queries else self._transform_into)(x.detach(), out)
         return out
 
     def facts(self) -> dict[str, str]:
@@ -194,6 +259,8 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         found = {"dimensions": f"{width:,}" if width == kept else f"{width:,} in, {kept:,} out"}
         if fitted := self._fitted_on():
             found["fitted on"] = fitted
+        if self.query_map_ is not None:
+            found["queries"] = f"{self.query_map_.count:,}, brought to where documents lie"
         return {**found, **self._more_facts()}
 
     def _more_facts(self) -> dict[str, str]:
@@ -231,6 +298,14 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     @abstractmethod
     def _restore(self, learned: Mapping[str, Tensor]) -> None:
         """Take back what `_learned` gave, names and shapes being checked."""
+
+
+def _divided(rows: Any, role: Any) -> tuple[Any, Any]:
+    """The rows of documents, and those of queries."""
+    queries = rows_of_role(role, len(rows))
+    if queries is None or queries.all():
+        raise InputError("role must name queries and documents; leave it out where there is one")
+    return rows[~queries], rows[queries]
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -24,6 +24,8 @@ ENOUGH_ROWS = 4
 # with three encoders (`python -m benchmarks.stsb_vectors --few`): with 300 rows whitening is never
 # a point below raw vectors, and with all rows nothing changes.
 HALF_SHRUNK_ROWS = 25
+# From this share of a common direction on vectors are crowded, and altogether so with the sum.
+CROWDED_FROM, CROWDED_SPAN = 0.3, 0.4
 
 
 class LinearCalibrator(Calibrator):
@@ -244,13 +246,21 @@ class Whitening(LinearCalibrator):
         s = \frac{1}{1 + (N / 25 r)^2}, \qquad
         r = \frac{(\operatorname{tr} \Sigma)^2}{\operatorname{tr} \Sigma^2}
 
+    With ``power="auto"`` p follows from how crowded the cloud is, see `crowding`: p = 1/2 + c/2.
+    Where vectors are crowded, the leading axes are an artefact of the encoder. Where they are not,
+    these axes tell topics apart, and are damped by half. ``shrinkage="rows"`` shrinks a little, and
+    more where rows are few: s = v / (1 + v), v = 1/20 + D / 3N. The preset "search-whitening" is
+    both: the calibrator for search.
+
     Args:
         dim: Keep the first `dim` axes, 1 ≤ dim ≤ D; None keeps all.
         power: The power p in 0 … 1: 1 whitens, 0 only rotates; 0.75 is a good soft whitening.
-        shrinkage: The share s in 0 … 1 of a multiple of I in the covariance; "auto" is the above.
+        shrinkage: The share s in 0 … 1 of a multiple of I in the covariance; "auto" and "rows" are
+            the above.
 
     Attributes:
-        shrinkage_: The share that was taken; it is not saved.
+        shrinkage_: The share that was taken; it is not saved, nor is the power.
+        power_: The power that was taken.
         mean_: Shape (D,).
         components_: The axes, shape (K, D), orthonormal, each with its largest entry positive.
         scale_: The divisor of each axis, shape (K,); the typical one where there is no variance.
@@ -272,26 +282,27 @@ class Whitening(LinearCalibrator):
         True
     """
 
-    names = {"whitening": {}}
+    names = {"whitening": {}, "search-whitening": {"power": "auto", "shrinkage": "rows"}}
     learned = {"mean": "D", "components": "KD", "scale": "K"}
 
     dim: int | None = None
     _: KW_ONLY
-    power: float = 1.0
-    shrinkage: float | Literal["auto"] = "auto"
+    power: float | Literal["auto"] = 1.0
+    shrinkage: float | Literal["auto", "rows"] = "auto"
 
+    power_: float = field(init=False)
     shrinkage_: float = field(init=False)
 
     def _check_arguments(self) -> None:
         if self.dim is not None:
             check_number("dim", self.dim, 1, self.n_features_in_, integer=True)
-        check_number("power", self.power, 0, 1)
-        if not (isinstance(self.shrinkage, str) and self.shrinkage == "auto"):
-            check_number("shrinkage", self.shrinkage, 0, 1)
+        _check_share("power", self.power, "auto")
+        _check_share("shrinkage", self.shrinkage, "auto", "rows")
 
     def _fit_moments(self, moments: Moments, rows: Vectors | None) -> None:
         width, kept = self.n_features_in_, self._count()
-        self.shrinkage_ = s = _shrinkage(moments) if self.shrinkage == "auto" else self.shrinkage
+        self.shrinkage_ = s = _shrinkage(moments, self.shrinkage)
+        self.power_ = (1 + crowding(moments)) / 2 if self.power == "auto" else self.power
         if moments.count < ENOUGH_ROWS * width:
             warn(
                 f"{moments.count:,} rows are few to whiten {width:,} dimensions (shrinkage "
@@ -305,7 +316,7 @@ class Whitening(LinearCalibrator):
             deviation = ((1 - s) * deviation.square() + s * mean).sqrt()
         self.mean_ = moments.mean.numpy()
         self.components_ = directions[:kept].contiguous().numpy()
-        self.scale_ = (deviation[:kept] ** self.power).numpy()
+        self.scale_ = (deviation[:kept] ** self.power_).numpy()
 
     def _count(self) -> int:
         return self.n_features_in_ if self.dim is None else self.dim
@@ -315,12 +326,46 @@ class Whitening(LinearCalibrator):
         return self._count()
 
 
-def _shrinkage(moments: Moments) -> float:
-    """The share of a multiple of I, from the rows and the dimensions that they spread over."""
+def crowding(moments: Moments) -> float:
+    r"""How much vectors crowd around a common direction, 0 to 1.
+
+    .. math::
+        c = \min\left(1, \max\left(0, \frac{m - 0.3}{0.4}\right)\right), \qquad
+        m = \frac{\lVert \mu \rVert^2}{\lVert \mu \rVert^2 + \operatorname{tr} \Sigma}
+
+    m is nearly the mean cosine of two rows: 0.7 to 1 for raw language models, below 0.3 for
+    encoders that were trained to compare texts, also where the texts are all of one field.
+
+    Example:
+        >>> moments = Moments(2)
+        >>> moments.update(torch.tensor([[9.0, 1.0], [9.0, -1.0]]))
+        >>> crowding(moments)
+        1.0
+    """
+    # Divided by the largest, so that squares stay in range.
+    largest = torch.maximum(moments.mean.abs().max(), moments.deviation().max())
+    common = float((moments.mean / largest).square().sum())
+    spread = float((moments.deviation() / largest).square().sum())
+    return min(1.0, max(0.0, (common / (common + spread) - CROWDED_FROM) / CROWDED_SPAN))
+
+
+def _check_share(name: str, value: Any, *words: str) -> None:
+    if not (isinstance(value, str) and value in words):
+        check_number(name, value, 0, 1)
+
+
+def _shrinkage(moments: Moments, asked: float | str) -> float:
+    """The share of a multiple of I: as asked for, or from the rows."""
+    if not isinstance(asked, str):
+        return asked
+    rows = moments.count
+    if asked == "rows":
+        level = 1 / 20 + len(moments.mean) / (3 * rows)
+        return level / (1 + level)
     covariance = moments.covariance()
     covariance = covariance / covariance.diagonal().max()  # Squares stay in range.
     dimensions = covariance.trace().square() / covariance.square().sum()
-    return float(1 / (1 + (moments.count / (HALF_SHRUNK_ROWS * dimensions)).square()))
+    return float(1 / (1 + (rows / (HALF_SHRUNK_ROWS * dimensions)).square()))
 
 
 def _check_rank(name: str, count: int, deviation: Tensor, floor: float, rows: int) -> None:

@@ -25,6 +25,7 @@ from bertflow.calibrators.adaptive import AdaptiveWhitening
 from bertflow.calibrators.base import Calibrator
 from bertflow.calibrators.flow import Flow
 from bertflow.calibrators.linear import AllButTheTop, Standardization, Whitening
+from bertflow.calibrators.queries import QueryMap
 from bertflow.calibrators.readme import calibrator_name, preset_name, write_card
 from bertflow.errors import InputError, ModelError, did_you_mean, shown, unknown
 from bertflow.io.files import reason_of, replaced_folder
@@ -178,11 +179,13 @@ def write_calibrator(calibrator: Calibrator, folder: Path) -> None:
         "calibrator": calibrator_name(calibrator),
         "n_features_in": calibrator.n_features_in_,
         **({"n_samples": rows} if (rows := getattr(calibrator, "n_samples_", None)) else {}),
+        **({"n_queries": queries.count} if (queries := calibrator.query_map_) else {}),
         **({"feature_names_in": [*map(str, names)]} if names is not None else {}),
         "arguments": _arguments(calibrator),
         "provenance": plain_provenance(getattr(calibrator, "provenance_", {})),
     }
-    tensors = {name: tensor.contiguous() for name, tensor in calibrator._learned().items()}
+    learned = calibrator._learned() | (queries.learned() if queries else {})
+    tensors = {name: tensor.contiguous() for name, tensor in learned.items()}
     (folder / CONFIG).write_bytes((json.dumps(config, indent=2) + "\n").encode())
     save_file(tensors, folder / WEIGHTS)
 
@@ -217,18 +220,21 @@ def load_calibrator(folder: str | Path) -> Calibrator:
         ModelError: The folder, a file or a part of one is missing or foreign; the message names it.
     """
     folder = calibrator_folder(folder)
-    config, weights = folder / CONFIG, folder / WEIGHTS
+    path, weights = folder / CONFIG, folder / WEIGHTS
     try:
-        calibrator = _constructed(read_json(config))
+        config = read_json(path)
+        calibrator = _constructed(config)
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise ModelError(f"{config} is no calibrator's: {reason_of(error)}") from None
+        raise ModelError(f"{path} is no calibrator's: {reason_of(error)}") from None
     try:
         with safe_open(weights, framework="pt") as file:
-            _compare(file, calibrator, folder)
+            _compare(file, calibrator, folder, queries="n_queries" in config)
             # Copied out of the file, which may change; and memory that is aligned otherwise can
             # change the last bit of a product.
             learned = {name: file.get_tensor(name).clone() for name in file.keys()}
         _check_values(learned, calibrator, weights)
+        if count := config.get("n_queries"):
+            calibrator.query_map_ = QueryMap.restored(count, learned)
         calibrator._restore(learned)
     except ModelError:  # It names the file already.
         raise
@@ -268,7 +274,7 @@ def _constructed(config: Any) -> Calibrator:
         raise InputError(f"arguments hold {', '.join(more)}; install a newer bertflow")
     calibrator = CALIBRATORS[kind](**arguments)
     sizes = {"n_features_in": config["n_features_in"]}
-    sizes |= {"n_samples": config["n_samples"]} if "n_samples" in config else {}
+    sizes |= {name: config[name] for name in ("n_samples", "n_queries") if name in config}
     for name, value in sizes.items():
         if type(value) is not int or value < 2:
             raise InputError(f"{name} must be an integer from 2 up, got {shown(value)}")
@@ -284,7 +290,7 @@ def _constructed(config: Any) -> Calibrator:
     return calibrator
 
 
-def _compare(file: Any, calibrator: Calibrator, folder: Path) -> None:
+def _compare(file: Any, calibrator: Calibrator, folder: Path, *, queries: bool) -> None:
     parts = {name: file.get_slice(name) for name in file.keys()}
     shapes = {name: tuple(part.get_shape()) for name, part in parts.items()}
     try:
@@ -292,6 +298,8 @@ def _compare(file: Any, calibrator: Calibrator, folder: Path) -> None:
     except (InputError, TypeError, RuntimeError, OverflowError) as error:
         where = f"{folder / CONFIG} does not fit {folder / WEIGHTS}"
         raise ModelError(f"{where}: {reason_of(error)}") from None
+    if queries:
+        allocated |= QueryMap.allocated(calibrator.n_features_in_)
     expected = {name: (TYPES[part.dtype], tuple(part.shape)) for name, part in allocated.items()}
     given = {name: (part.get_dtype(), shapes[name]) for name, part in parts.items()}
     for name in sorted(expected.keys() | given.keys()):

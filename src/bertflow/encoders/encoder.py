@@ -93,7 +93,7 @@ def side_of(model: SentenceTransformer, role: Role) -> SentenceTransformer:
             route: Any = module.sub_modules[role]
             modules |= {f"{name}_{place}": one for place, one in enumerate(route)}
         else:
-            modules[name] = module
+            modules[name] = module.of_role(role) if hasattr(module, "of_role") else module
     side._modules = modules
     named = next((name for name in PROMPTS[role] if name in model.prompts), None)
     if named is not None:

@@ -23,15 +23,25 @@ class CalibratorModule(Module):
     sentence-transformers where bertflow is installed and `trust_remote_code=True` is given.
     """
 
-    def __init__(self, calibrator: Calibrator) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calibrator = calibrator
+    # What sentence-transformers tells a module: encode_query says "query".
+    forward_kwargs = {"task"}
 
-    def forward(self, features: dict[str, Tensor], **kwargs: Any) -> dict[str, Tensor]:
+    def __init__(self, calibrator: Calibrator, role: str = "document") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calibrator, self.role = calibrator, role
+
+    def of_role(self, role: str) -> Self:
+        """The module that takes all text to be of this role."""
+        return type(self)(self.calibrator, role)
+
+    def forward(
+        self, features: dict[str, Tensor], task: str | None = None, **kwargs: Any
+    ) -> dict[str, Tensor]:
         """Replace features["sentence_embedding"]."""
         x = features["sentence_embedding"][:, : self.calibrator.n_features_in_]
         with torch.no_grad():
-            features["sentence_embedding"] = self.calibrator._transform(x.float())
+            vectors = self.calibrator._transform(x.float(), task or self.role)
+            features["sentence_embedding"] = vectors
         return features
 
     def get_embedding_dimension(self) -> int:
