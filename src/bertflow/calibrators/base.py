@@ -29,7 +29,7 @@ Progress: TypeAlias = Callable[[int, int, float], None]
 Shown: TypeAlias = Progress | bool | None
 
 # Private methods that other packages of bertflow call.
-OTHERS_CALL = ("_rows", "_transform", "_learned", "_allocate", "_restore", "_check_arguments")
+OTHERS_CALL = "_rows _transform _learned _tensors _allocate _restore _check_arguments".split()
 
 
 class _Pinned:
@@ -290,6 +290,11 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     @abstractmethod
     def _learned(self) -> dict[str, Tensor]:
         """What was learned, by the name it has in a file."""
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """What was learned, the map of queries included."""
+        queries = {} if self.query_map_ is None else self.query_map_.learned()
+        return {**self._learned(), **queries}
 
     @abstractmethod
     def _allocate(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

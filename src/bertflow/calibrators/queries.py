@@ -98,21 +98,25 @@ class QueryMap:
     def apply(self, x: Tensor) -> Tensor:
         """Map queries, shape (n, D)."""
         centre, matrix, target = (one.to(x) for one in (self.centre, self.matrix, self.target))
-        return torch.addmm(target, x - centre, matrix.T)
+        mapped: Tensor = torch.addmm(target, x - centre, matrix.T)
+        return mapped
 
     @cached_property
     def _back(self) -> Tensor:
-        return torch.linalg.inv(self.matrix)
+        inverse: Tensor = torch.linalg.inv(self.matrix)
+        return inverse
 
     def undo(self, x: Tensor) -> Tensor:
         """Map them back."""
         centre, matrix, target = (one.to(x) for one in (self.centre, self._back, self.target))
-        return torch.addmm(centre, x - target, matrix.T)
+        mapped: Tensor = torch.addmm(centre, x - target, matrix.T)
+        return mapped
 
 
 def _power(covariance: Tensor, power: float, least: Tensor) -> Tensor:
     values, axes = torch.linalg.eigh(covariance)
-    return (axes * (values.clamp(min=0) + least) ** power) @ axes.T
+    found: Tensor = (axes * (values.clamp(min=0) + least) ** power) @ axes.T
+    return found
 
 
 def rows_of_role(role: object, count: int) -> Array | None:

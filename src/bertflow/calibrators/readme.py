@@ -107,6 +107,8 @@ def made_of(calibrator: Calibrator) -> dict[str, str]:
     if isinstance(encoder := provenance.get("encoder"), Mapping):
         facts |= {"encoder": encoder_named(provenance), **encoder_facts(encoder)}
     facts |= {**calibrator.facts(), "files": _files(provenance)}
+    if isinstance(job := provenance.get("job"), str):
+        facts["for"] = text(job)
     if isinstance(cut := provenance.get("cut_to_max_length"), int):
         facts["cut"] = f"{cut:,} of the distinct sentences were longer than the encoder takes"
     if isinstance(precision := provenance.get("precision"), str):

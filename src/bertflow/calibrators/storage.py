@@ -66,15 +66,36 @@ def named_calibrator(name: str, **arguments: Any) -> Calibrator:
     return calibrator
 
 
-def as_calibrator(given: Any) -> Calibrator:
-    """A calibrator from an instance, a name, or None, which means `AdaptiveWhitening()`.
+# The calibrator for each job, and why, as docs/guides/jobs.md has it measured.
+JOBS: dict[str, tuple[str, str]] = {
+    "similarity": ("adaptive-whitening", "it damps what all vectors have in common"),
+    "search": ("search-whitening", "it tells neighbours apart, as far as the cloud allows"),
+    "classes": ("soft-standardization", "it keeps the leading axes, which tell classes apart"),
+    "clusters": ("soft-standardization", "it keeps the leading axes, which tell groups apart"),
+}
+
+
+def calibrator_for(job: str) -> str:
+    """The name of the calibrator for a job; InputError if that is unknown.
+
+    Example:
+        >>> calibrator_for("search")
+        'search-whitening'
+    """
+    if job not in JOBS:
+        raise unknown("job", job, JOBS)
+    return JOBS[job][0]
+
+
+def as_calibrator(given: Any, job: str = "similarity") -> Calibrator:
+    """A calibrator from an instance, a name, or None, which means the one for the job.
 
     Example:
         >>> as_calibrator("whitening"), as_calibrator(None)
         (Whitening(), AdaptiveWhitening())
     """
     if given is None or isinstance(given, str):
-        return named_calibrator(given or "adaptive-whitening")
+        return named_calibrator(given or calibrator_for(job))
     if isinstance(given, Calibrator):
         return given
     raise InputError(
@@ -184,8 +205,7 @@ def write_calibrator(calibrator: Calibrator, folder: Path) -> None:
         "arguments": _arguments(calibrator),
         "provenance": plain_provenance(getattr(calibrator, "provenance_", {})),
     }
-    learned = calibrator._learned() | (queries.learned() if queries else {})
-    tensors = {name: tensor.contiguous() for name, tensor in learned.items()}
+    tensors = {name: tensor.contiguous() for name, tensor in calibrator._tensors().items()}
     (folder / CONFIG).write_bytes((json.dumps(config, indent=2) + "\n").encode())
     save_file(tensors, folder / WEIGHTS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ def transform(
     vectors: str = option(REQUIRED, "IN.npy"),
     output: Path = option(REQUIRED, "OUT.npy"),
     inverse: bool = flag("--inverse"),
+    role: str = Shared.role,
     cluster: options.Cluster,
 ) -> None:
     """Apply a saved calibrator to vectors.
@@ -35,7 +37,8 @@ def transform(
         from bertflow.scale import Transform
 
         console.check_folder(output, {"DIR": folder}, ours=False)
-        worker = Transform(str(folder.absolute()), vector=cluster.vector, inverse=inverse)
+        place, column = str(folder.absolute()), cluster.vector
+        worker = Transform(place, vector=column, inverse=inverse, role=role)
         _run_shards(worker, vectors, output, cluster, "transform")
         return
     console.check_files({"--output": output}, {"DIR": folder, "--vectors": vectors}, rows=True)
@@ -43,7 +46,7 @@ def transform(
     from bertflow.io.vectors import transform_file
 
     calibrator = load_calibrator(folder)
-    apply = calibrator.inverse_transform if inverse else calibrator.transform
+    apply = partial(calibrator.inverse_transform if inverse else calibrator.transform, role=role)
     with opening.vectors_named(vectors), console.progress_bar("transform") as report:
         rows, width = transform_file(apply, vectors, output, progress=report)
     console.show(f"wrote {rows:,} vectors of {width} dimensions to {one_line(output)}")
@@ -54,6 +57,7 @@ def encode(
     *,
     corpus: list[str] = option(REQUIRED, "FILE", "--corpus", "--input"),
     output: Path = option(REQUIRED, "FILE"),
+    role: str | None = option(None, "NAME", callback=options.known_role),
     text: options.Text,
     how: options.Encoder,
     devices: str | None = Shared.devices,
@@ -63,19 +67,23 @@ def encode(
 
     Args:
         output: File to write. Stopped, the same command goes on where it was.
+        role: query or document: encode with that side's prompt, and its map after a fit with
+            queries. Default: as the model's encode does.
     """
     if cluster.take(None):
-        worker = _encoding_worker(model, corpus, output, text, how, cluster)
+        worker = _encoding_worker(model, corpus, output, role, text, how, cluster)
         _run_shards(worker, corpus[0], output, cluster, "encode")
         return
     from bertflow.data import checked_corpus
 
     console.check_files({"--output": output}, {"MODEL": model, "--corpus": corpus}, rows=True)
     sentences = checked_corpus(corpus, blank="refuse", **asdict(text))
-    from bertflow.encoders import encode_file, parse_devices
+    from bertflow.encoders import encode_file, parse_devices, side_of
 
     places = parse_devices(devices) if devices else None
     loaded = opening.open_any(model, how)
+    if role is not None:
+        loaded = side_of(loaded, role)
     kept = part_path(output)
     with (
         console.interruptible(lambda: console.resumes_from(kept, how.cache)),
@@ -95,6 +103,7 @@ def _encoding_worker(
     model: str,
     corpus: list[str],
     output: Path,
+    role: str | None,
     text: options.Text,
     how: options.Encoder,
     cluster: options.EncodingCluster,
@@ -113,6 +122,7 @@ def _encoding_worker(
         batch_size=how.batch_size,
         precision=how.precision,  # type: ignore[arg-type]
         vector=cluster.vector,
+        role=role,
         keep=cluster.keep,
         numbers=cluster.numbers,
         blank="skip" if cluster.skip_blank else "refuse",

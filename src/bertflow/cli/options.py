@@ -136,6 +136,13 @@ def _known_precision(name: str) -> str:
     return name
 
 
+def known_role(name: str | None) -> str | None:
+    """Refuse a value of --role that is no side of a search."""
+    if name not in ("query", "document", None):
+        raise unknown("role", name, ("query", "document"))
+    return name
+
+
 def known_place(name: str | None) -> str | None:
     """An encoder or model; refused before libraries are loaded if it is a path to nothing."""
     if name and (name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")):
@@ -155,8 +162,10 @@ class Shared:
         format: txt, csv, tsv, jsonl or parquet, whatever the names end in.
         data: Folder of the data sets. Default: BERTFLOW_DATA, then the hub.
         output: Folder to save to.
-        calibrator: adaptive-whitening, flow, tempered-flow, released-flow, whitening,
-            standardization or all-but-the-top.
+        calibrator: adaptive-whitening, search-whitening, flow, tempered-flow, released-flow,
+            whitening, standardization, soft-standardization or all-but-the-top. Default: that for
+            the job.
+        role: query or document: which side of a search the rows are, after a fit with queries.
         random_state: Seed.
         max_length: Tokens a sentence is cut to. Default: the model's own, else 64.
         trust_remote_code: Let code that comes with the encoder run.
@@ -173,7 +182,8 @@ class Shared:
     format = option(None, "KIND", group=INPUT)
     data = option(None, "DIR", group=INPUT)
     output = option(REQUIRED, "DIR")
-    calibrator = option("adaptive-whitening", "NAME")
+    calibrator = option(None, "NAME")
+    role = option("document", "NAME", callback=known_role)
     max_length = option(None, "N", group=ENCODER)
     trust_remote_code = flag("--trust-remote-code", group=ENCODER)
     batch_size = option(32, "N", group=SPEED, min=1)
@@ -297,23 +307,32 @@ class Chosen:
     """Which calibrator is fitted, and with what settings.
 
     Attributes:
+        job: What the vectors are for: similarity, search, classes or clusters. It chooses the
+            calibrator where none is named.
         set: Argument of the calibrator, such as epochs=2 of flow or dim=256 of whitening. May be
             repeated.
     """
 
-    calibrator: str = Shared.calibrator
+    calibrator: str | None = Shared.calibrator
+    job: str = option("similarity", "NAME")
     set: list[str] | None = option(None, "KEY=VALUE", group=CALIBRATOR)
     random_state: int = option(0, "N", group=CALIBRATOR)
+
+    @cached_property
+    def name(self) -> str:
+        """The calibrator's name: that given, or that for the job."""
+        from bertflow.calibrators.storage import calibrator_for
+
+        default = calibrator_for(self.job)
+        return default if self.calibrator is None else self.calibrator
 
     def build(self, device: str) -> Calibrator:
         """The calibrator, not fitted; a fit says what is wrong with its arguments."""
         from bertflow.calibrators.storage import named_calibrator
 
-        known = named_calibrator(self.calibrator).get_params(deep=False)
+        known = named_calibrator(self.name).get_params(deep=False)
         if self.random_state and "random_state" not in known:
-            raise InputError(
-                f"--random-state does not go with {self.calibrator}, which has no seed"
-            )
+            raise InputError(f"--random-state does not go with {self.name}, which has no seed")
         given: dict[str, Any] = {}
         for setting in self.set or []:
             key, equals, text = setting.partition("=")
@@ -325,7 +344,7 @@ class Chosen:
             given[key] = _value(text.strip())
         rest = {"random_state": self.random_state, "device": device}
         given = {key: value for key, value in rest.items() if key in known} | given
-        return named_calibrator(self.calibrator, **given)
+        return named_calibrator(self.name, **given)
 
 
 @dataclass(frozen=True)

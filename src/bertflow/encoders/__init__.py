@@ -3,6 +3,7 @@
 from bertflow.encoders.description import describe_encoder, library_versions
 from bertflow.encoders.devices import DevicesEncoding, parse_devices
 from bertflow.encoders.embedding import Embedded, EncodeOptions, embed, fill
+from bertflow.encoders.encoder import Role, side_of
 from bertflow.encoders.encoding import encode_distinct
 from bertflow.encoders.loading import load_encoder, load_layers, load_poolings
 from bertflow.encoders.module import CalibratorModule
@@ -27,6 +28,7 @@ __all__ = [
     "EncodeOptions",
     "Encoded",
     "Precision",
+    "Role",
     "Rows",
     "SAMPLE",
     "Sampled",
@@ -47,4 +49,5 @@ __all__ = [
     "parse_devices",
     "resolved_precision",
     "sample_corpus",
+    "side_of",
 ]

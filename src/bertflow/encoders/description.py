@@ -113,7 +113,8 @@ def _module(module: Any) -> dict[str, Any]:
         "lower": getattr(module, "do_lower_case", None),
     }
     if isinstance(module, CalibratorModule):
-        learned = module.calibrator._learned().items()
+        learned = module.calibrator._tensors().items()
+        facts["role"] = module.role
         facts["calibrator"] = {
             "arguments": {k: repr(v) for k, v in module.calibrator.get_params(deep=False).items()},
             "learned": {

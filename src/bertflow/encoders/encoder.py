@@ -80,7 +80,7 @@ def part_of(model: SentenceTransformer, modules: Sequence[Any]) -> SentenceTrans
     return part
 
 
-def side_of(model: SentenceTransformer, role: Role) -> SentenceTransformer:
+def side_of(model: SentenceTransformer, role: str) -> SentenceTransformer:
     """A model that encodes all text as `encode_query` or `encode_document` of the given one does.
 
     It has that side's prompt and, of a module with routes, that side's route; its modules are the
@@ -93,7 +93,8 @@ def side_of(model: SentenceTransformer, role: Role) -> SentenceTransformer:
             route: Any = module.sub_modules[role]
             modules |= {f"{name}_{place}": one for place, one in enumerate(route)}
         else:
-            modules[name] = module.of_role(role) if hasattr(module, "of_role") else module
+            own: Any = getattr(module, "of_role", None)
+            modules[name] = module if own is None else own(role)
     side._modules = modules
     named = next((name for name in PROMPTS[role] if name in model.prompts), None)
     if named is not None:

@@ -214,6 +214,10 @@ def check_saved(folder: Path, model: SentenceTransformer) -> None:
             f"the saved model cuts at {copy.max_seq_length} tokens, the one in memory at "
             f"{model.max_seq_length}; set its max_seq_length to what both can have"
         )
+    if any(hasattr(module, "sub_modules") for module in model):  # A Router.
+        asked = [np.asarray(one.encode_query(SENTENCES[1:])) for one in (model, copy)]
+        if (off := difference(*asked)) > tolerance(model):
+            raise ModelError(f"the saved model gives queries other vectors, {off:.0%} apart")
     name, texts = name_of(model), probe_texts(model)
     # Alone is compared to alone, because a calibrator may enlarge roundings between the two ways.
     for batch in [*([text] for text in texts), texts]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
-import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import import_from_string
 
@@ -25,11 +24,11 @@ from bertflow.encoders.description import describe_encoder, origin_of, vocabular
 from bertflow.encoders.encoder import CALIBRATOR, Encoder, calibrating, encoder_of, part_of
 from bertflow.encoders.module import MODULE_PATH, CalibratorModule
 from bertflow.encoders.precision import kept_from_half, raise_input
-from bertflow.encoders.probe import check_saved, difference, is_fingerprint_of, probed
+from bertflow.encoders.probe import check_saved, is_fingerprint_of, probed
 from bertflow.errors import InputError, warn
 from bertflow.io import files
 from bertflow.models.card import card_of, fitted_settings
-from bertflow.models.portable import image_of
+from bertflow.models.portable import apart
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)
@@ -88,7 +87,8 @@ class CalibratedSentenceTransformer(Encoder):
             if create_model_card and not trained:
                 card = card_of(self, model_name)
                 (staging / readme.CARD).write_text(card, encoding="utf-8", newline="\n")
-            name_modules_for_every_version(staging / "modules.json")
+            for file in [staging / "modules.json", *staging.glob("*/router_config.json")]:
+                name_modules_for_every_version(file)
             check_saved(staging, self)
             if belongs_to_its_calibrator(self, weights=True):
                 (staging / SUBFOLDER).mkdir(exist_ok=True)
@@ -272,19 +272,26 @@ def belongs_to_its_calibrator(
             return False
     behind = [module for module in calibrating(model) if module not in encoder]
     with pinned():
-        image = image_of(behind, whole, model.device)
-    return difference(model.calibrator._rows(vectors.astype(np.float64)), image) <= CHANGED
+        return apart(model.calibrator, behind, vectors, whole, model.device) <= CHANGED
 
 
 def name_modules_for_every_version(path: Path) -> None:
     """Give built-in modules the names that every version of sentence-transformers resolves."""
-    entries = json.loads(path.read_text(encoding="utf-8"))
-    for entry in entries:
-        classic = f"{BUILT_IN}models.{entry['type'].rpartition('.')[2]}"
-        with suppress(ImportError):  # Newer and foreign ones have no such name.
-            if import_from_string(classic) is import_from_string(entry["type"]):
-                entry["type"] = classic
-    path.write_text(json.dumps(entries, indent=2), encoding="utf-8")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(content, list):
+        for entry in content:
+            entry["type"] = _classic(entry["type"])
+    else:  # A Router's.
+        content["types"] = {name: _classic(kind) for name, kind in content["types"].items()}
+    path.write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+def _classic(kind: str) -> str:
+    classic = f"{BUILT_IN}models.{kind.rpartition('.')[2]}"
+    with suppress(ImportError):  # Newer and foreign ones have no such name.
+        if import_from_string(classic) is import_from_string(kind):
+            return classic
+    return kind
 
 
 def _forget_settings(path: Path) -> None:

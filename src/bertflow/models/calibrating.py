@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +17,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from bertflow.arrays import Array, check_device
 from bertflow.calibrators import Calibrator
-from bertflow.calibrators.storage import as_calibrator, check_savable, plain_provenance
+from bertflow.calibrators.storage import (
+    as_calibrator,
+    calibrator_for,
+    check_savable,
+    plain_provenance,
+)
 from bertflow.display import of_stage, watched
 from bertflow.encoders.description import (
     describe_encoder,
@@ -24,14 +30,14 @@ from bertflow.encoders.description import (
     origin_of,
     vocabulary_hash,
 )
-from bertflow.encoders.embedding import check_options
-from bertflow.encoders.encoder import part_of
+from bertflow.encoders.embedding import EncodeOptions, check_options
+from bertflow.encoders.encoder import part_of, side_of
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.precision import Precision, resolved_precision
 from bertflow.encoders.probe import check_encoder, fingerprint, tried_out
 from bertflow.encoders.sentence_cache import SentenceCache
-from bertflow.encoders.streaming import SAMPLE, Rows, encode_rows, sample_corpus
+from bertflow.encoders.streaming import SAMPLE, Encoded, Rows, encode_rows, sample_corpus
 from bertflow.errors import InputError, ModelError
 from bertflow.io.files import check_writable
 from bertflow.models.calibrated import CalibratedSentenceTransformer, is_fitted_on
@@ -39,6 +45,8 @@ from bertflow.models.portable import check_design, check_portable, to_modules
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)
+
+ENOUGH = {"sentences": " (and is worth it from some hundreds)", "queries": " (and 30 help)"}
 
 Progress = Callable[[str, int, int], None]
 
@@ -49,6 +57,8 @@ def calibrate(
     sentences: Iterable[str],
     calibrator: Calibrator | str | None = None,
     *,
+    queries: Iterable[str] | None = None,
+    job: str = "similarity",
     portable: bool = True,
     sample: int | None = SAMPLE,
     batch_size: int = 32,
@@ -69,8 +79,13 @@ def calibrate(
     Args:
         encoder: Any SentenceTransformer, or what `load_encoder` takes.
         sentences: At least two distinct ones: a list, or anything that gives them one by one.
-        calibrator: One that is fitted anew, or its name, such as "whitening"; None takes
-            `AdaptiveWhitening()`.
+        calibrator: One that is fitted anew, or its name, such as "whitening"; None takes the one
+            for the job.
+        queries: What people will ask, without labels, where the sentences are the documents that
+            are searched: at least 2 distinct ones, and some 30 help. They get a map of their own;
+            `encode_query` and `encode_document` of the model take each side's, in plain
+            sentence-transformers, too. Each side is encoded with the encoder's prompt for it.
+        job: What the vectors are for: "similarity", "search", "classes" or "clusters".
         portable: Write the calibrator as built-in modules, so that the saved model loads without
             bertflow. False uses bertflow's own module.
         sample: How many sentences are enough; drawn by the calibrator's seed, if it is a number.
@@ -90,7 +105,7 @@ def calibrate(
         A SentenceTransformer that gives calibrated vectors; `.calibrator` is the fitted one.
 
     Raises:
-        InputError: Too few sentences, no sentences, or a vector that is not finite.
+        InputError: Too few sentences or queries, no sentences, or a vector that is not finite.
         ModelError: The encoder is not one function of the text, would not be the same once it is
             saved, or the calibrator cannot be portable.
         TrainingError: A step of the fit is not finite.
@@ -101,7 +116,7 @@ def calibrate(
     check_options(batch_size, cache, devices)
     if checkpoint is not None:
         check_writable(checkpoint)
-    calibrator = _to_fit(calibrator, portable)
+    calibrator = _to_fit(calibrator, portable, job)
     more = plain_provenance(provenance or {})
     if isinstance(encoder, str | Path):
         encoder = load_encoder(encoder)
@@ -109,24 +124,22 @@ def calibrate(
     calibrator.n_features_in_ = alone.shape[1]
     calibrator._check_arguments()
     description = describe_encoder(encoder)
-    with watched(progress) as report, Rows() as store:
+    with watched(progress) as report, Rows() as store, Rows() as asked:
+        how: EncodeOptions = {
+            "batch_size": batch_size,
+            "cache": cache,
+            "precision": precision,
+            "devices": devices,
+            "progress": None if report is None else partial(report, "encode"),
+        }
+        sides: dict[str, Any] = {}
+        searched, about = encoder, dict(description)
+        if queries is not None:
+            found = _encoded("queries", side_of(encoder, "query"), queries, asked, {}, how)
+            sides = {"queries": found.rows, "distinct_queries": found.distinct}
+            searched, about = side_of(encoder, "document"), {}
         sentences, drawn = _drawn(sentences, sample, calibrator)
-        encoded = encode_rows(
-            encoder,
-            sentences,
-            store,
-            batch_size=batch_size,
-            cache=cache,
-            precision=precision,
-            devices=devices,
-            description=description,
-            progress=None if report is None else lambda done, of: report("encode", done, of),
-        )
-        if encoded.distinct < 2:
-            raise InputError(
-                f"got {encoded.rows} sentences, {encoded.distinct} of them distinct, but "
-                "calibrating needs at least 2 (and is worth it from some hundreds)"
-            )
+        encoded = _encoded("sentences", searched, sentences, store, about, how)
         computed, origin = resolved_precision(precision, encoder), origin_of(encoder)
         calibrator.provenance_ = {
             **more,
@@ -137,6 +150,8 @@ def calibrate(
             "distinct": encoded.distinct,
             "cut_to_max_length": encoded.cut,
             **drawn,
+            **sides,
+            **({} if job == "similarity" else {"job": job}),
             "precision": computed,
             "versions": library_versions(),
             **({"origin": origin} if origin else {}),
@@ -148,21 +163,41 @@ def calibrate(
         )
         rows, began = store.array(), time.perf_counter()
         fitting = False if report is None else of_stage(report, "fit")
-        calibrator.fit(rows, progress=fitting, checkpoint=checkpoint)
+        both: Any = None if queries is None else asked.array()
+        calibrator.fit(rows, queries=both, progress=fitting, checkpoint=checkpoint)
         log.info("%r fitted in %.1f s", calibrator, time.perf_counter() - began)
         first_rows = np.array(rows[encoded.first])
     return _appended(encoder, calibrator, portable, first_rows)
 
 
-def _to_fit(calibrator: Calibrator | str | None, portable: bool) -> Calibrator:
+def _to_fit(calibrator: Calibrator | str | None, portable: bool, job: str) -> Calibrator:
     """A calibrator to fit, checked before an hour of encoding."""
-    calibrator = cast("Calibrator", clone(as_calibrator(calibrator)))
+    calibrator_for(job)
+    calibrator = cast("Calibrator", clone(as_calibrator(calibrator, job)))
     check_savable(calibrator)
     if (place := getattr(calibrator, "device", "auto")) != "auto":
         check_device(place)
     if portable:
         check_design(calibrator)
     return calibrator
+
+
+def _encoded(
+    kind: str,
+    encoder: SentenceTransformer,
+    texts: Iterable[str],
+    sink: Rows,
+    description: Mapping[str, Any],
+    how: EncodeOptions,
+) -> Encoded:
+    """Encode the sentences or queries to fit on, at least two distinct ones."""
+    encoded = encode_rows(encoder, texts, sink, description=description or None, **how)
+    if encoded.distinct < 2:
+        raise InputError(
+            f"got {encoded.rows} {kind}, {encoded.distinct} of them distinct, but calibrating "
+            f"needs at least 2{ENOUGH[kind]}"
+        )
+    return encoded
 
 
 def _drawn(

@@ -75,6 +75,7 @@ def _new_card(model: CalibratedSentenceTransformer) -> str:
         **readme.TEXTS[kind],
         width=model.get_embedding_dimension() or 0,
         portable=portable,
+        sides=calibrator.query_map_ is not None,
         density=kind == "Flow",
         made=readme.table(
             {"encoder": encoder, **readme.encoder_facts(about), **readme.made_of(calibrator)}

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Router
 from torch import Tensor, nn
 
 from bertflow.arrays import Array
@@ -47,32 +47,44 @@ OTHERWISE = "save with bertflow's own module (portable=False, on the command lin
 SLOPE = float(torch.tensor(0.01, dtype=torch.float32))
 
 
-def to_modules(calibrator: Calibrator, in_features: int) -> list[Dense | Normalize]:
+def to_modules(calibrator: Calibrator, in_features: int) -> list[Any]:
     """Write a fitted calibrator as built-in modules.
 
     They are to append to a SentenceTransformer: `Dense`, and `Normalize` where a flow does. If the
     vectors that arrive have more dimensions, `in_features`, than the calibrator's, only the first
-    are taken, as an encoder's `truncate_dim` does.
+    are taken, as an encoder's `truncate_dim` does. After a fit with queries they are one `Router`,
+    whose routes share all modules but those that bring queries to the documents.
 
     Raises:
         ModelError: The calibrator has no such form; the message says why.
     """
-    modules: list[Dense | Normalize]
-    if isinstance(calibrator, Flow):
-        modules = _flow_modules(calibrator, in_features)
-    elif isinstance(calibrator, LinearCalibrator):
-        centre, matrix = calibrator.affine()
-        modules = [_centring(centre, in_features)] if bool(centre.any()) else []
-        unread = torch.zeros(len(matrix), 0 if modules else in_features - matrix.shape[1])
-        modules.append(_dense(torch.cat([matrix, unread], dim=1), torch.zeros(len(matrix))))
+    if (queries := calibrator.query_map_) is not None:
+        own = [_centring(queries.centre, in_features), _dense(queries.matrix, queries.target)]
+        documents = _one_sided(calibrator, in_features)
+        # The query map gives no more dimensions than the calibrator takes.
+        narrow = in_features == calibrator.n_features_in_
+        after = documents if narrow else _one_sided(calibrator, calibrator.n_features_in_)
+        modules = [Router.for_query_document([*own, *after], documents)]
     else:
-        raise ModelError(f"{type(calibrator).__name__} has no form in built-in modules")
+        modules = _one_sided(calibrator, in_features)
     if not all(bool(p.isfinite().all()) for module in modules for p in module.parameters()):
         raise ModelError(
             f"the {type(calibrator).__name__} was fitted on numbers too far from 1 for float32, in "
             f"which built-in modules compute; scale the vectors, or {OTHERWISE}"
         )
     return modules
+
+
+def _one_sided(calibrator: Calibrator, in_features: int) -> list[Any]:
+    if isinstance(calibrator, Flow):
+        return _flow_modules(calibrator, in_features)
+    if isinstance(calibrator, LinearCalibrator):
+        centre, matrix = calibrator.affine()
+        modules = [_centring(centre, in_features)] if bool(centre.any()) else []
+        unread = torch.zeros(len(matrix), 0 if modules else in_features - matrix.shape[1])
+        modules.append(_dense(torch.cat([matrix, unread], dim=1), torch.zeros(len(matrix))))
+        return modules
+    raise ModelError(f"{type(calibrator).__name__} has no form in built-in modules")
 
 
 def check_design(calibrator: Calibrator) -> None:
@@ -178,7 +190,7 @@ def check_portable(
             return
         sample = calibrator.sample(CHECKED_ROWS, random_state=0)
     padded = np.pad(sample.astype(np.float32), ((0, 0), (0, width - sample.shape[1])))
-    off = difference(calibrator._rows(sample.astype(np.float64)), image_of(modules, padded))
+    off = apart(calibrator, modules, sample, padded)
     if off > TOLERANCE:
         raise ModelError(
             f"the built-in modules differ from the calibrator by {off:.1e} (allowed "
@@ -187,10 +199,29 @@ def check_portable(
         )
 
 
+def apart(
+    calibrator: Calibrator,
+    modules: Sequence[Any],
+    rows: Array,
+    whole: Array,
+    device: torch.device | str = "cpu",
+) -> float:
+    """How far modules are from their calibrator on rows, which arrive at them whole."""
+    return max(
+        difference(
+            calibrator._rows(rows.astype(np.float64), role), image_of(modules, whole, device, role)
+        )
+        for role in ("document", "query")[: 1 + (calibrator.query_map_ is not None)]
+    )
+
+
 @torch.no_grad()
-def image_of(modules: Iterable[Any], rows: Array, device: torch.device | str = "cpu") -> Array:
-    """The vectors that modules make of rows."""
-    features = {"sentence_embedding": torch.from_numpy(rows).to(device)}
+def image_of(
+    modules: Iterable[Any], rows: Array, device: torch.device | str = "cpu", role: str = "document"
+) -> Array:
+    """The vectors that modules make of rows of a role."""
+    features: dict[str, Any] = {"sentence_embedding": torch.from_numpy(rows).to(device)}
     for module in modules:
-        features = module(features)
+        takes = "task" in getattr(module, "forward_kwargs", ())
+        features = module(features, task=role) if takes else module(features)
     return np.asarray(features["sentence_embedding"].float().cpu())

@@ -109,6 +109,7 @@ class Encode(Worker):
         vector: The output's column of vectors, lists of one length.
         numbers: "float32" or "float16": what the vectors are written in.
         blank: "refuse" rows without text, null or blank, or "skip" them.
+        role: "query" or "document": that side's prompt and map; None encodes as `encode` does.
         pooling, max_length, device, trust_remote_code: As in `load_encoder`.
         batch_size, precision: As in `encode_distinct`.
 
@@ -136,6 +137,7 @@ class Encode(Worker):
     vector: str = VECTOR
     numbers: str = "float32"
     blank: Blank = "refuse"
+    role: str | None = None
     pooling: str | None = None
     max_length: int | None = None
     device: str | None = None
@@ -158,6 +160,7 @@ class Encode(Worker):
             # Without the probe's vectors, which another machine may round otherwise.
             **{name: one for name, one in found.items() if name != "probe"},
             **{name: getattr(self, name) for name in SETTINGS},
+            **({"role": self.role} if self.role else {}),
         }
 
     def columns(self, schema: Any, place: str) -> list[str]:
@@ -204,6 +207,7 @@ class Encode(Worker):
     def _encoding(self) -> Encoding:
         from sentence_transformers import SentenceTransformer
 
+        from bertflow.encoders import side_of
         from bertflow.encoders.encoding import Encoding
         from bertflow.models import open_model
 
@@ -214,6 +218,8 @@ class Encode(Worker):
         else:
             loading = {name: getattr(self, name) for name in LOADING}
             encoder = open_model(str(self.model), **loading)
+        if self.role is not None:
+            encoder = side_of(encoder, self.role)
         return Encoding(encoder, batch_size=self.batch_size, precision=self.precision)
 
     @property
@@ -272,6 +278,7 @@ class Transform(Worker):
         calibrator: Fitted, or the folder of a saved one.
         vector: The column of vectors.
         inverse: Undo the calibration instead.
+        role: "query" or "document": what the rows are.
 
     Example:
         >>> from bertflow import Standardization
@@ -285,11 +292,12 @@ class Transform(Worker):
     _: KW_ONLY
     vector: str = VECTOR
     inverse: bool = False
+    role: str = "document"
 
     def describe(self) -> dict[str, Any]:
         """All that the output depends on: what the calibrator has learned, and the direction."""
         calibrator = self._fitted
-        tensors = calibrator._learned().items()
+        tensors = calibrator._tensors().items()
         learned = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors}
         # The device on which it was trained makes no difference to what it has learned.
         arguments = calibrator.get_params(deep=False)
@@ -300,6 +308,7 @@ class Transform(Worker):
             "learned": hashlib.sha256(save(learned)).hexdigest(),
             "vector": self.vector,
             "inverse": self.inverse,
+            **({} if self.role == "document" else {"role": self.role}),
         }
 
     def columns(self, schema: Any, place: str) -> list[str]:
@@ -326,7 +335,7 @@ class Transform(Worker):
             schema = self.schema(batch.schema)
             if len(rows):
                 with _rows_named(part.place, first):
-                    rows = apply(rows)
+                    rows = apply(rows, self.role)
                 at = batch.schema.get_field_index(self.vector)
                 columns = [*batch.columns[:at], vector_column(rows), *batch.columns[at + 1 :]]
                 first += batch.num_rows
