@@ -1,6 +1,7 @@
 """Files and the hub to sentences and pairs."""
 
 from bertflow.data.catalog import CATALOG, STS_TASKS, TASKS
+from bertflow.data.labels import LabelledTexts, read_labelled
 from bertflow.data.pairs import (
     DATA_VARIABLE,
     NLI_LABELS,
@@ -20,10 +21,12 @@ __all__ = [
     "NLI_LABELS",
     "STS_TASKS",
     "TASKS",
+    "LabelledTexts",
     "NliPairs",
     "Pairs",
     "checked_corpus",
     "read_corpus",
+    "read_labelled",
     "read_nli",
     "read_pairs",
     "read_sentences",

@@ -4,6 +4,7 @@ from bertflow.data import TASKS
 from bertflow.evaluation.bootstrap import Difference, Resamples, holm, paired_difference
 from bertflow.evaluation.comparison import METHODS, Comparison, Method, compare
 from bertflow.evaluation.duplicates import DuplicatesJob
+from bertflow.evaluation.labels import LabelsJob, read_labels
 from bertflow.evaluation.scores import (
     Correlation,
     Estimate,
@@ -35,6 +36,7 @@ __all__ = [
     "Difference",
     "DuplicatesJob",
     "Estimate",
+    "LabelsJob",
     "Method",
     "Resamples",
     "Score",
@@ -53,6 +55,7 @@ __all__ = [
     "over_seeds",
     "paired_cosine",
     "paired_difference",
+    "read_labels",
     "read_tasks",
     "score_all",
     "score_pairs",

@@ -1,0 +1,226 @@
+"""Classes and clusters: how well vectors tell the classes of a user's own texts apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from warnings import catch_warnings, simplefilter
+
+import numpy as np
+import scipy.special
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+
+from bertflow.arrays import Array, as_tensor, unit_length
+from bertflow.data.labels import LabelledTexts, read_labelled
+from bertflow.encoders.encoder import Role
+from bertflow.errors import InputError
+from bertflow.evaluation.jobs import Judgement, Measure, mean_of
+
+FOLDS, NEIGHBOURS, STARTS = 5, 5, 10
+# Labels a class in the curve of few labels, and how many draws of them are averaged.
+FEW, DRAWS = (8, 16, 64), 5
+# Of the logistic regression, whose rows have a mean square of 1, so it fits every model alike.
+C, MOST_STEPS = 10.0, 1000
+
+
+def read_labels(
+    path: str | Path, *, columns: tuple[str, str] | None = None, format: str | None = None
+) -> LabelsJob:
+    """Read texts with their classes as a job; arguments and errors as of `read_labelled`."""
+    return LabelsJob(read_labelled(path, columns=columns, format=format))
+
+
+class LabelsJob:
+    r"""Telling the classes of texts apart, by few labels, by all, and by none.
+
+    Rows are scaled to unit length. Classes are predicted by 5-fold cross-validation, stratified:
+    by logistic regression (rows centred, then divided by one number so that their mean square
+    length is 1; C = 10), and by the majority of the 5 nearest neighbours by cosine. Clusters are
+    those of k-means, as many as classes. In a resample every measure is the one that scikit-learn
+    gives on the resample written out. With :math:`n_{ij}` texts of class i in cluster j,
+
+    .. math:: V = \frac{2 I(i; j)}{H(i) + H(j)}, \qquad
+        \mathrm{ARI} = \frac{2 (ad - bc)}{(a + b)(b + d) + (a + c)(c + d)}
+
+    where a counts the ordered pairs of texts alike in both, d in none, b and c in one.
+
+    Args:
+        data: Texts and labels.
+
+    Raises:
+        InputError: There are fewer texts than folds.
+
+    Example:
+        >>> texts = ["a", "b", "c", "d", "e", "f"]
+        >>> job = LabelsJob(LabelledTexts(texts, ["x", "x", "x", "y", "y", "y"], "mine.csv"))
+        >>> rows = np.array([[9.0, 0], [9, 1], [9, 2], [0, 9], [1, 9], [2, 9]])
+        >>> found = job.judge({"document": rows})
+        >>> [float(found.measures[one](np.ones((1, 6)))[0]) for one in ("accuracy", "v-measure")]
+        [1.0, 1.0]
+    """
+
+    kind = "classes"
+    unit = "texts"
+
+    def __init__(self, data: LabelledTexts) -> None:
+        if len(data) < FOLDS:
+            raise InputError(
+                f"{data.source}: {len(data)} texts are too few; at least {FOLDS} are needed, one "
+                "a fold"
+            )
+        self.data = data
+        self.source, self.skipped = data.source, data.skipped
+        names, self._classes = np.unique(np.asarray(data.labels), return_inverse=True)
+        self.counts: Mapping[str, int] = {"texts": len(data), "classes": len(names)}
+
+    def texts(self) -> Mapping[Role, Sequence[str]]:
+        """The texts, encoded as documents."""
+        return {"document": self.data.texts}
+
+    def judge(self, vectors: Mapping[Role, Array]) -> Judgement:
+        """Judge the vectors of the texts, shape (N, D).
+
+        Returns:
+            The measures "accuracy" and "macro-f1" (of logistic regression), "k-nn accuracy",
+            "k-nn macro-f1", "v-measure" and "adjusted rand". The fact "few labels" has for each
+            number of labels a class: how many classes have more texts than that, and the accuracy
+            on their other texts, a mean of 5 draws.
+        """
+        rows = unit_length(as_tensor(vectors["document"]).double()).numpy()
+        with catch_warnings():  # Vectors that are all alike have fewer clusters than classes.
+            simplefilter("ignore", ConvergenceWarning)
+            return Judgement(
+                items=len(rows),
+                measures=self._measures(rows),
+                facts={"few labels": self._few_labels(rows)},
+            )
+
+    def _measures(self, rows: Array) -> dict[str, Measure]:
+        classes = self._classes
+        place = _places(classes, seed=0)
+        fold = np.empty(len(rows), dtype=np.int64)
+        # Members of a class follow each other, so each fold gets its share of all, and two members
+        # of a class are never in one fold alone.
+        fold[np.lexsort((place, classes))] = np.arange(len(rows)) % FOLDS
+        predicted = {name: np.empty_like(classes) for name in CLASSIFIERS}
+        for held_out in (fold == one for one in range(FOLDS)):
+            for name, classify in CLASSIFIERS.items():
+                predicted[name][held_out] = classify(
+                    rows[~held_out], classes[~held_out], rows[held_out]
+                )
+        measures: dict[str, Measure] = {}
+        for name, guessed in predicted.items():
+            prefix = "" if name == "logistic regression" else f"{name} "
+            measures[f"{prefix}accuracy"] = mean_of((guessed == classes).astype(np.float64))
+            measures[f"{prefix}macro-f1"] = _Table(classes, guessed).macro_f1
+        means = KMeans(self.counts["classes"], n_init=STARTS, random_state=0)
+        table = _Table(classes, means.fit_predict(rows))
+        return {**measures, "v-measure": table.v_measure, "adjusted rand": table.adjusted_rand}
+
+    def _few_labels(self, rows: Array) -> list[dict[str, Any]]:
+        sizes = np.bincount(self._classes)
+        curve = []
+        for few in FEW:
+            enough = sizes > few
+            if enough.sum() < 2:
+                break
+            points = []
+            for draw in range(1, DRAWS + 1):
+                place = _places(self._classes, seed=draw)
+                known = enough[self._classes] & (place < few)
+                rest = enough[self._classes] & (place >= few)
+                points.append(
+                    [
+                        np.mean(
+                            classify(rows[known], self._classes[known], rows[rest])
+                            == self._classes[rest]
+                        )
+                        for classify in CLASSIFIERS.values()
+                    ]
+                )
+            means = dict(zip(CLASSIFIERS, np.mean(points, axis=0).tolist(), strict=True))
+            curve.append({"labels": few, "classes": int(enough.sum()), **means})
+        return curve
+
+
+class _Table:
+    """How often two groupings of N items meet, in each of B resamples."""
+
+    def __init__(self, first: Array, second: Array) -> None:
+        self.width = 1 + int(max(first.max(), second.max()))
+        # Few of the cells are ever met, so only those are counted.
+        cells, self._cell_of = np.unique(first * self.width + second, return_inverse=True)
+        self.first, self.second = np.divmod(cells, self.width)
+        self._order = np.argsort(self._cell_of, kind="stable")
+        self._begins = np.searchsorted(self._cell_of[self._order], np.arange(len(cells)))
+
+    def macro_f1(self, counts: Array) -> Array:
+        """The mean over the classes that are true or predicted somewhere."""
+        met, firsts, seconds = self._sums(counts)
+        same = self.first == self.second
+        hits = np.zeros_like(firsts)
+        hits[:, self.first[same]] = met[:, same]
+        seen = firsts + seconds
+        return np.asarray(_shares(2 * hits, seen).sum(axis=1) / (seen > 0).sum(axis=1))
+
+    def v_measure(self, counts: Array) -> Array:
+        met, firsts, seconds = self._sums(counts)
+        either = _entropy(firsts) + _entropy(seconds)
+        mutual = np.clip(either - _entropy(met), 0, None)
+        return np.where(either > 0, _shares(2 * mutual, either), 1.0)
+
+    def adjusted_rand(self, counts: Array) -> Array:
+        met, firsts, seconds = (np.square(sums).sum(axis=1) for sums in self._sums(counts))
+        total = counts.sum(axis=1)
+        both, b, c = met - total, firsts - met, seconds - met
+        neither = np.square(total) - firsts - seconds + met
+        below = (both + b) * (b + neither) + (both + c) * (c + neither)
+        return np.where(b + c > 0, _shares(2 * (both * neither - b * c), below), 1.0)
+
+    def _sums(self, counts: Array) -> tuple[Array, Array, Array]:
+        """Of the cells, of the first grouping and of the second, shapes (B, cells), (B, width)."""
+        met = np.add.reduceat(counts[:, self._order], self._begins, axis=1)
+        eye = np.eye(self.width)
+        return met, met @ eye[self.first], met @ eye[self.second]
+
+
+def _shares(part: Array, whole: Array) -> Array:
+    return np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
+
+
+def _entropy(sums: Array) -> Array:
+    return np.asarray(scipy.special.entr(sums / sums.sum(axis=1, keepdims=True)).sum(axis=1))
+
+
+def _places(classes: Array, *, seed: int) -> Array:
+    """The place of each item within its class, in an order drawn at random."""
+    order = np.random.default_rng(seed).permutation(len(classes))
+    order = order[np.argsort(classes[order], kind="stable")]
+    sizes = np.bincount(classes)
+    place = np.empty_like(classes)
+    place[order] = np.arange(len(classes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return place
+
+
+def _regression(rows: Array, classes: Array, others: Array) -> Array:
+    centre = rows.mean(axis=0)
+    size = np.sqrt(np.square(rows - centre).sum(axis=1).mean()) or 1.0
+    model = LogisticRegression(C=C, max_iter=MOST_STEPS)
+    model.fit((rows - centre) / size, classes)
+    return np.asarray(model.predict((others - centre) / size))
+
+
+def _neighbours(rows: Array, classes: Array, others: Array) -> Array:
+    # Of rows at unit length, those nearest are those of the highest cosine.
+    model = KNeighborsClassifier(min(NEIGHBOURS, len(rows)), algorithm="brute")
+    return np.asarray(model.fit(rows, classes).predict(others))
+
+
+CLASSIFIERS: Mapping[str, Callable[[Array, Array, Array], Array]] = {
+    "logistic regression": _regression,
+    "k-nn": _neighbours,
+}
