@@ -6,10 +6,10 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bertflow.data.tables import (
     STANDARD_INPUT,
@@ -34,7 +34,7 @@ LABEL_COLUMNS = frozenset(
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Texts, each of one class.
+    """Texts, each of one class, checked by `of`.
 
     Attributes:
         texts: Distinct texts.
@@ -51,15 +51,51 @@ class LabelledTexts:
     def __len__(self) -> int:
         return len(self.texts)
 
+    @classmethod
+    def of(cls, rows: Iterable[tuple[str, str]], source: str = "the texts") -> Self:
+        """Texts and labels, without those that cannot be judged.
+
+        Skipped are a blank text or label, a text that was there before (it would be its own nearest
+        neighbour), and the only text of a class.
+
+        Raises:
+            InputError: Fewer than two classes are left.
+
+        Example:
+            >>> rows = [("A cat", "animal"), ("A dog", "animal"), ("A car", "thing"), ("", "thing")]
+            >>> LabelledTexts.of([*rows, ("A cup", "thing")]).skipped
+            {'blank text': 1}
+        """
+        found: dict[str, str] = {}
+        skipped: Counter[str] = Counter()
+        for text, label in rows:
+            if not text.strip():
+                skipped["blank text"] += 1
+            elif not label.strip():
+                skipped["blank label"] += 1
+            elif text in found:
+                skipped["repeated text"] += 1
+            else:
+                found[text] = label
+        sizes = Counter(found.values())
+        kept = {text: label for text, label in found.items() if sizes[label] > 1}
+        if alone := len(found) - len(kept):
+            skipped["only text of its class"] = alone
+        if len(classes := set(kept.values())) < 2:
+            counts = "".join(f"; {count} skipped: {reason}" for reason, count in skipped.items())
+            raise InputError(
+                f"{source} has {listed(classes) if classes else 'no class'} with two texts or "
+                f"more, but two such classes are needed{counts}"
+            )
+        return cls(list(kept), list(kept.values()), source, dict(skipped))
+
 
 def read_labelled(
     path: str | Path, *, columns: tuple[str, str] | None = None, format: str | None = None
 ) -> LabelledTexts:
     r"""Read texts of one's own and their classes: a column of text and one of labels.
 
-    A label is a word or a whole number. Rows that cannot be judged are skipped and counted: a blank
-    text or label, a text that was there before (it would be its own nearest neighbour), and the
-    only text of a class.
+    A label is a word or a whole number. Rows that cannot be judged are skipped and counted.
 
     Args:
         path: A .csv, .tsv, .jsonl or .parquet, each also packed (.gz, .bz2, .xz, .zst); or "-" for
@@ -90,35 +126,17 @@ def read_labelled(
         )
     kind = kind_of(source, TABLES, format)
     unit = "row" if kind == ".parquet" else "line"
-    found: dict[str, str] = {}
-    skipped: Counter[str] = Counter()
+    rows = []
     for number, cells in read_rows(source, kind, Wanted(source, columns, _recognised, texts=0)):
         if cells is None:
             continue
         place = f"{source}, {unit} {number}"
         if not isinstance(cells[0], str | None):
             raise InputError(f"{place}: {shown(cells[0])} is not text")
-        text, label = cells[0] or "", _label(cells[1], place)
-        if not text.strip():
-            skipped["blank text"] += 1
-        elif not label:
-            skipped["blank label"] += 1
-        elif text in found:
-            skipped["repeated text"] += 1
-        else:
-            found[text] = label
-    sizes = Counter(found.values())
-    kept = {text: label for text, label in found.items() if sizes[label] > 1}
-    if alone := len(found) - len(kept):
-        skipped["only text of its class"] = alone
-    if len(classes := set(kept.values())) < 2:
-        counts = "".join(f"; {count} skipped: {reason}" for reason, count in skipped.items())
-        raise InputError(
-            f"{source} has {listed(sorted(classes)) if classes else 'no class'} with two texts or "
-            f"more, but two such classes are needed{counts}"
-        )
-    log.info("%s: %d texts of %d classes; skipped: %s", source, len(kept), len(classes), skipped)
-    return LabelledTexts(list(kept), list(kept.values()), str(source), dict(skipped))
+        rows.append((cells[0] or "", _label(cells[1], place)))
+    found = LabelledTexts.of(rows, str(source))
+    log.info("%s: %d texts of %d classes", source, len(found), len(set(found.labels)))
+    return found
 
 
 def _label(value: Any, place: str) -> str:

@@ -9,6 +9,7 @@ from warnings import catch_warnings, simplefilter
 
 import numpy as np
 import scipy.special
+from scipy.sparse import csr_array
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
@@ -41,12 +42,13 @@ class LabelsJob:
     by logistic regression (rows centred, then divided by one number so that their mean square
     length is 1; C = 10), and by the majority of the 5 nearest neighbours by cosine. Clusters are
     those of k-means, as many as classes. In a resample every measure is the one that scikit-learn
-    gives on the resample written out. With :math:`n_{ij}` texts of class i in cluster j,
+    gives on the resample written out. With mutual information I and entropies H of classes i and
+    clusters j,
 
     .. math:: V = \frac{2 I(i; j)}{H(i) + H(j)}, \qquad
         \mathrm{ARI} = \frac{2 (ad - bc)}{(a + b)(b + d) + (a + c)(c + d)}
 
-    where a counts the ordered pairs of texts alike in both, d in none, b and c in one.
+    where a counts the ordered pairs of texts that are together in both, d in none, b and c in one.
 
     Args:
         data: Texts and labels.
@@ -74,8 +76,9 @@ class LabelsJob:
             )
         self.data = data
         self.source, self.skipped = data.source, data.skipped
-        names, self._classes = np.unique(np.asarray(data.labels), return_inverse=True)
-        self.counts: Mapping[str, int] = {"texts": len(data), "classes": len(names)}
+        number = {label: n for n, label in enumerate(sorted(set(data.labels)))}
+        self._classes = np.array([number[label] for label in data.labels])
+        self.counts: Mapping[str, int] = {"texts": len(data), "classes": len(number)}
 
     def texts(self) -> Mapping[Role, Sequence[str]]:
         """The texts, encoded as documents."""
@@ -151,12 +154,12 @@ class _Table:
     """How often two groupings of N items meet, in each of B resamples."""
 
     def __init__(self, first: Array, second: Array) -> None:
-        self.width = 1 + int(max(first.max(), second.max()))
+        width = 1 + int(max(first.max(), second.max()))
         # Few of the cells are ever met, so only those are counted.
-        cells, self._cell_of = np.unique(first * self.width + second, return_inverse=True)
-        self.first, self.second = np.divmod(cells, self.width)
-        self._order = np.argsort(self._cell_of, kind="stable")
-        self._begins = np.searchsorted(self._cell_of[self._order], np.arange(len(cells)))
+        cells, cell_of = np.unique(first * width + second, return_inverse=True)
+        self.first, self.second = np.divmod(cells, width)
+        self._cells = _one_hot(cell_of, len(cells))
+        self._firsts, self._seconds = (_one_hot(one, width) for one in (self.first, self.second))
 
     def macro_f1(self, counts: Array) -> Array:
         """The mean over the classes that are true or predicted somewhere."""
@@ -183,9 +186,13 @@ class _Table:
 
     def _sums(self, counts: Array) -> tuple[Array, Array, Array]:
         """Of the cells, of the first grouping and of the second, shapes (B, cells), (B, width)."""
-        met = np.add.reduceat(counts[:, self._order], self._begins, axis=1)
-        eye = np.eye(self.width)
-        return met, met @ eye[self.first], met @ eye[self.second]
+        met = counts @ self._cells
+        return met, met @ self._firsts, met @ self._seconds
+
+
+def _one_hot(numbers: Array, width: int) -> csr_array:
+    rows = np.arange(len(numbers) + 1)
+    return csr_array((np.ones(len(numbers)), numbers, rows), (len(numbers), width))
 
 
 def _shares(part: Array, whole: Array) -> Array:
