@@ -13,6 +13,7 @@ from bertflow.data.pairs import (
     sample_texts,
 )
 from bertflow.data.readers import read_nli, read_sentences, read_task
+from bertflow.data.retrieval import Collection, read_collection
 from bertflow.data.sources import checked_corpus, read_corpus, stream_corpus
 
 __all__ = [
@@ -22,9 +23,11 @@ __all__ = [
     "STS_TASKS",
     "TASKS",
     "LabelledTexts",
+    "Collection",
     "NliPairs",
     "Pairs",
     "checked_corpus",
+    "read_collection",
     "read_corpus",
     "read_labelled",
     "read_nli",

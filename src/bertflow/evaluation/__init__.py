@@ -5,6 +5,7 @@ from bertflow.evaluation.bootstrap import Difference, Resamples, holm, paired_di
 from bertflow.evaluation.comparison import METHODS, Comparison, Method, compare
 from bertflow.evaluation.duplicates import DuplicatesJob
 from bertflow.evaluation.labels import LabelsJob, read_labels
+from bertflow.evaluation.retrieval import RetrievalJob, exact_search, read_retrieval
 from bertflow.evaluation.scores import (
     Correlation,
     Estimate,
@@ -39,6 +40,7 @@ __all__ = [
     "LabelsJob",
     "Method",
     "Resamples",
+    "RetrievalJob",
     "Score",
     "Scores",
     "area_under_curve",
@@ -50,12 +52,14 @@ __all__ = [
     "differences",
     "evaluate",
     "evaluate_all",
+    "exact_search",
     "figures",
     "holm",
     "over_seeds",
     "paired_cosine",
     "paired_difference",
     "read_labels",
+    "read_retrieval",
     "read_tasks",
     "score_all",
     "score_pairs",

@@ -1,0 +1,196 @@
+"""Collections to search in: documents, queries, and which documents are relevant to which."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertflow.data.pairs import score
+from bertflow.data.tables import PACKED, listed, read_lines
+from bertflow.errors import InputError, shown, unknown
+from bertflow.io.reading import parse_json, path_of
+
+log = logging.getLogger(__name__)
+
+LAYOUT = "corpus.jsonl, queries.jsonl and qrels/*.tsv, as BEIR has them"
+NO_TEXT = "{} without text"
+UNKNOWN = "judgement of a {} that is unknown or has no text"
+NOT_JUDGED = "query that the qrels do not name"
+NOTHING_RELEVANT = "query without a relevant document"
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Documents and the queries that have relevant ones among them.
+
+    Attributes:
+        queries: Their texts.
+        documents: Their texts, each behind its title.
+        relevant: For each query, grades above 0 by the document's number in `documents`.
+        source: The file of the qrels.
+        skipped: What is in none of these, counted by reason.
+    """
+
+    queries: Sequence[str]
+    documents: Sequence[str]
+    relevant: Sequence[Mapping[int, float]]
+    source: str
+    skipped: Mapping[str, int]
+
+
+def read_collection(folder: str | Path, *, split: str | None = None) -> Collection:
+    r"""Read documents, queries and qrels in the layout of BEIR; qrels may be TREC's, too.
+
+    corpus.jsonl has objects with _id, text and perhaps title, queries.jsonl with _id and text.
+    Qrels lie in the folder qrels, or beside it in a file whose name begins so. A line has the ids
+    of query and document and a grade between tabs, perhaps after a header; or as in TREC topic,
+    iteration, document and grade. A document is relevant if its grade is above 0. Each file may be
+    packed (.gz, .bz2, .xz, .zst). A judgement of a query or document that is not there is skipped,
+    so recall is of the documents that are there.
+
+    Args:
+        folder: The folder.
+        split: The name of the file of qrels without its ending; None takes "test", else the only
+            one.
+
+    Raises:
+        InputError: A file is missing or not readable, a line is malformed, an _id is there twice or
+            a document is judged twice with different grades (named by line), it is open which
+            qrels are meant, or no query has a relevant document.
+
+    Source: the layout is that of BEIR (Thakur et al. 2021, arXiv 2104.08663).
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> folder = Path(mkdtemp())
+        >>> _ = (folder / "corpus.jsonl").write_text('{"_id": "d", "title": "", "text": "Cats"}')
+        >>> _ = (folder / "queries.jsonl").write_text('{"_id": "q", "text": "What purrs?"}')
+        >>> _ = (folder / "qrels.txt").write_text("q 0 d 2\n")
+        >>> found = read_collection(folder)
+        >>> found.documents, found.relevant
+        (['Cats'], [{0: 2.0}])
+    """
+    folder = path_of(folder)
+    if not folder.is_dir():
+        raise InputError(f"{folder} is no folder; expected one with {LAYOUT}")
+    qrels = _qrels(folder, split)
+    skipped: Counter[str] = Counter()
+    documents = _texts(folder, "corpus", "document", ("title", "text"), skipped)
+    queries = _texts(folder, "queries", "query", ("text",), skipped)
+    numbers = {name: number for number, name in enumerate(documents)}
+    grades: dict[str, dict[int, float]] = {}
+    for place, query, document, grade in _judgements(qrels):
+        if query not in queries:
+            skipped[UNKNOWN.format("query")] += 1
+            continue
+        judged = grades.setdefault(query, {})
+        if document not in numbers:
+            skipped[UNKNOWN.format("document")] += 1
+        elif judged.setdefault(numbers[document], grade) != grade:
+            raise InputError(
+                f"{place}: document {shown(document)} has another grade for query {shown(query)} "
+                "in a line before; keep one of the two"
+            )
+    relevant = {
+        query: {document: grade for document, grade in those.items() if grade > 0}
+        for query, those in grades.items()
+    }
+    kept = [query for query in queries if relevant.get(query)]
+    skipped[NOT_JUDGED] = len(queries) - len(grades)
+    skipped[NOTHING_RELEVANT] = len(grades) - len(kept)
+    left_out = {reason: count for reason, count in skipped.items() if count}
+    if not kept:
+        counts = "".join(f"; {count} x {reason}" for reason, count in left_out.items())
+        raise InputError(
+            f"{qrels} gives no query a relevant document; expected the ids of queries.jsonl and "
+            f"corpus.jsonl, and grades above 0{counts}"
+        )
+    log.info("%s: %d queries, %d documents", qrels, len(kept), len(documents))
+    return Collection(
+        queries=[queries[query] for query in kept],
+        documents=list(documents.values()),
+        relevant=[relevant[query] for query in kept],
+        source=str(qrels),
+        skipped=left_out,
+    )
+
+
+def _qrels(folder: Path, split: str | None) -> Path:
+    """The file of the qrels that are meant."""
+    paths = sorted([*folder.glob("qrels*"), *folder.glob("qrels/*")])
+    files = {_split(path): path for path in paths if path.is_file() and path.name[0] != "."}
+    if not files:
+        raise InputError(f"{folder} has no qrels; expected {LAYOUT}, or qrels.txt as TREC has it")
+    if split is None:
+        split = "test" if "test" in files else next(iter(files))
+        if len(files) > 1 and split != "test":
+            raise InputError(
+                f"{folder} has several qrels ({listed(files)}); name one by split, such as "
+                f"split={split!r}"
+            )
+    if split not in files:
+        raise unknown(f"split of {folder}", split, files)
+    return files[split]
+
+
+def _split(path: Path) -> str:
+    return Path(path.stem if path.suffix.lower() in PACKED else path.name).stem
+
+
+def _texts(
+    folder: Path, name: str, what: str, fields: Sequence[str], skipped: Counter[str]
+) -> dict[str, str]:
+    """The texts of a file of objects by their _id; those without text are counted."""
+    paths = [folder / f"{name}.jsonl{packing}" for packing in ("", *PACKED)]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        raise InputError(f"{folder} has no {name}.jsonl; expected {LAYOUT}")
+    texts: dict[str, str] = {}
+    for number, line in read_lines(path, returns=True):
+        if not line.strip():
+            continue
+        place = f"{path}, line {number}"
+        try:
+            row = parse_json(line, constants=True)
+        except ValueError as error:
+            raise InputError(f"{place}: not JSON ({error}); expected an object a line") from None
+        if not isinstance(row, dict) or not {"_id", "text"} <= row.keys():
+            said = f"an object with {listed(row)}" if isinstance(row, dict) else shown(row)
+            raise InputError(f"{place}: got {said}; expected an object with '_id' and 'text'")
+        known = row["_id"]
+        identity = str(known).strip() if type(known) in (str, int) else ""
+        if not identity:
+            raise InputError(f"{place}: _id {shown(known)} is neither text nor a whole number")
+        if identity in texts:
+            raise InputError(f"{place}: _id {shown(identity)} is there twice; make each one unique")
+        cells = [row.get(field) for field in fields]
+        for cell in cells:
+            if not isinstance(cell, str | None):
+                raise InputError(f"{place}: {shown(cell)} is not text")
+        texts[identity] = " ".join(cell or "" for cell in cells).strip()
+    kept = {identity: text for identity, text in texts.items() if text}
+    if not kept:
+        raise InputError(f"{path} holds no {what} with text; expected {LAYOUT}")
+    skipped[NO_TEXT.format(what)] = len(texts) - len(kept)
+    return kept
+
+
+def _judgements(path: Path) -> Iterator[tuple[str, str, str, float]]:
+    """Place, query, document and grade of every line."""
+    for number, line in read_lines(path):
+        place = f"{path}, line {number}"
+        cells = [cell.strip() for cell in line.strip().split("\t")]
+        if len(cells) not in (3, 4):  # Ids may hold spaces where there are tabs.
+            cells = line.split()
+        if not any(cells) or (number == 1 and not any(map(str.isdigit, cells[-1]))):
+            continue  # A blank line, or the header.
+        grade = score(cells[-1], place) if len(cells) in (3, 4) else None
+        if grade is None:
+            raise InputError(
+                f"{place}: got {shown(line)}; expected query-id, corpus-id and score between tabs, "
+                "or TREC's topic, iteration, document and relevance"
+            )
+        yield place, cells[0], cells[-2], grade
