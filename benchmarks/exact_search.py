@@ -83,7 +83,6 @@ def measured(options: argparse.Namespace) -> Row:
         baseline="faiss IndexFlatIP",
         reach="<= 1.3 x the time",
         ratios=[mine / other for other, mine in pairs],
-        unit="times as long",
         ours=f"{ours:.2f} s",
         theirs=f"{theirs:.2f} s",
         facts={
