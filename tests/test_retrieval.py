@@ -128,6 +128,8 @@ def test_what_counts_for_nothing_is_counted_by_reason(collection):
         ({"test": "q1\td1\t1\nq1\td1\n"}, "line 2: got .*; expected query-id, corpus-id and score"),
         ({"test": "q1\td1\t1\nq1\td2\tNaN\n"}, "line 2: score 'NaN' is not a number"),
         ({"test": "q1\td1\t1\nq1\td2\t\t\n"}, "line 2: got "),
+        ({"test": "q1 Q0 d1 1 0.5 run\n"}, "line 1: got 'q1 Q0 d1 1 0.5 run'; expected query-id"),
+        ({"test": "query-id,corpus-id,score\nq1,d1,1\n"}, "line 1: got 'query-id,corpus-id,sc"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_line(collection, files, message):
@@ -197,6 +199,13 @@ def test_of_equal_documents_the_first_comes_first(copies):
     zeros, cosines = exact_search(queries, np.zeros((9000, 50), np.float32), 3)
     assert zeros.tolist() == [[0, 1, 2]] * 70
     assert not cosines.any()
+
+
+def test_of_cosines_that_only_rounding_tells_apart_the_first_comes_first():
+    random = np.random.default_rng(5)
+    queries, documents = random.integers(-2, 3, (40, 6)), random.integers(-2, 3, (500, 6))
+    found, _ = exact_search(queries, documents, 500)
+    assert np.array_equal(found, by_sorting(queries, documents, 500)[0])
 
 
 def test_a_memory_mapped_file_and_tensors_are_searched_like_arrays(tmp_path):

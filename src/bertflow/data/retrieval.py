@@ -132,7 +132,7 @@ def _qrels(folder: Path, split: str | None) -> Path:
                 f"split={split!r}"
             )
     if split not in files:
-        raise unknown(f"split of {folder}", split, files)
+        raise unknown(f"split of {folder}", str(split), files)
     return files[split]
 
 
@@ -185,9 +185,11 @@ def _judgements(path: Path) -> Iterator[tuple[str, str, str, float]]:
         cells = [cell.strip() for cell in line.strip().split("\t")]
         if len(cells) not in (3, 4):  # Ids may hold spaces where there are tabs.
             cells = line.split()
-        if not any(cells) or (number == 1 and not any(map(str.isdigit, cells[-1]))):
-            continue  # A blank line, or the header.
-        grade = score(cells[-1], place) if len(cells) in (3, 4) else None
+        fits = len(cells) in (3, 4)
+        header = fits and number == 1 and not any(map(str.isdigit, cells[-1]))
+        if not cells or header:
+            continue
+        grade = score(cells[-1], place) if fits else None
         if grade is None:
             raise InputError(
                 f"{place}: got {shown(line)}; expected query-id, corpus-id and score between tabs, "

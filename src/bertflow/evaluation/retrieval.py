@@ -137,9 +137,9 @@ def exact_search(queries: Any, documents: Any, k: int) -> tuple[Array, Array]:
     """Numbers and cosines, shape (Q, k), of the k documents nearest to each query, best first.
 
     Products are taken in float32, a block at a time, and cosines closer than 1e-6 once more in
-    float64. Of documents with the same cosine the first comes first. A row of zeros has cosine 0
-    with every other. Beside input and result, memory is taken for some 3 k numbers a query, and 100
-    MB.
+    float64. Of documents with the same cosine the first come first; if more than 32 share the k-th
+    place, any of them may be in it. A row of zeros has cosine 0 with every other. Beside input and
+    result, memory is taken for some 3 k numbers a query, and 100 MB.
 
     Args:
         queries: Shape (Q, D), in any container.
@@ -202,8 +202,7 @@ class _Best:
         scores = self.queries @ documents.T
         if start == 0 and self.k <= len(documents):
             cut = len(documents) - self.k
-            lowest = np.partition(scores, cut, axis=1)[:, cut]
-            self.floor = np.nextafter(lowest, np.float32(-np.inf))
+            self.floor = np.partition(scores, cut, axis=1)[:, cut] - np.float32(CLOSE)
         places = np.flatnonzero(scores > self.floor[:, None])
         rows, columns = np.divmod(places, len(documents))
         self.rows.append(rows.astype(np.uint16))
@@ -244,7 +243,8 @@ def _ranked(keys: Array, asked: Any, rows: Any, k: int) -> tuple[Array, Array]:
             taken(rows, torch.from_numpy(numbers[cells])),
         )
         first, second = (unit_length(side.double()).cpu() for side in sides)
-        cosines[cells] = (first * second).sum(dim=1)
+        # Rounded, so that sums of the same products in another order are equal.
+        cosines[cells] = (first * second).sum(dim=1).round(decimals=12)
     order = np.lexsort((numbers, -cosines), axis=1)[:, :k]
     return np.take_along_axis(numbers, order, axis=1), np.take_along_axis(cosines, order, axis=1)
 
