@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
 # Pairs alike are those with at least this share of the highest score.
 ALIKE = 0.8
+# The material that each job is posed by.
+MATERIAL = {
+    "search": "--retrieval",
+    "classes": "--labels",
+    "clusters": "--labels",
+    "duplicates": "--pairs",
+}
 
 
 def evaluate(
@@ -28,6 +35,7 @@ def evaluate(
     *,
     task: list[str] | None = option(None, "NAME"),
     own: options.Graded,
+    work: options.OwnJob,
     against: str | None = option(None, "[MODEL]"),
     data: Path | None = Shared.data,
     split: str | None = option(None, "NAME"),
@@ -35,7 +43,9 @@ def evaluate(
     results: console.Results,
     how: options.Encoder,
 ) -> None:
-    """Score a model, calibrated or bare, on tasks or on pairs of your own.
+    """Score a model, calibrated or bare, on tasks, on pairs or on a job of your own.
+
+    Pairs with labels 1 and 0 are also judged as duplicates: the best thresholds, and what they do.
 
     Args:
         task: sts12, sts13, sts14, sts15, sts16, stsb, sick-r, qnli; or all, which is these eight.
@@ -43,19 +53,26 @@ def evaluate(
         against: Another model, or without a value the calibrated model's own encoder; says which
             differences are beyond chance. Beside a calibrated model, encoders without a pooling of
             their own take its pooling and length, unless --pooling and --max-length say otherwise.
-        split: train, dev or test. Default: the one scores are published for.
+        columns: The columns of --pairs (A,B,SCORE) or of --labels (TEXT,LABEL), by name or by
+            number from 1.
+        split: train, dev or test, of --task or --retrieval. Default: the one scores are published
+            for.
         card: Note the scores in the model's card, in place of those noted before.
     """
-    names = _named(task, own)
-    own.check()
-    if not task:
-        refuse({"--split": split}, "goes with --task")
-    results.check({"MODEL": model, "--against": against or None, "--pairs": own.pairs})
-    pairs = own.read()
+    names = _named(task, own, work)
+    if not task and work.retrieval is None:
+        refuse({"--split": split}, "goes with --task or --retrieval")
+    if not task and own.pairs is None:
+        refuse({"--card": card}, "goes with --task or --pairs")
+    results.check(
+        {"MODEL": model, "--against": against or None, "--pairs": own.pairs}
+        | {"--retrieval": work.retrieval, "--labels": work.labels}
+    )
+    pairs, job = own.read(), work.read(own, split)
     from bertflow import evaluation
     from bertflow.calibrators.readme import CARD
-    from bertflow.cli.score_pages import difference_page, scores_page
-    from bertflow.evaluation.score_grids import encoder_name
+    from bertflow.cli.score_pages import Judged
+    from bertflow.evaluation.jobs import evaluate_job
     from bertflow.models import is_calibrated, save_card
 
     opening.check_own(against, model)
@@ -64,31 +81,37 @@ def evaluate(
             raise InputError(f"--card needs a calibrated model that bertflow saved, not {model}")
         console.check_files({"--card": Path(model) / CARD}, {})
     found, absent = _read(names, TASKS, data, split)
+    few = []
+    if pairs and pairs[0].binary:
+        try:
+            job = evaluation.DuplicatesJob.of(pairs[0])
+        except InputError as error:  # There may be an area all the same.
+            few = [f"no thresholds: {error}"]
     sides = [model] if against is None else [model, against]
-    scores: dict[int, evaluation.Scores] = {}
+    judged: dict[int, Judged] = {}
     for place, loaded in opening.open_sides(sides, how):
         with console.progress_bar("encode") as report:
-            several = evaluation.score_all(
-                loaded, [*found, *pairs], progress=report, **how.encoding()
-            )
+            encoding = {**how.encoding(), "progress": report}
+            tasks = [*found, *pairs]
+            several = evaluation.score_all(loaded, tasks, **encoding) if tasks else []
+            of_job = None if job is None else evaluate_job(loaded, job, **encoding)
+        judged[place] = Judged(several, absent, of_job)
         if sides[place] == options.OWN_ENCODER:
             # Its files are the model's, which knows from its fit what the encoder is called.
-            name = encoder_name(next(iter(scores[0].scores.values())))
-            several = [replace(one, encoder={**one.encoder, "name": name}) for one in several]
+            judged[place] = judged[place].named(judged[0].encoder)
             sides[place] = "its encoder"
-        scores[place] = evaluation.Scores(scores={one.task: one for one in several}, absent=absent)
         if card and place == 0:
             loaded.add_scores(*several)
             save_card(loaded, model)
         del loaded
-    pages = [scores_page(name, scores[place]) for place, name in enumerate(sides)]
-    content: dict[str, Any] = {"model": model, **scores[0].to_dict()}
+    pages = [judged[place].page(name) for place, name in enumerate(sides)]
+    content: dict[str, Any] = {"model": model, **judged[0].to_dict()}
     if against is not None:
-        apart = evaluation.differences(scores[1], scores[0])
-        pages.append(difference_page(sides, [scores[0], scores[1]], apart))
-        other = against or encoder_name(next(iter(scores[1].scores.values())))
-        content["against"] = {"model": other, **scores[1].to_dict()}
-        content["differences"] = {name: one.to_dict() for name, one in apart.items()}
+        page, apart = judged[0].against(judged[1], sides)
+        pages.append(page)
+        content["against"] = {"model": against or judged[1].encoder, **judged[1].to_dict()}
+        content |= apart
+    pages[0] = replace(pages[0], notes=[*pages[0].notes, *few])
     results.give(pages, content)
 
 
@@ -97,7 +120,10 @@ def compare(
     *,
     task: list[str] | None = option(None, "NAME"),
     own: options.Material,
+    work: options.OwnJob,
+    job: str | None = option(None, "NAME"),
     fit: str | None = option(None, "NAME"),
+    queries: list[str] | None = option(None, "FILE"),
     method: list[str] | None = option(None, "NAME"),
     seeds: int = option(5, "N", min=1),
     jobs: int | None = option(None, "N", min=1),
@@ -113,13 +139,21 @@ def compare(
         encoder: A sentence-transformers or transformers folder, a hub name or a .gguf file.
         task: sts12, sts13, sts14, sts15, sts16, stsb, sick-r, qnli; or all, which is the seven of
             STS, without qnli, whose sentences are very many. May be repeated.
+        columns: The columns of --pairs (A,B,SCORE) or of --labels (TEXT,LABEL), by name or by
+            number from 1.
+        job: What is judged: search of --retrieval; classes or clusters of --labels, which comes
+            first; duplicates of --pairs with labels 1 and 0. Default: search, classes or, of
+            --pairs, the cosines.
         fit: Unlabelled sentences to fit on: target, each task's or the pairs' own; nli, SNLI and
             MNLI; corpus, those of --corpus. Default: corpus where that is given, otherwise target.
         corpus: What you would fit on, as --corpus of fit: what is judged is then what would be
             shipped. May be repeated.
-        method: Only these; default: all. none, adaptive-whitening, standardization,
-            all-but-the-top, standardization+all-but-the-top, whitening, whitening-dim,
-            soft-whitening, flow, released-flow, tempered-flow. May be repeated.
+        queries: Queries to fit on, of --retrieval; read as --corpus. Default: its own, or none
+            beside --corpus. May be repeated.
+        method: Only these; default: all, or for a job all but the flows, which take minutes. none,
+            adaptive-whitening, standardization, all-but-the-top, standardization+all-but-the-top,
+            whitening, whitening-dim, soft-whitening, flow, released-flow, tempered-flow; for a job
+            also search-whitening and soft-standardization. May be repeated.
         seeds: How often each flow is fitted.
         jobs: Processes that fit at a time; default: the CPUs.
     """
@@ -128,29 +162,48 @@ def compare(
         raise InputError(f"--fit takes target, nli or corpus, got {fit!r}")
     if (fit == "corpus") != bool(own.corpus):
         raise InputError("--fit corpus goes with --corpus FILE, and --corpus with --fit corpus")
-    names = _named(task, own)
-    own.check()
-    results.check({"ENCODER": encoder, "--pairs": own.pairs, "--corpus": own.corpus})
-    pairs, sentences = own.read(), own.sentences() if own.corpus else fit
+    if work.retrieval is None:
+        refuse({"--queries": queries}, "goes with --retrieval")
+    names = _named(task, replace(own, corpus=[*(own.corpus or []), *(queries or [])]), work)
+    material = {"--retrieval": work.retrieval, "--labels": work.labels, "--pairs": own.pairs}
+    if job is not None:
+        if job not in MATERIAL:
+            raise unknown("job", job, MATERIAL)
+        if material[MATERIAL[job]] is None or names:
+            raise InputError(f"--job {job} goes with {MATERIAL[job]} alone")
+    if fit == "nli" and (job or work.retrieval or work.labels):
+        raise InputError("--fit nli goes with --task or --pairs, without --job")
+    results.check({"ENCODER": encoder, "--corpus": own.corpus, "--queries": queries, **material})
+    pairs, posed = own.read(), work.read(own)
+    corpus, asked = (
+        replace(own, corpus=some).sentences() if some else None for some in (own.corpus, queries)
+    )
     from bertflow import evaluation
     from bertflow.cli.score_pages import comparison_page
+    from bertflow.evaluation.job_comparison import compare_job
 
+    if job == "duplicates":
+        posed = evaluation.DuplicatesJob.of(pairs[0])
     found, absent = _read(names, STS_TASKS, data)
     loaded, cache = opening.open_any(encoder, how), how.cache
-    folder = None if cache is None else cache.folder
-    with console.interruptible(lambda: console.resumes_from(folder)), Bars() as report:
-        result = evaluation.compare(
-            loaded,
-            [*found, *pairs],
-            fit=sentences,
-            methods=method or list(evaluation.METHODS),
-            seeds=seeds,
-            data=data,
-            jobs=jobs,
-            progress=report,
+    fits = None if cache is None or posed is not None else cache.folder
+    with console.interruptible(lambda: console.resumes_from(fits, cache)), Bars() as report:
+        common: dict[str, Any] = {
+            "methods": method or (list(evaluation.METHODS) if posed is None else None),
+            "seeds": seeds,
+            "jobs": jobs,
+            "progress": report,
             **how.encoding(),
-        )
-    result = replace(result, absent=absent)
+        }
+        result: evaluation.Comparison
+        if posed is None:
+            result = evaluation.compare(
+                loaded, [*found, *pairs], fit=corpus or fit, data=data, **common
+            )
+            result = replace(result, absent=absent)
+        else:
+            main = "v-measure" if job == "clusters" else None
+            result = compare_job(loaded, posed, main=main, corpus=corpus, queries=asked, **common)
     results.give([comparison_page(encoder, result)], {"given": encoder, **result.to_dict()})
 
 
@@ -233,10 +286,13 @@ def _diagnose_encoder(
     return replace(found, warnings=(*found.warnings, few))
 
 
-def _named(tasks: list[str] | None, own: options.Graded) -> list[str]:
+def _named(tasks: list[str] | None, own: options.Graded, work: options.OwnJob) -> list[str]:
     """The tasks that --task names. No encoder is imported, so that a mistake is told at once."""
-    if not tasks and own.pairs is None:
-        raise InputError("give --task NAME (or all), or --pairs FILE")
+    if not any([tasks, own.pairs, work.retrieval, work.labels]):
+        raise InputError(
+            "give --task NAME (or all), or --pairs FILE, --retrieval DIR or --labels FILE"
+        )
+    work.check(own, {"--task": tasks or None, "--pairs": own.pairs})
     names = [part.strip() for name in tasks or [] for part in name.split(",")]
     for name in names:
         if name not in (*TASKS, "all"):

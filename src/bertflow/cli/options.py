@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator
     from bertflow.data import Pairs
     from bertflow.encoders import SentenceCache
+    from bertflow.evaluation.jobs import Job
 
 # How --help groups what is not needed every day; each group has a width of its own.
 INPUT, CALIBRATOR, ENCODER = "Input", "Calibrator", "Encoder"
@@ -229,8 +230,11 @@ class Graded:
 
         if self.pairs is None:
             return []
-        columns: Any = self.columns and tuple(map(str.strip, self.columns.split(",")))
-        return [read_pairs(self.pairs, columns=columns, format=self.format)]
+        return [read_pairs(self.pairs, columns=self.named(), format=self.format)]
+
+    def named(self) -> Any:
+        """The columns as readers take them."""
+        return self.columns and tuple(map(str.strip, self.columns.split(",")))
 
 
 @dataclass(frozen=True)
@@ -255,6 +259,39 @@ class Material(Graded):
 
         sources = self.corpus or []
         return read_corpus(sources, column=self.column, limit=limit, format=self.format)
+
+
+@dataclass(frozen=True)
+class OwnJob:
+    """A job of one's own to judge vectors by.
+
+    Attributes:
+        retrieval: Your own search: a folder with corpus.jsonl, queries.jsonl and qrels (BEIR).
+        labels: Your own classes: a table with a column of text and one of labels.
+    """
+
+    retrieval: Path | None = option(None, "DIR")
+    labels: Path | None = option(None, "FILE")
+
+    def check(self, own: Graded, others: Mapping[str, object]) -> None:
+        """Refuse two jobs at a time, and options of how tables are read, where none are."""
+        mine = {"--retrieval": self.retrieval, "--labels": self.labels}
+        named = [name for name, value in {**others, **mine}.items() if value is not None]
+        if len(named) > 1 and any(name in mine for name in named):
+            raise InputError(f"{' and '.join(named)} do not go together; give one at a time")
+        replace(own, pairs=own.pairs or self.labels).check()
+
+    def read(self, own: Graded, split: str | None = None) -> Job | None:
+        """The job of --retrieval or --labels; None without them."""
+        if self.retrieval is not None:
+            from bertflow.evaluation import read_retrieval
+
+            return read_retrieval(self.retrieval, split=split)
+        if self.labels is not None:
+            from bertflow.evaluation import read_labels
+
+            return read_labels(self.labels, columns=own.named(), format=own.format)
+        return None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bertflow.analysis.diagnosis import VERDICTS, Diagnosis
@@ -11,8 +12,10 @@ from bertflow.cli.console import Page, counts
 from bertflow.data import CATALOG
 from bertflow.display import Grid
 from bertflow.display.grid import hundredfold, hundredfold_span, p_value
-from bertflow.evaluation import METHODS, Comparison, Difference, Estimate, Score, Scores
+from bertflow.evaluation import Comparison, Difference, Estimate, Score, Scores, differences
 from bertflow.evaluation import score_grids as grids
+from bertflow.evaluation.job_comparison import JOB_METHODS
+from bertflow.evaluation.jobs import JobScore, job_differences
 from bertflow.evaluation.scores import counted
 
 NEXT = {
@@ -23,27 +26,112 @@ NEXT = {
 }
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What is known of one model: its scores on tasks and pairs, and that on a job."""
+
+    several: Sequence[Score]
+    absent: Mapping[str, str]
+    job: JobScore | None
+
+    @property
+    def scores(self) -> Scores:
+        """The scores by task."""
+        return Scores(scores={one.task: one for one in self.several}, absent=self.absent)
+
+    @property
+    def every(self) -> list[Score | JobScore]:
+        """All scores, at least one."""
+        return [*self.several, *([] if self.job is None else [self.job])]
+
+    @property
+    def encoder(self) -> str:
+        """The encoder's name."""
+        return grids.encoder_name(self.every[0])
+
+    def named(self, name: str) -> Judged:
+        """The same with another name of the encoder."""
+        several = [replace(one, encoder={**one.encoder, "name": name}) for one in self.several]
+        job = self.job and replace(self.job, encoder={**self.job.encoder, "name": name})
+        return Judged(several, self.absent, job)
+
+    def page(self, name: str) -> Page:
+        """All of it, given the model's name."""
+        pages = [scores_page(name, self.scores)] if self.several else []
+        return _joined([*pages, *([] if self.job is None else [job_page(name, self.job)])])
+
+    def against(self, other: Judged, names: Sequence[str]) -> tuple[Page, dict[str, Any]]:
+        """How it differs from another model, as a page, and by name as JSON has it."""
+        pages, found = [], {}
+        if self.several:
+            apart = differences(other.scores, self.scores)
+            pages.append(difference_page(names, [self.several[0], other.several[0]], apart))
+            found["differences"] = apart
+        if self.job is not None and other.job is not None:
+            apart, unit = job_differences(other.job, self.job), self.job.unit
+            pages.append(difference_page(names, [self.job, other.job], apart, "measure", unit))
+            found["job_differences"] = apart
+        shown = {
+            key: {name: one.to_dict() for name, one in apart.items()}
+            for key, apart in found.items()
+        }
+        return _joined(pages), shown
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON has it."""
+        scores = self.scores.to_dict() if self.several else {}
+        return scores if self.job is None else {**scores, "job": self.job.to_dict()}
+
+
+def _joined(pages: Sequence[Page]) -> Page:
+    """Pages about the same model as one."""
+    facts = {name: value for page in reversed(pages) for name, value in page.facts.items()}
+    notes = dict.fromkeys(note for page in pages for note in page.notes)
+    return Page(facts, [grid for page in pages for grid in page.grids], list(notes))
+
+
 def scores_page(model: str, scores: Scores) -> Page:
     """The scores of a model."""
     several = list(scores.scores.values())
-    first = several[0]
     cut, texts = sum(score.cut for score in several), sum(score.texts for score in several)
+    whole = _cut(cut, f"{texts:,}", several[0].encoder)
+    cuts = [f"{name} {score.cut:,}" for name, score in scores.scores.items() if score.cut]
+    if len(several) > 1 and cuts:
+        whole += f": {', '.join(cuts)}"
+    data = ", ".join(dict.fromkeys(score.data for score in several))
+    facts = _facts(model, several[0], {"data": data, "cut": whole})
+    return Page(facts, [grids.scores_grid(scores)], list(_score_notes(scores)))
+
+
+def _facts(model: str, first: Score | JobScore, more: Mapping[str, str]) -> dict[str, str]:
+    """What was scored: the model and its parts, more, and what it was fitted on."""
     facts = {
         "model": model,
         "encoder": f"{grids.encoder_name(first)}, {_how(first.encoder)}",
         "calibrator": recorded_name(first.calibrator) if first.calibrator else "none",
-        "data": ", ".join(dict.fromkeys(score.data for score in several)),
-        "cut": _cut(cut, texts, first.encoder),
+        **more,
     }
-    cuts = [f"{name} {score.cut:,}" for name, score in scores.scores.items() if score.cut]
-    if len(several) > 1 and cuts:
-        facts["cut"] += f": {', '.join(cuts)}"
     fitted = first.fitted_on or {}
     if "sentences" in fitted:
         corpus = fitted.get("corpus", "a list")
         names = ", ".join(corpus) if isinstance(corpus, list) else corpus
         facts["fitted on"] = f"{fitted['sentences']:,} sentences of {names}"
-    return Page(facts, [grids.scores_grid(scores)], list(_score_notes(scores)))
+    return facts
+
+
+def job_page(model: str, score: JobScore) -> Page:
+    """What a model is worth on a job."""
+    cut = _cut(score.cut, "the", score.encoder)
+    facts = _facts(model, score, {"job": _job(score.kind, score.counts, score.source), "cut": cut})
+    notes = [reason for name, one in score.measures.items() for reason in _reasons(name, [one])]
+    notes += [f"{name}: {one:g}" for name, one in score.facts.items() if isinstance(one, float)]
+    if skipped := counts(score.skipped):
+        notes.append(f"does not count: {skipped}")
+    return Page(facts, grids.job_grids(score), notes)
+
+
+def _job(kind: str, number: Mapping[str, int], source: str) -> str:
+    return f"{kind}, {', '.join(f'{count:,} {name}' for name, count in number.items())} of {source}"
 
 
 def _score_notes(scores: Scores) -> Iterator[str]:
@@ -69,44 +157,55 @@ def _reasons(name: str, found: Collection[Estimate]) -> Iterator[str]:
 
 
 def difference_page(
-    names: Sequence[str], sides: Sequence[Scores], differences: Mapping[str, Difference]
+    names: Sequence[str],
+    sides: Sequence[Score | JobScore],
+    differences: Mapping[str, Difference],
+    what: str = "task",
+    unit: str = "pairs",
 ) -> Page:
-    """How a model's scores differ from another's, by task and aggregation."""
-    first = [next(iter(side.scores.values())) for side in sides]
+    """How a model's scores differ from another's, by task and aggregation, or by measure of a job.
+
+    `sides` are one score of each model; `unit` is what was resampled.
+    """
     rows = [
         [
             name,
             hundredfold(one.value, signed=True),
             hundredfold_span(one),
             p_value(one.adjusted),
-            _verdict(one),
+            _verdict(one, unit),
         ]
         for name, one in differences.items()
     ]
-    note = "p by paired bootstrap over pairs, corrected for the number of differences (Holm)"
-    grid = Grid(" minus ".join(names) + ", × 100", ["task", "difference", "95 %", "p", ""], rows)
-    facts = {"model": side_of(names[0], first[0]), "against": side_of(names[1], first[1])}
+    note = f"p by paired bootstrap over {unit}, corrected for the number of differences (Holm)"
+    grid = Grid(" minus ".join(names) + ", × 100", [what, "difference", "95 %", "p", ""], rows)
+    facts = {"model": side_of(names[0], sides[0]), "against": side_of(names[1], sides[1])}
     return Page(facts, [grid], [note])
 
 
-def _verdict(one: Difference) -> str:
+def _verdict(one: Difference, unit: str) -> str:
     if one.value is None:
         return "undefined"
     if one.p is None:
-        return "too few pairs to tell"
+        return f"too few {unit} to tell"
     return "real" if one.real else "chance is enough to explain it"
 
 
 def comparison_page(encoder: str, result: Comparison) -> Page:
     """Calibrators side by side."""
-    scored = {name: sum(one["scored"].values()) for name, one in result.tasks.items()}
+    if job := grids.job_of(result):
+        one = result.tasks[job]
+        judged = {"job": _job(job, one["counts"], one["data"])}
+    else:
+        scored = {name: sum(one["scored"].values()) for name, one in result.tasks.items()}
+        judged = {"pairs": ", ".join(f"{name} {count:,}" for name, count in scored.items())}
     facts = {
         "encoder": f"{encoder}, {_how(result.encoder)}",
         "fitted on": _fitted(result.fitted_on),
         "encoded": f"{result.sentences:,} distinct sentences, once, in "
         f"{result.encode_seconds:.0f} s; all took {result.seconds:.0f} s",
-        "cut": _cut(result.cut, result.sentences, result.encoder),
-        "pairs": ", ".join(f"{name} {count:,}" for name, count in scored.items()),
+        "cut": _cut(result.cut, f"{result.sentences:,}", result.encoder),
+        **judged,
     }
     entries = result.entries.values()
     costs = [[one.label, f"{one.fit_seconds:.1f}", f"{one.megabytes:.2f}"] for one in entries]
@@ -120,16 +219,18 @@ def _fitted(fitted_on: Mapping[str, Any]) -> str:
         return f"the given corpus ({total})"
     if fitted_on["fit"] == "nli":
         return f"{' and '.join(fitted_on['sets'])}, all splits that are there ({total})"
+    if "document" in fitted_on["sentences"]:
+        return f"{total} of the job itself"
     if CATALOG.keys().isdisjoint(fitted_on["sentences"]):
         return f"{total} of the pairs themselves"
     return f"each task's own text: all splits that are there, also pairs never graded ({total})"
 
 
 def _comparison_notes(result: Comparison) -> Iterator[str]:
-    for aggregation in result.aggregations:
+    for aggregation in result.aggregations[:1] if grids.job_of(result) else result.aggregations:
         yield from _verdicts(result, aggregation)
     yield from _choices(result)
-    if result.seeds > 1 and any(METHODS[name].seeded for name in result.entries):
+    if result.seeds > 1 and any(JOB_METHODS[one.method].seeded for one in result.entries.values()):
         what = "figures are means, intervals and fit seconds those of one fit"
         yield f"flows are fitted with {result.seeds} seeds: {what}"
     for name, one in result.tasks.items():
@@ -178,13 +279,13 @@ def _choices(result: Comparison) -> Iterator[str]:
         yield "--corpus FILE fits on what you would fit on, and judges what would be shipped"
 
 
-def _cut(cut: int, texts: int, encoder: Mapping[str, Any]) -> str:
+def _cut(cut: int, texts: str, encoder: Mapping[str, Any]) -> str:
     if encoder["max_length"] is None:
         return "texts of any length are read whole"
-    return f"{cut:,} of {texts:,} distinct texts are longer than {encoder['max_length']} tokens"
+    return f"{cut:,} of {texts} distinct texts are longer than {encoder['max_length']} tokens"
 
 
-def side_of(name: str, score: Score) -> str:
+def side_of(name: str, score: Score | JobScore) -> str:
     """Whose a score is: a model, its calibrator and encoder, and how that reads sentences."""
     known = grids.model_name(score)
     return f"{known if known == name else f'{name}: {known}'}, {_how(score.encoder)}"

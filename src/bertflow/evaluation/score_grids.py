@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from bertflow.calibrators.storage import recorded_name
 from bertflow.display import Grid
-from bertflow.display.grid import hundredfold, hundredfold_span, p_value, with_interval
+from bertflow.display.grid import fixed, hundredfold, hundredfold_span, p_value, with_interval
 from bertflow.evaluation.scores import AVERAGES, Estimate, counted
 
 if TYPE_CHECKING:
     from bertflow.evaluation.comparison import Comparison
+    from bertflow.evaluation.jobs import JobScore
     from bertflow.evaluation.tasks import Score, Scores
 
 MEASURES = {"spearman": "Spearman × 100", "pearson": "Pearson × 100", "auc": "AUC × 100"}
@@ -50,6 +51,37 @@ def scores_grid(scores: Scores) -> Grid:
     return Grid("cosine against gold", ["task", "pairs", *heads], rows)
 
 
+def job_grids(score: JobScore) -> list[Grid]:
+    """Every measure of a job, and tables of what was found beside them."""
+    rows = [[name, *cells({name: one}, [name])] for name, one in score.measures.items()]
+    found: dict[tuple[str, ...], list[list[str]]] = {}
+    for name, figures in _figures(score.facts):
+        found.setdefault(tuple(figures), []).append([name, *map(_plain, figures.values())])
+    others = []
+    for heads, lines in found.items():
+        if len(names := {name for name, *_ in lines}) == 1:
+            others.append(Grid(names.pop(), heads, [line[1:] for line in lines]))
+        else:
+            others.append(Grid(heads[0], ["", *heads], lines))
+    return [Grid(f"{score.kind}, × 100", ["measure", "value", "95 %"], rows), *others]
+
+
+def _figures(facts: Mapping[str, Any], under: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The innermost tables of facts by their names, one after another."""
+    for name, one in facts.items():
+        listed = one if isinstance(one, list) else [one]
+        for part in listed:
+            if isinstance(part, Mapping):
+                if any(isinstance(value, Mapping) for value in part.values()):
+                    yield from _figures(part, f"{under}{name}, ")
+                else:
+                    yield f"{under}{name}", part
+
+
+def _plain(value: Any) -> str:
+    return fixed(value, 3) if isinstance(value, float) else str("" if value is None else value)
+
+
 def score_facts(score: Score) -> dict[str, str]:
     """Data, pairs, model and time of a score."""
     skipped = sum(score.skipped.values())
@@ -62,13 +94,13 @@ def score_facts(score: Score) -> dict[str, str]:
     }
 
 
-def model_name(score: Score) -> str:
+def model_name(score: Score | JobScore) -> str:
     """The encoder by its name, after the calibrator if there is one."""
     encoder = encoder_name(score)
     return f"{recorded_name(score.calibrator)} on {encoder}" if score.calibrator else encoder
 
 
-def encoder_name(score: Score) -> str:
+def encoder_name(score: Score | JobScore) -> str:
     """The name of the encoder; a saved model knows it from its fit."""
     fitted = (score.fitted_on or {}).get("encoder")
     name = fitted.get("name") if isinstance(fitted, Mapping) else None  # Users note it as text.
@@ -86,7 +118,11 @@ def score_line(score: Score) -> str:
 
 
 def comparison_grids(result: Comparison) -> list[Grid]:
-    """By aggregation, every method on every task, and its gain."""
+    """By aggregation, every method on every task, and its gain; of a job all measures."""
+    if result.entries and (job := job_of(result)):
+        main, *others = result.aggregations
+        gains = gains_grid(result, main)
+        return [gains, measures_grid(result, f"{job}, × 100")] if others else [gains]
     grids = []
     for aggregation in result.aggregations if result.entries else ():
         if len(result.tasks) > 1:
@@ -95,12 +131,18 @@ def comparison_grids(result: Comparison) -> list[Grid]:
     return grids
 
 
+def job_of(result: Comparison) -> str | None:
+    """The kind of job that calibrators are compared on; None for tasks."""
+    return next((name for name, one in result.tasks.items() if "unit" in one), None)
+
+
 def comparison_title(result: Comparison) -> str:
     """How many calibrators on which encoder."""
     seeds = f", {result.seeds} seeds" if result.seeds > 1 else ""
     encoder = result.encoder.get("name") or "an encoder without a name"
     calibrators = sum(name != "none" for name in result.entries)
-    tasks = f"{len(result.tasks)} task{'s' if len(result.tasks) != 1 else ''}"
+    count = len(result.tasks)
+    tasks = job_of(result) or f"{count} task{'s' if count != 1 else ''}"
     return f"{calibrators} calibrator{'s' if calibrators != 1 else ''} on {encoder}, {tasks}{seeds}"
 
 
@@ -118,6 +160,15 @@ def tasks_grid(result: Comparison, aggregation: str) -> Grid:
     return Grid(_title(result, aggregation), ["calibrator", *tasks, *mean], rows)
 
 
+def measures_grid(result: Comparison, title: str) -> Grid:
+    """Every method by every aggregation or, of a job, measure."""
+    rows = [
+        [one.label, *(hundredfold(one.overall(name).value) for name in result.aggregations)]
+        for one in result.entries.values()
+    ]
+    return Grid(title, ["calibrator", *result.aggregations], rows)
+
+
 def gains_grid(result: Comparison, aggregation: str) -> Grid:
     """The overall value of every method, and how it differs from none."""
     shown = counted(list(result.tasks))
@@ -132,7 +183,8 @@ def gains_grid(result: Comparison, aggregation: str) -> Grid:
             row[3:] = [hundredfold(gain.value, signed=True), span, p_value(gain.adjusted)]
         rows.append(row)
     gain_column = f"gain on {result.entries[base].label}"
-    columns = ["calibrator", _overall_name(shown), "95 %", gain_column, "95 %", "p (Holm)"]
+    name = aggregation if job_of(result) else _overall_name(shown)
+    columns = ["calibrator", name, "95 %", gain_column, "95 %", "p (Holm)"]
     return Grid(_title(result, aggregation), columns, rows)
 
 
@@ -141,6 +193,8 @@ def _overall_name(shown: Sequence[str]) -> str:
 
 
 def _title(result: Comparison, aggregation: str) -> str:
+    if job := job_of(result):
+        return f"{job}: {aggregation} × 100"
     measures = {MEASURES[one["measure"]] for one in result.tasks.values()}
     areas = [task for task, one in result.tasks.items() if one["measure"] == "auc"]
     title = measures.pop() if len(measures) == 1 else f"Spearman × 100, of {', '.join(areas)} AUC"
