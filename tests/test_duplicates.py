@@ -147,16 +147,18 @@ def test_pairs_without_a_cosine_are_never_called_duplicates(tmp_path):
 
 def test_halves_have_half_of_each_kind_and_share_no_text(tmp_path):
     random = np.random.default_rng(1)
-    # Each text on the left stands in three pairs, in the manner of SNLI.
-    lines = [f"p{n // 3}\th{n}\t{int(random.uniform() < 0.2)}" for n in range(600)]
+    # A text on the left stands in three pairs, in the manner of SNLI, and one in 200.
+    lines = [
+        f"p{n // 3 if n < 400 else 0}\th{n}\t{int(random.uniform() < 0.2)}" for n in range(600)
+    ]
     job = job_of(tmp_path, lines)
     found = job.judge({"document": random.normal(size=(len(job.distinct), 8))}).facts["held out"]
     assert found["texts in both"] == 0
     assert sum(found["pairs"]) == 600
-    assert abs(found["pairs"][0] - 300) <= 6
+    assert abs(found["pairs"][0] - 300) <= 12
     chosen, _ = _half(job.rows, job.alike)
     for kind in (job.alike, ~job.alike):
-        assert 0.45 < chosen[kind].mean() < 0.55
+        assert 0.4 < chosen[kind].mean() < 0.6
 
 
 def test_halves_of_pairs_that_all_hang_together_are_by_pair_and_say_so(tmp_path):

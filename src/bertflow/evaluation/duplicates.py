@@ -217,10 +217,13 @@ def _half(rows: Array, alike: Array) -> tuple[Array, int]:
 
 
 def _dealt(group: Array, alike: Array) -> Array:
-    """Groups of pairs are dealt in two, those with like numbers of either kind in turn."""
-    same, others = (np.bincount(group, weights=kind) for kind in (alike, ~alike))
-    order = np.lexsort([np.random.default_rng(0).permutation(len(same)), others, same])[::-1]
-    # One, two, two, one: the half that gets the larger of two gets the smaller of the next.
-    one = np.zeros(len(same), dtype=bool)
-    one[order] = (np.arange(len(order)) + 1) // 2 % 2 == 0
-    return one[group]
+    """Groups of pairs are dealt in two, the largest first, each to where its kind is scarcer."""
+    kinds = (alike, ~alike)
+    shares = np.stack([np.bincount(group, weights=kind) / kind.sum() for kind in kinds], axis=1)
+    shuffled = np.random.default_rng(0).permutation(len(shares))
+    dealt, chosen = np.zeros((2, 2)), np.zeros(len(shares), dtype=bool)
+    for one in shuffled[np.argsort(-shares[shuffled].sum(axis=1), kind="stable")]:
+        to, other = dealt @ shares[one]
+        chosen[one] = to <= other
+        dealt[0 if to <= other else 1] += shares[one]
+    return chosen[group]
