@@ -30,6 +30,7 @@ from bertflow.calibrators import (
     AdaptiveWhitening,
     AllButTheTop,
     Flow,
+    SoftStandardization,
     Standardization,
     Whitening,
     load_calibrator,
@@ -53,6 +54,7 @@ CALIBRATORS = {
     "flow": Flow,
     "whitening": Whitening,
     "standardization": Standardization,
+    "soft-standardization": SoftStandardization,
     "all-but-the-top": AllButTheTop,
 }
 PRESETS = {"tempered-flow": Flow.tempered, "released-flow": Flow.released}
@@ -530,7 +532,7 @@ def test_an_unknown_calibrator_is_refused_and_the_known_are_listed(
     said = refused(command, "--encoder", tiny_bert, *given, "--calibrator", name, "--output", "out")
     start, _, known = said.partition("; expected one of ")
     assert start == f"unknown calibrator {name!r}"
-    assert set(known.split(", ")) == {*CALIBRATORS, *PRESETS}
+    assert set(known.split(", ")) == {*CALIBRATORS, *PRESETS, "search-whitening"}
 
 
 @pytest.mark.parametrize(
@@ -895,8 +897,9 @@ def test_the_help_of_fit_begins_with_what_everyone_needs(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     _, out, _ = cli("fit", "--help")
     everyday = re.search(r"╭─ Options(.*?)╰", out, re.DOTALL)[1]
-    assert re.findall(r"--[a-z]+", everyday) == [
-        *("--encoder", "--corpus", "--output", "--calibrator", "--vectors", "--help")
+    assert re.findall(r"(--[a-z-]+) ", everyday) == [
+        *("--encoder", "--corpus", "--queries", "--output", "--calibrator", "--job", "--vectors"),
+        *("--query-vectors", "--help"),
     ]
     for group in ("Input", "Calibrator", "Encoder", "Speed and cache", "Folders of .parquet"):
         assert f"╭─ {group}" in out

@@ -239,7 +239,9 @@ def test_a_command_does_what_it_did(work, name):
 
 
 def test_every_option_is_still_there(work):
-    assert options() == read("options.json")
+    found = options()
+    for command, names in read("options.json").items():
+        assert {*names} <= {*found[command]}, command
 
 
 def test_vectors_and_fits_are_as_they_were(work):

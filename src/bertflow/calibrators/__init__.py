@@ -3,8 +3,16 @@
 from bertflow.calibrators.adaptive import AdaptiveWhitening
 from bertflow.calibrators.base import Calibrator
 from bertflow.calibrators.flow import Flow
-from bertflow.calibrators.linear import AllButTheTop, LinearCalibrator, Standardization, Whitening
+from bertflow.calibrators.linear import (
+    AllButTheTop,
+    LinearCalibrator,
+    SoftStandardization,
+    Standardization,
+    Whitening,
+    crowding,
+)
 from bertflow.calibrators.moments import Moments
+from bertflow.calibrators.queries import QueryMap
 from bertflow.calibrators.storage import load_calibrator, named_calibrator, save_calibrator
 
 __all__ = [
@@ -14,8 +22,11 @@ __all__ = [
     "Flow",
     "LinearCalibrator",
     "Moments",
+    "QueryMap",
+    "SoftStandardization",
     "Standardization",
     "Whitening",
+    "crowding",
     "load_calibrator",
     "named_calibrator",
     "save_calibrator",

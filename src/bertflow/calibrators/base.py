@@ -127,6 +127,8 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             rows = finite(matrix(queries, self.n_features_in_))
             if rows.shape[1] != self.n_features_in_:
                 raise InputError(f"{rows.shape[1]} columns, but X has {self.n_features_in_}")
+            if len(rows) < 2:
+                raise InputError(f"got {len(rows)}, but a map of their own takes at least 2")
             found = moments_of(rows)
         except InputError as error:
             raise InputError(f"queries: {error}") from None

@@ -63,8 +63,6 @@ class QueryMap:
     def of(cls, documents: Moments, queries: Moments) -> Self:
         """Learn it from moments of both sides, with their covariances."""
         count, width = queries.count, len(documents.mean)
-        if count < 2:
-            raise InputError(f"got {count} queries, but a map of their own takes at least 2")
         gap = queries.mean - documents.mean
         spread = queries.variance().sum() / (count - 1)
         sure = (1 - spread / gap.square().sum().clamp(min=1e-300)).clamp(min=0)

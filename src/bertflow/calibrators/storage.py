@@ -24,7 +24,12 @@ from torch import Tensor
 from bertflow.calibrators.adaptive import AdaptiveWhitening
 from bertflow.calibrators.base import Calibrator
 from bertflow.calibrators.flow import Flow
-from bertflow.calibrators.linear import AllButTheTop, Standardization, Whitening
+from bertflow.calibrators.linear import (
+    AllButTheTop,
+    SoftStandardization,
+    Standardization,
+    Whitening,
+)
 from bertflow.calibrators.queries import QueryMap
 from bertflow.calibrators.readme import calibrator_name, preset_name, write_card
 from bertflow.errors import InputError, ModelError, did_you_mean, shown, unknown
@@ -40,7 +45,14 @@ LONGEST_PROVENANCE = 9 * LARGEST // 10
 CONFIG, WEIGHTS, SUBFOLDER = "config.json", "model.safetensors", "bertflow"
 TYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.bool: "BOOL"}
 
-KINDS = (AdaptiveWhitening, Flow, Whitening, Standardization, AllButTheTop)
+KINDS = (
+    AdaptiveWhitening,
+    Flow,
+    Whitening,
+    Standardization,
+    SoftStandardization,
+    AllButTheTop,
+)
 CALIBRATORS: dict[str, type[Calibrator]] = {next(iter(kind.names)): kind for kind in KINDS}
 # All names under which Python and the command line construct a calibrator.
 NAMED: dict[str, Callable[[], Calibrator]] = {

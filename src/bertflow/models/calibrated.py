@@ -21,7 +21,7 @@ from bertflow.calibrators.storage import SUBFOLDER, write_calibrator
 from bertflow.display import block, facts_table, unfolded
 from bertflow.encoders.checks import BUILT_IN, quietly
 from bertflow.encoders.description import describe_encoder, origin_of, vocabulary_hash
-from bertflow.encoders.encoder import CALIBRATOR, Encoder, calibrating, encoder_of, part_of
+from bertflow.encoders.encoder import CALIBRATOR, PROMPTS, Encoder, calibrating, encoder_of, part_of
 from bertflow.encoders.module import MODULE_PATH, CalibratorModule
 from bertflow.encoders.precision import kept_from_half, raise_input
 from bertflow.encoders.probe import check_saved, is_fingerprint_of, probed
@@ -213,9 +213,12 @@ class CalibratedSentenceTransformer(Encoder):
 
 def _settings(model: SentenceTransformer) -> dict[str, Any]:
     """What a model of the same modules is constructed with."""
+    prompts = {name: text for name, text in model.prompts.items() if text is not None}
+    # A model without a prompt for documents is given an empty one, which would hide "passage".
+    named = [prompts[name] for name in PROMPTS["document"] if name in prompts]
     return {
         "device": str(model.device),
-        "prompts": {name: text for name, text in model.prompts.items() if text is not None},
+        "prompts": {"document": named[0], **prompts} if named else prompts,
         "default_prompt_name": model.default_prompt_name,
         "similarity_fn_name": model.similarity_fn_name,
     }
