@@ -897,7 +897,7 @@ def test_the_help_of_fit_begins_with_what_everyone_needs(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     _, out, _ = cli("fit", "--help")
     everyday = re.search(r"╭─ Options(.*?)╰", out, re.DOTALL)[1]
-    assert re.findall(r"(--[a-z-]+) ", everyday) == [
+    assert re.findall(r"(--[a-z-]+)  ", everyday) == [
         *("--encoder", "--corpus", "--queries", "--output", "--calibrator", "--job", "--vectors"),
         *("--query-vectors", "--help"),
     ]
