@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
@@ -14,6 +16,7 @@ from bertflow.calibrators import Moments, QueryMap, crowding, named_calibrator, 
 from bertflow.encoders import embed, encode_file, side_of
 from bertflow.errors import InputError
 from bertflow.models import save_model
+from bertflow.scale import fit_folder
 from conftest import WORDS
 
 CALIBRATORS = [
@@ -285,6 +288,19 @@ def test_vectors_are_fitted_and_transformed_by_role(
     done("transform", "c", "--vectors", "q.npy", "--role", "query", "--output", "z.npy")
     expected = named_calibrator("search-whitening").fit(documents, queries=queries)
     assert np.allclose(np.load("z.npy"), expected.transform(queries, "query"))
+
+
+@pytest.mark.parametrize("name", ["adaptive-whitening", "search-whitening", "standardization"])
+def test_shards_of_documents_are_fitted_on_as_one_file(name, documents, queries, tmp_path):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for number, rows in enumerate(np.split(documents, 4)):
+        vectors = pa.FixedSizeListArray.from_arrays(rows.ravel(), 6)
+        pq.write_table(pa.table({"vector": vectors}), folder / f"{number}.parquet")
+    sharded, whole = named_calibrator(name), named_calibrator(name)
+    fit_folder(sharded, folder, tmp_path / "moments", queries=queries)
+    whole.fit(documents, queries=queries)
+    assert np.allclose(sharded.transform(queries, "query"), whole.transform(queries, "query"))
 
 
 def test_options_of_queries_that_mean_nothing_are_refused(refused, corpus, tiny_bert):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bertflow.arrays import Array, Rows, finite, is_frame, mapped, matrix
 from bertflow.calibrators.moments import moments_of
-from bertflow.calibrators.queries import QueryMap, rows_of_role
+from bertflow.calibrators.queries import QueryMap, moments_of_queries, rows_of_role
 from bertflow.errors import InputError
 from bertflow.process_state import pinned
 
@@ -111,7 +111,10 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self.n_samples_ = len(rows)
         self._check_arguments()
         # Before the fit, which may take hours.
-        found = None if queries is None else self._query_map(rows, queries)
+        found = None
+        if queries is not None:
+            asked = moments_of_queries(queries, self.n_features_in_)
+            found = QueryMap.of(moments_of(rows), asked)
         self._fit(rows, progress, checkpoint)
         self.query_map_ = found
         self._fitted = True
@@ -121,18 +124,6 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         """Fit, and transform the same rows, each by the map of its role."""
         role = how.get("role")
         return self.fit(X, y, **how).transform(X, role="document" if role is None else role)
-
-    def _query_map(self, documents: Vectors, queries: Any) -> QueryMap:
-        try:
-            rows = finite(matrix(queries, self.n_features_in_))
-            if rows.shape[1] != self.n_features_in_:
-                raise InputError(f"{rows.shape[1]} columns, but X has {self.n_features_in_}")
-            if len(rows) < 2:
-                raise InputError(f"got {len(rows)}, but a map of their own takes at least 2")
-            found = moments_of(rows)
-        except InputError as error:
-            raise InputError(f"queries: {error}") from None
-        return QueryMap.of(moments_of(documents), found)
 
     def _begin(self) -> None:
         """Forget an earlier fit, and note the arguments of this one."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from bertflow.arrays import Array, matrix
 from bertflow.calibrators.base import Calibrator, Shown, Vectors, empty, learned_tensor, like
 from bertflow.calibrators.moments import Moments, check_moments, moments_of, principal_axes
+from bertflow.calibrators.queries import QueryMap
 from bertflow.errors import InputError, check_choice, check_number, warn
 from bertflow.flows import bounded_deviation
 
@@ -41,13 +42,16 @@ class LinearCalibrator(Calibrator):
     # alone, and some of the rows themselves.
     from_unit_rows, needs_covariance, needs_sample = False, True, False
 
-    def fit_moments(self, moments: Moments, sample: Any = None) -> Self:
+    def fit_moments(
+        self, moments: Moments, sample: Any = None, *, query_map: QueryMap | None = None
+    ) -> Self:
         """Learn the map that `fit` learns, from moments of rows: those of many files, merged.
 
         Args:
             moments: Of at least 2 rows; with the full covariance where `needs_covariance` says so,
                 of rows at unit length where `from_unit_rows` does.
             sample: Some 2,000 of the rows, shape (n, D), where `needs_sample` says so.
+            query_map: What brings queries to the rows, which are then documents.
 
         Raises:
             InputError: As `fit`; or the moments are of another kind.
@@ -70,6 +74,7 @@ class LinearCalibrator(Calibrator):
         self._check_arguments()
         check_moments(moments)
         self._fit_moments(moments, None if sample is None else matrix(sample, width))
+        self.query_map_ = query_map
         self._fitted = True
         return self
 

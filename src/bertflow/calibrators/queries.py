@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bertflow.arrays import Array
-from bertflow.calibrators.moments import Moments
+from bertflow.arrays import Array, finite, matrix
+from bertflow.calibrators.moments import Moments, moments_of
 from bertflow.errors import InputError
 
 # Added to each variance, as a share of the documents' mean variance, so that the map has an
@@ -109,6 +109,19 @@ class QueryMap:
         centre, matrix, target = (one.to(x) for one in (self.centre, self._back, self.target))
         mapped: Tensor = torch.addmm(centre, x - target, matrix.T)
         return mapped
+
+
+def moments_of_queries(queries: Any, width: int) -> Moments:
+    """Moments of vectors of queries, at least 2 of this width; a message names them."""
+    try:
+        rows = finite(matrix(queries, width))
+        if rows.shape[1] != width:
+            raise InputError(f"{rows.shape[1]} columns, but X has {width}")
+        if len(rows) < 2:
+            raise InputError(f"got {len(rows)}, but a map of their own takes at least 2")
+        return moments_of(rows)
+    except InputError as error:
+        raise InputError(f"queries: {error}") from None
 
 
 def _power(covariance: Tensor, power: float, least: Tensor) -> Tensor:

@@ -150,10 +150,9 @@ def _fit_vectors(
     sharded, outcome, began = cluster.take(source), None, time.perf_counter()
     if sharded and limit is not None:
         raise InputError("--limit does not go with shards: moments are of all vectors")
-    if sharded and queries is not None:
-        raise InputError("--query-vectors does not go with shards; give --vectors a .npy sample")
     console.check_folder(output, {"--vectors": source, "--query-vectors": queries})
     with _unfinished(output, "moments" if sharded else "flow.safetensors") as place:
+        asked = None if queries is None else read_vectors(queries)
         if sharded:
             from bertflow.scale import fit_folder
 
@@ -162,6 +161,7 @@ def _fit_vectors(
                     calibrator,
                     source,
                     place,
+                    queries=asked,
                     vector=cluster.vector,
                     engine=engine,
                     skip_unreadable=cluster.skip_unreadable,
@@ -169,13 +169,12 @@ def _fit_vectors(
                 )
         else:
             rows = read_vectors(source)[:limit]
-            asked = None if queries is None else read_vectors(queries)
             with opening.vectors_named(source), Bars() as report:
                 progress = of_stage(report, "fit")
                 calibrator.fit(rows, queries=asked, progress=progress, checkpoint=place)
             calibrator.provenance_ = {"vectors": source, "rows": len(rows), "limit": limit}
-            if asked is not None:
-                calibrator.provenance_ |= {"query_vectors": queries, "queries": len(asked)}
+        if asked is not None:
+            calibrator.provenance_ |= {"query_vectors": queries, "queries": len(asked)}
         if chosen.job != "similarity":
             calibrator.provenance_ |= {"job": chosen.job}
         save_or_keep(output, partial(save_calibrator, calibrator))

@@ -18,6 +18,7 @@ from pyarrow.parquet import read_table
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator, LinearCalibrator, Moments
 from bertflow.calibrators.adaptive import SAMPLE
+from bertflow.calibrators.queries import QueryMap, moments_of_queries
 from bertflow.errors import InputError
 from bertflow.io.files import check_apart, sole_writer
 from bertflow.scale.engines import Engine, Job, Local
@@ -193,6 +194,7 @@ def fit_folder(
     source: str | Path,
     folder: str | Path,
     *,
+    queries: Any = None,
     vector: str = VECTOR,
     **options: Any,
 ) -> Outcome:
@@ -201,7 +203,8 @@ def fit_folder(
     Args:
         calibrator: Any but `Flow`.
         source: As in `folder_moments`; so are the others.
-        folder: For moments.
+        folder: For moments; some calibrators with queries use one more, FOLDER-as-given.
+        queries: Vectors of queries, shape (n, D), of which the folder has the documents.
         vector: The column.
         options: As in `run`.
 
@@ -213,20 +216,22 @@ def fit_folder(
             f"{type(calibrator).__name__} is trained on rows, not on moments, and cannot be fitted "
             f"on the folder {source}; fit it on a sample (a .npy of some 200,000 vectors)"
         )
+    unit, full = calibrator.from_unit_rows, calibrator.needs_covariance
     moments, outcome = folder_moments(
-        source,
-        folder,
-        vector=vector,
-        covariance=calibrator.needs_covariance,
-        normalize=calibrator.from_unit_rows,
-        **options,
+        source, folder, vector=vector, covariance=full, normalize=unit, **options
     )
+    query_map = None
+    if queries is not None:
+        asked, documents = moments_of_queries(queries, len(moments.mean)), moments
+        if unit or not full:  # Queries are mapped as they are.
+            documents, _ = folder_moments(source, f"{folder}-as-given", vector=vector, **options)
+        query_map = QueryMap.of(documents, asked)
     if not bool(torch.isfinite(moments.second).all()):
         raise InputError("the vectors hold values too large to square in float64; scale them down")
     sample = None
     if calibrator.needs_sample:
         sample = _sampled_rows(source, vector, options.get("shard_rows", SHARD_ROWS))
-    calibrator.fit_moments(moments, sample)
+    calibrator.fit_moments(moments, sample, query_map=query_map)
     calibrator.provenance_ = {"vectors": str(source), "rows": moments.count, "limit": None}
     return outcome
 
