@@ -4,6 +4,8 @@ from bertflow.data import TASKS
 from bertflow.evaluation.bootstrap import Difference, Resamples, holm, paired_difference
 from bertflow.evaluation.comparison import METHODS, Comparison, Method, compare
 from bertflow.evaluation.duplicates import DuplicatesJob
+from bertflow.evaluation.job_comparison import JobComparison, compare_job
+from bertflow.evaluation.jobs import JobScore, evaluate_job, job_differences
 from bertflow.evaluation.labels import LabelsJob, read_labels
 from bertflow.evaluation.retrieval import RetrievalJob, exact_search, read_retrieval
 from bertflow.evaluation.scores import (
@@ -37,6 +39,8 @@ __all__ = [
     "Difference",
     "DuplicatesJob",
     "Estimate",
+    "JobComparison",
+    "JobScore",
     "LabelsJob",
     "Method",
     "Resamples",
@@ -46,15 +50,18 @@ __all__ = [
     "area_under_curve",
     "as_json",
     "compare",
+    "compare_job",
     "correlate",
     "describe_calibrator",
     "difference",
     "differences",
     "evaluate",
     "evaluate_all",
+    "evaluate_job",
     "exact_search",
     "figures",
     "holm",
+    "job_differences",
     "over_seeds",
     "paired_cosine",
     "paired_difference",
