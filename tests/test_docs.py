@@ -91,6 +91,7 @@ def place(encoders, tiny_sentences, tmp_path, monkeypatch) -> Path:
         (tmp_path / encoder).parent.mkdir(exist_ok=True)
         (tmp_path / encoder).symlink_to(folder)
     (tmp_path / "sentences.txt").write_text("\n".join(tiny_sentences), encoding="utf-8")
+    (tmp_path / "questions.txt").write_text("\n".join(tiny_sentences[:40]), encoding="utf-8")
     (tmp_path / "new.txt").write_text("\n".join(tiny_sentences[:20]), encoding="utf-8")
     rows = ["sentence1,sentence2,score"] + [
         ",".join(f'"{cell}"' for cell in row) for row in graded_rows(60, 7)

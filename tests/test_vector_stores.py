@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertflow import Whitening, save_calibrator
+from bertflow import Whitening, load_encoder, save_calibrator
 from bertflow.scale import Encode, Transform, files_of, fit_folder, run
 from conftest import REPOSITORY
 from pages import blocks
@@ -34,7 +34,8 @@ def shards(tiny_bert: Path, tiny_sentences: list[str], tmp_path: Path, monkeypat
         parquet.write_table(pyarrow.table({"text": texts[part], "id": ids[part]}), name)
     run(Encode("bert-base-uncased"), "in", "raw", shard_rows=100)
     calibrator = Whitening()
-    fit_folder(calibrator, "raw", "moments")
+    asked = load_encoder("bert-base-uncased").encode_query(texts[:40])
+    fit_folder(calibrator, "raw", "moments", queries=asked)
     save_calibrator(calibrator, "my-calibrator")
     run(Transform(calibrator), "raw", "calibrated")
     return tmp_path
@@ -70,8 +71,8 @@ def documents() -> dict[str, int]:
 def exact(model: Any) -> tuple[list[int], np.ndarray]:
     """The ids of texts by cosine with the question, highest first, and the cosines, in float64."""
     id_of = documents()
-    vectors = np.asarray(model.encode([*id_of]), dtype=np.float64)
-    question = np.asarray(model.encode(QUESTION), dtype=np.float64)
+    vectors = np.asarray(model.encode_document([*id_of]), dtype=np.float64)
+    question = np.asarray(model.encode_query(QUESTION), dtype=np.float64)
     cosines = vectors @ question / np.linalg.norm(vectors, axis=1) / np.linalg.norm(question)
     order = np.argsort(-cosines)
     return np.array([*id_of.values()])[order].tolist(), cosines[order]

@@ -72,7 +72,7 @@ class QueryMap:
         return cls(
             centre=documents.mean + sure * gap,
             matrix=_power(covariance, 0.5, least) @ _power(mixed, -0.5, least),
-            target=documents.mean,
+            target=documents.mean.clone(),
             count=count,
         )
 
