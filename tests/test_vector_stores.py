@@ -110,7 +110,7 @@ def test_faiss_gives_the_ids_of_the_exact_cosines(page):
     assert names["ids"][0].tolist() == wanted[:3]
     np.testing.assert_allclose(names["cosines"][0], cosines[:3], atol=1e-5)
     again = faiss.read_index("documents.faiss")
-    query = names["model"].encode([QUESTION], normalize_embeddings=True)
+    query = names["model"].encode_query([QUESTION], normalize_embeddings=True)
     found, ids = again.search(query, len(wanted))
     np.testing.assert_allclose(found[0], cosines, atol=1e-5)
     assert ids[0, :50].tolist() == wanted[:50]
@@ -130,7 +130,9 @@ def test_recall_is_the_share_of_questions_whose_answer_is_among_the_first(page, 
         ({QUESTION: wanted[4], **dict(list(some.items())[:3])}, (0.75, 0.75)),
     ]:
         names["answers"] = answers
-        queries = names["model"].encode([*answers], normalize_embeddings=True)
+        queries = names["model"].encode_document([*answers], normalize_embeddings=True)
+        if QUESTION in answers:
+            queries[0] = names["model"].encode_query(QUESTION, normalize_embeddings=True)
         assert tuple(names["recall"](names["index"], queries, k) for k in (1, 4)) == shares
 
 
