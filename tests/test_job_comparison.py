@@ -167,19 +167,24 @@ def test_every_sentence_is_encoded_once(encoder, search, encoded, untried):
 
 
 def test_work_and_results_pass_between_processes(encoder, search, monkeypatch):
-    arguments = {"methods": ["none", "whitening"], "jobs": 1}
-    alone = compare_job(encoder, search, **arguments)
+    alone = compare_job(encoder, search, methods=["none", "whitening"], jobs=1)
+    used: list[int | None] = []
 
     def passed(thing: Any) -> Any:
         return pickle.loads(pickle.dumps(thing))
 
     def run_all(works, jobs):
+        used.append(jobs)
         yield from ((number, passed(passed(work)())) for number, work in enumerate(works))
 
     monkeypatch.setattr("bertflow.evaluation.job_comparison.run_all", run_all)
-    others = compare_job(encoder, search, **arguments)
+    others = compare_job(encoder, search, methods=["none", "whitening"])
     for name, entry in alone.entries.items():
         assert entry.estimates == others.entries[name].estimates
+    # Copies of many vectors would fill the memory.
+    monkeypatch.setattr("bertflow.evaluation.job_comparison.LARGE", 16 * 4 * 129)
+    compare_job(encoder, search, methods=["none"])
+    assert used == [None, 1]
 
 
 def test_a_comparison_is_json_and_a_page(encoder, search):

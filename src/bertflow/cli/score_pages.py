@@ -123,7 +123,9 @@ def job_page(model: str, score: JobScore) -> Page:
     """What a model is worth on a job."""
     cut = _cut(score.cut, "the", score.encoder)
     facts = _facts(model, score, {"job": _job(score.kind, score.counts, score.source), "cut": cut})
-    notes = [reason for name, one in score.measures.items() for reason in _reasons(name, [one])]
+    notes: list[str] = []
+    for name, one in score.measures.items():
+        notes += _reasons(name, [one], score.unit)
     notes += [f"{name}: {one:g}" for name, one in score.facts.items() if isinstance(one, float)]
     if skipped := counts(score.skipped):
         notes.append(f"does not count: {skipped}")
@@ -149,11 +151,11 @@ def _score_notes(scores: Scores) -> Iterator[str]:
         yield "wmean is the mean over subsets weighted by their pairs, all is over all pairs"
 
 
-def _reasons(name: str, found: Collection[Estimate]) -> Iterator[str]:
+def _reasons(name: str, found: Collection[Estimate], unit: str = "pairs") -> Iterator[str]:
     for reason in dict.fromkeys(one.undefined for one in found if one.undefined):
         yield f"{name}: undefined: {reason}"
     if any(one.value is not None and one.low is None for one in found):
-        yield f"{name}: no interval: too many resamples of so few pairs are undefined"
+        yield f"{name}: no interval: too many resamples of so few {unit} are undefined"
 
 
 def difference_page(

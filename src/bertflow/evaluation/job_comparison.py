@@ -33,6 +33,8 @@ from bertflow.evaluation.scores import over_seeds
 from bertflow.models import CalibratedSentenceTransformer
 
 TWO_SIDED = "two-sided"
+# Vectors of more bytes are mapped one method at a time, because each process has a copy.
+LARGE = 2**28
 
 
 def _preset(name: str, width: int, seed: int) -> Calibrator:
@@ -147,7 +149,8 @@ def compare_job(
         queries: Queries to fit on; None takes the job's own, or none beside a given corpus.
         seeds: How often methods with a seed are fitted, with seeds from 0.
         batch_size: Sentences a forward pass.
-        jobs: Processes that fit and judge; None takes one a CPU. Results do not depend on it.
+        jobs: Processes that fit and judge; None takes one a CPU, or for vectors of over 256 MB one
+            in all. Results do not depend on it.
         cache: Where vectors are taken from and kept; None encodes all.
         precision: What the encoder computes in, as in `bertflow.calibrate`.
         progress: Called with "encode" or "fit", the steps done and their total.
@@ -188,6 +191,8 @@ def compare_job(
         for name in dict.fromkeys(methods)
         for two_sided in (sides if name != "none" else (False,))
     ]
+    if jobs is None and sum(side.nbytes for side in vectors.values()) > LARGE:
+        jobs = 1
     fit = partial(_entry, job, vectors, rows, seeds, main)
     done = {}
     for number, found in run_all([partial(fit, *variant) for variant in variants], jobs):
