@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -379,3 +380,20 @@ def test_a_provenance_that_is_anything_does_not_keep_a_model_from_being_saved(
     assert {"base_model", "license"}.isdisjoint(metadata_load(tmp_path / "n" / "README.md"))
     assert "an encoder without a name" in card_of(tmp_path / "n").text
     assert model.facts()["encoder"] == "without a name"
+
+
+def test_the_card_has_the_threshold_of_duplicates_and_how_it_carries_over(
+    done, tiny_bert, tiny_sentences, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    distinct = list(dict.fromkeys(tiny_sentences))
+    same = [f"{one}\t{one} .\t1" for one in distinct[:40]]
+    other = [f"{one}\t{two}\t0" for one, two in zip(distinct[40:80], distinct[80:120], strict=True)]
+    Path("mine.tsv").write_text("sentence1\tsentence2\tlabel\n" + "\n".join(same + other))
+    save_model(calibrate(load_encoder(tiny_bert), tiny_sentences, "whitening"), "model")
+    told = done("evaluate", "model", "--pairs", "mine.tsv", "--card", "--json", "-")
+    threshold = json.loads(told)["job"]["facts"]["best f1"]["threshold"]
+    card = Path("model/README.md").read_text(encoding="utf-8")
+    assert f"Best F1: two texts are the same from a cosine of {threshold:.3f} on." in card
+    assert "| duplicates of mine.tsv | 80 pairs | average precision |" in card
+    assert "Chosen on one half of them, on the other half: precision" in card

@@ -62,8 +62,6 @@ def evaluate(
     names = _named(task, own, work)
     if not task and work.retrieval is None:
         refuse({"--split": split}, "goes with --task or --retrieval")
-    if not task and own.pairs is None:
-        refuse({"--card": card}, "goes with --task or --pairs")
     results.check(
         {"MODEL": model, "--against": against or None, "--pairs": own.pairs}
         | {"--retrieval": work.retrieval, "--labels": work.labels}
@@ -101,7 +99,7 @@ def evaluate(
             judged[place] = judged[place].named(judged[0].encoder)
             sides[place] = "its encoder"
         if card and place == 0:
-            loaded.add_scores(*several)
+            loaded.add_scores(*several, *([of_job] if of_job else []))
             save_card(loaded, model)
         del loaded
     pages = [judged[place].page(name) for place, name in enumerate(sides)]

@@ -127,7 +127,7 @@ class CalibratedSentenceTransformer(Encoder):
         return str(push(repo_id, *args, **kwargs))
 
     def add_scores(self, *scores: Any) -> None:
-        """Note what `bertflow.evaluate` or `evaluate_all` gave for this model, for its card.
+        """Note what `bertflow.evaluate`, `evaluate_all` or `evaluate_job` gave, for the card.
 
         Raises:
             InputError: A score is another model's.
@@ -143,10 +143,10 @@ class CalibratedSentenceTransformer(Encoder):
             name = (score.calibrator or {}).get("name")
             if (score.encoder.get("weights"), name, score.fitted_on) != own:
                 raise InputError(
-                    f"the score on {score.task} {score.split} is of another model than this one; "
+                    f"the score on {_judged(score)} is of another model than this one; "
                     "give what bertflow.evaluate says of this model"
                 )
-        latest = {(score.task, score.split): score for score in (*self._scores, *several)}
+        latest = {_judged(score): score for score in (*self._scores, *several)}
         self._scores = tuple(latest.values())
 
     @property
@@ -209,6 +209,13 @@ class CalibratedSentenceTransformer(Encoder):
         if class_ref == MODULE_PATH:
             return CalibratorModule
         return super()._load_module_class_from_ref(class_ref, *args, **kwargs)
+
+
+def _judged(score: Any) -> str:
+    """What a score is on: a task and split, or a job and its file."""
+    if hasattr(score, "task"):
+        return f"{score.task} {score.split}"
+    return f"{score.kind} of {readme.last_part(score.source, 1)}"
 
 
 def _settings(model: SentenceTransformer) -> dict[str, Any]:

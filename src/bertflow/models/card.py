@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -112,6 +112,7 @@ def _with_scores(content: str, scores: Sequence[Any]) -> str:
                 metric_value=round(one.value, 6),
             )
             for score in scores
+            if hasattr(score, "task")
             for aggregation, found in score.aggregations.items()
             for measure, one in found.items()
             if one.value is not None
@@ -125,7 +126,8 @@ def _scores_table(scores: Sequence[Any]) -> str:
         "| task | pairs | measure of cosine, × 100 | value | 95 % interval |",
         "|---|---:|---|---:|---:|",
     ]
-    for score in scores:
+    jobs = [score for score in scores if not hasattr(score, "task")]
+    for score in (score for score in scores if hasattr(score, "task")):
         for aggregation, found in score.aggregations.items():
             one = found[score.measure]
             value = "undefined" if one.value is None else f"{100 * one.value:.2f}"
@@ -135,7 +137,32 @@ def _scores_table(scores: Sequence[Any]) -> str:
                 f"| {text(score.task)} {text(score.split)} | {sum(score.scored.values()):,} | "
                 f"{name} | {value} | {ends} |"
             )
-    return "\n".join(["", *rows, ""])
+    for job in jobs:
+        items = f"{job.counts[job.unit]:,} {job.unit}"
+        for name, one in job.measures.items():
+            value = "undefined" if one.value is None else f"{100 * one.value:.2f}"
+            ends = "" if one.low is None else f"{100 * one.low:.1f} to {100 * one.high:.1f}"
+            named = text(f"{job.kind} of {readme.last_part(job.source, 1)}")
+            rows.append(f"| {named} | {items} | {text(name)} | {value} | {ends} |")
+    return "\n".join(["", *rows, "", *(line for job in jobs for line in _thresholds(job))])
+
+
+def _thresholds(job: Any) -> Iterator[str]:
+    """From which cosine on two texts are called the same, by each way to choose it."""
+    chosen = {"best f1": "Best F1", "chosen precision": f"Precision {job.facts.get('precision')}"}
+    for name, wanted in chosen.items():
+        found, held = job.facts.get(name, {}), job.facts.get("held out", {}).get(name, {})
+        if found.get("threshold") is not None:
+            yield f"{wanted}: two texts are the same from a cosine of {found['threshold']:.3f} on."
+            yield f"On these pairs: {_cut(found)}."
+            if held.get("threshold") is not None:
+                yield f"Chosen on one half of them, on the other half: {_cut(held)}."
+            yield ""
+
+
+def _cut(cut: Mapping[str, Any]) -> str:
+    said = {name: cut[name] for name in ("precision", "recall", "f1") if cut[name] is not None}
+    return ", ".join(f"{name} {100 * value:.1f} %" for name, value in said.items())
 
 
 def licence_text(licence: str | None, origin: Mapping[str, str]) -> str:
