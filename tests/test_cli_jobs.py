@@ -227,7 +227,6 @@ BOTH = [
 EVALUATE = [
     (["--labels", "labels.csv", "--split", "dev"], "--split goes with --task or --retrieval"),
     (["--retrieval", "collection", "--split", "dev"], "dev"),
-    (["--labels", "labels.csv", "--card"], "--card goes with --task or --pairs"),
 ]
 COMPARE = [
     (["--job", "search", "--labels", "labels.csv"], "--job search goes with --retrieval alone"),

@@ -155,7 +155,7 @@ def _reasons(name: str, found: Collection[Estimate], unit: str = "pairs") -> Ite
     for reason in dict.fromkeys(one.undefined for one in found if one.undefined):
         yield f"{name}: undefined: {reason}"
     if any(one.value is not None and one.low is None for one in found):
-        yield f"{name}: no interval: too many resamples of so few {unit} are undefined"
+        yield f"{name}: no interval: there are too few {unit}"
 
 
 def difference_page(

@@ -24,6 +24,8 @@ from bertflow.evaluation.scores import Estimate, as_json
 from bertflow.evaluation.tasks import describe_calibrator
 from bertflow.models import CalibratedSentenceTransformer
 
+# Fewer items have no interval: their resamples are too much alike, and chance would look real.
+FEWEST = 10
 # From how often each of N items counts, shape (B, N), to the measure, shape (B,).
 Measure: TypeAlias = Callable[[Array], Array]
 
@@ -83,6 +85,8 @@ def estimates(
     for name, measure in found.measures.items():
         value = float(measure(once)[0])
         replicates = np.concatenate([measure(block) for block in blocks])
+        if found.items < FEWEST:
+            replicates[:] = np.nan
         known = None if np.isnan(value) else value
         done[name] = Estimate.of(known, replicates, None if known is not None else "not defined")
     return done
