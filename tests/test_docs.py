@@ -90,7 +90,8 @@ def place(encoders, tiny_sentences, tmp_path, monkeypatch) -> Path:
     for encoder, folder in encoders.items():
         (tmp_path / encoder).parent.mkdir(exist_ok=True)
         (tmp_path / encoder).symlink_to(folder)
-    (tmp_path / "sentences.txt").write_text("\n".join(tiny_sentences), encoding="utf-8")
+    for name in ("sentences.txt", "documents.txt"):
+        (tmp_path / name).write_text("\n".join(tiny_sentences), encoding="utf-8")
     (tmp_path / "questions.txt").write_text("\n".join(tiny_sentences[:40]), encoding="utf-8")
     (tmp_path / "new.txt").write_text("\n".join(tiny_sentences[:20]), encoding="utf-8")
     rows = ["sentence1,sentence2,score"] + [

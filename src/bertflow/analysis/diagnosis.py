@@ -18,7 +18,7 @@ from bertflow.data import sample_sentences
 from bertflow.display import Grid, block, facts_table
 from bertflow.encoders import EncodeOptions, embed
 from bertflow.encoders.encoder import CALIBRATOR, as_sentences
-from bertflow.errors import InputError
+from bertflow.errors import InputError, unknown
 from bertflow.models import open_model
 from bertflow.process_state import one_thread
 
@@ -28,6 +28,17 @@ Verdict = Literal["yes", "no", "unclear", "uninformative"]
 CROWDED = 0.35
 SPREAD = 0.1
 FEW_ROWS = 200
+# What other jobs than similarity gained and lost, by whether the vectors were crowded
+# (`python -m benchmarks.jobs`, docs/guides/jobs.md).
+ADVICE: Mapping[tuple[str, bool], tuple[Verdict, str]] = {
+    ("search", True): ("yes", "SEARCH_CROWDED"),
+    ("search", False): ("yes", "SEARCH_SPREAD"),
+    ("classes", True): ("yes", "CLASSES_CROWDED"),
+    ("classes", False): ("no", "CLASSES_SPREAD"),
+    ("duplicates", True): ("yes", "DUPLICATES_CROWDED"),
+    ("duplicates", False): ("no", "DUPLICATES_SPREAD"),
+}
+DIAGNOSED = ("similarity", "search", "classes", "clusters", "duplicates")
 VERDICTS: dict[Verdict, str] = {
     "yes": "Calibration is likely to help",
     "no": "Leave the vectors as they are",
@@ -61,6 +72,7 @@ class Diagnosis:
             of the same names.
         alignment: Of pairs that belong together, None without pairs.
         cut: How many sentences the encoder cuts, being longer than it takes; None of vectors.
+        job: What the verdict is about.
     """
 
     verdict: Verdict
@@ -79,6 +91,7 @@ class Diagnosis:
     uniformity: float
     alignment: float | None
     cut: int | None = None
+    job: str = "similarity"
 
     def evidence(self) -> Grid:
         """Every measure beside its best value."""
@@ -98,7 +111,10 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """The diagnosis as JSON has it."""
         top = [{"dimension": number, "share": share} for number, share in self.dominance.top(3)]
-        return {**asdict(self), "dominance": top}
+        shown = {**asdict(self), "dominance": top}
+        if self.job == "similarity":
+            del shown["job"]
+        return shown
 
 
 def evidence_of(diagnoses: Mapping[str, Diagnosis]) -> Grid:
@@ -137,6 +153,7 @@ def diagnose(
     sentences: Sequence[str] | None = None,
     *,
     pairs: tuple[Any, Any] | None = None,
+    job: str = "similarity",
     random_state: int = 0,
     **options: Unpack[EncodeOptions],
 ) -> Diagnosis:
@@ -152,6 +169,9 @@ def diagnose(
     directions :math:`u_i = x_i / |x_i|`, the cosines of :math:`u_i - \bar u` vary by less than half
     of :math:`1/\sqrt D`, as only a map fitted on few of these very rows leaves them.
 
+    For another job than similarity the verdict and its reason are what encoders of the same kind,
+    crowded or not, gained or lost on that job where we measured it.
+
     Args:
         vectors: Shape (N, D), N > 10 without zero rows, better thousands: of sentences like those
             that will be compared. Or an encoder, also by name as in `load_encoder`.
@@ -159,6 +179,7 @@ def diagnose(
             once.
         pairs: Vectors of sentences that belong together, each of shape (P, D), for alignment; with
             an encoder those sentences, P of each.
+        job: "similarity", "search", "classes", "clusters" or "duplicates".
         random_state: Seed of all draws.
         options: For an encoder, see `bertflow.encoders.EncodeOptions`.
 
@@ -173,6 +194,8 @@ def diagnose(
         >>> diagnose(cloud).verdict, diagnose(cloud + 3.0).verdict
         ('no', 'yes')
     """
+    if job not in DIAGNOSED:
+        raise unknown("job", job, DIAGNOSED)
     if isinstance(vectors, str | Path):
         vectors = open_model(vectors)
     if not isinstance(vectors, SentenceTransformer):
@@ -181,7 +204,7 @@ def diagnose(
                 "sentences have vectors by an encoder: give diagnose(encoder, sentences), or their "
                 "vectors alone"
             )
-        return _measured(vectors, pairs, random_state)
+        return _for_job(_measured(vectors, pairs, random_state), job)
     sentences = list(as_sentences(sample_sentences() if sentences is None else sentences))
     first, second = ([], []) if pairs is None else map(list, pairs)
     embedded = embed(vectors, [*sentences, *first, *second], **options)
@@ -191,12 +214,23 @@ def diagnose(
     found = replace(_measured(cloud, alike, random_state), cut=embedded.cut)
     trained = "" if found.verdict == "uninformative" else _training(vectors)
     if not trained:
-        return found
+        return _for_job(found, job)
     reason = (
         f"this is an embedding model: {trained}; random pairs of these sentences have a mean "
         f"cosine of {found.mean_cosine:.2f}, as text of one field may"
     )
-    return replace(found, verdict="no", reason=reason)
+    return _for_job(replace(found, verdict="no", reason=reason), job)
+
+
+def _for_job(found: Diagnosis, job: str) -> Diagnosis:
+    """The diagnosis for a job: of crowded vectors or of others; both need to be told apart."""
+    if job == "similarity" or found.verdict == "uninformative":
+        return replace(found, job=job)
+    if found.verdict == "unclear":
+        why = f"{found.reason}; for {job} we have measured crowded vectors, and embedding models"
+        return replace(found, job=job, reason=why)
+    verdict, evidence = ADVICE["classes" if job == "clusters" else job, found.verdict == "yes"]
+    return replace(found, job=job, verdict=verdict, reason=f"{found.reason}. {evidence}")
 
 
 def _training(encoder: SentenceTransformer) -> str:

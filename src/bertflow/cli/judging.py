@@ -209,6 +209,7 @@ def diagnose(
     source: str = argument("ENCODER|FILE.npy", callback=options.known_place),
     *,
     own: options.Material,
+    job: str = option("similarity", "NAME"),
     limit: int = option(10000, "N", min=2),
     results: console.Results,
     how: options.Encoder,
@@ -218,8 +219,11 @@ def diagnose(
     Args:
         source: An encoder, or vectors, one a row.
         corpus: Sentences to encode, as --corpus of fit; default: sentences that come along.
+        job: What the vectors are for: similarity, search, classes, clusters or duplicates.
         limit: Take the first N sentences, or N vectors at random.
     """
+    if job not in (known := ("similarity", *MATERIAL)):
+        raise unknown("job", job, known)
     vectors = source.endswith(".npy")
     name = "VECTORS" if vectors else "ENCODER"
     results.check({name: source, "--corpus": own.corpus, "--pairs": own.pairs})
@@ -228,7 +232,7 @@ def diagnose(
         given = options.changed(own) | options.changed(how, "no_cache")
         refuse(given, "does not go with vectors")
         with opening.vectors_named(source):
-            found = _diagnose_file(Path(source), limit)
+            found = _diagnose_file(Path(source), limit, job)
     else:
         from bertflow.data import sample_sentences
 
@@ -239,14 +243,14 @@ def diagnose(
             sentences = [*pairs[0].first, *pairs[0].second][:limit]
         else:
             sentences = sample_sentences()[:limit]
-        found = _diagnose_encoder(opening.open_any(source, how), sentences, pairs, how)
+        found = _diagnose_encoder(opening.open_any(source, how), sentences, pairs, job, how)
     from bertflow.cli.score_pages import diagnosis_page
 
     page = diagnosis_page(source, found, ALIKE)
     results.give([page], {"source": source, **found.to_dict()})
 
 
-def _diagnose_file(path: Path, limit: int) -> Diagnosis:
+def _diagnose_file(path: Path, limit: int, job: str) -> Diagnosis:
     import numpy as np
 
     from bertflow.analysis import diagnose
@@ -258,11 +262,15 @@ def _diagnose_file(path: Path, limit: int) -> Diagnosis:
         # Not the first: files are often sorted.
         drawn = np.random.default_rng(0).choice(len(vectors), size=limit, replace=False)
         vectors = vectors[np.sort(drawn)]
-    return diagnose(np.asarray(vectors))
+    return diagnose(np.asarray(vectors), job=job)
 
 
 def _diagnose_encoder(
-    encoder: SentenceTransformer, sentences: list[str], own: list[Pairs], how: options.Encoder
+    encoder: SentenceTransformer,
+    sentences: list[str],
+    own: list[Pairs],
+    job: str,
+    how: options.Encoder,
 ) -> Diagnosis:
     """Diagnose an encoder's vectors of distinct sentences and, with pairs, their alignment."""
     from bertflow.analysis import diagnose
@@ -277,7 +285,8 @@ def _diagnose_encoder(
         ]
     enough: Any = tuple(zip(*alike, strict=True)) if len(alike) > 1 else None
     with console.progress_bar("encode") as report:
-        found = diagnose(encoder, sentences, pairs=enough, progress=report, **how.encoding())
+        encoding = {**how.encoding(), "progress": report}
+        found = diagnose(encoder, sentences, pairs=enough, job=job, **encoding)
     if not own or enough:
         return found
     few = f"no alignment: {len(alike)} pairs are alike (score from {ALIKE} of the highest, above 0)"
