@@ -11,7 +11,6 @@ Needs BERTFLOW_DATA or ../shared/data, and both packaged encoders. --vectors kee
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +18,10 @@ import numpy as np
 from benchmarks.adaptive import DATA, encoder_of
 from bertflow import SentenceCache
 from bertflow.arrays import Array
-from bertflow.calibrators import Calibrator, named_calibrator
+from bertflow.calibrators import named_calibrator
 from bertflow.data import LabelledTexts, read_task
 from bertflow.encoders import embed, library_versions
-from bertflow.evaluation import LabelsJob
+from bertflow.evaluation import Estimate, LabelsJob, holm
 from bertflow.evaluation.jobs import estimates
 
 CLOUDS = ["smollm2:1", "smollm2:6", "minilm:6"]
@@ -71,27 +70,36 @@ def cloud_of(name: str, texts: list[str], folder: Path | None) -> Array:
     return rows
 
 
-def figures(job: LabelsJob, rows: Array) -> dict[str, str]:
-    """The measures with half the width of their intervals, and the curve of few labels, x 100."""
+def figures(job: LabelsJob, rows: Array) -> tuple[dict[str, Estimate], dict[str, float]]:
+    """The measures, and the curve of few labels."""
     judged = job.judge({"document": rows})
-    found = {
-        name: f"{100 * one.value:.1f} ± {50 * (one.high - one.low):.1f}"
-        for name, one in estimates(judged).items()
+    few = {
+        f"{name}, {point['labels']}": point[name]
+        for point in judged.facts["few labels"]
+        for name in ("logistic regression", "k-nn")
     }
-    for point in judged.facts["few labels"]:
-        for name in ("logistic regression", "k-nn"):
-            found[f"{name}, {point['labels']}"] = f"{100 * point[name]:.1f}"
-    return found
+    return estimates(judged), few
 
 
-def print_table(job: LabelsJob, rows: Array, maps: Mapping[str, Calibrator | None]) -> None:
-    """A row a calibrator."""
-    for place, (name, calibrator) in enumerate(maps.items()):
-        found = figures(job, calibrator.fit_transform(rows) if calibrator else rows)
-        if place == 0:
-            print("| calibrator |", " | ".join(found), "|")
-            print("|---|" + "---:|" * len(found))
-        print(f"| {name} |", " | ".join(found.values()), "|", flush=True)
+def print_table(job: LabelsJob, rows: Array) -> None:
+    """A row a calibrator, with what it gains over raw vectors; `~` is a gain that may be chance."""
+    before, few_before = figures(job, rows)
+    print("| calibrator |", " | ".join([*before, *few_before]), "|")
+    print("|---|" + "---:|" * (len(before) + len(few_before)))
+    raw = [one.value for one in before.values()] + list(few_before.values())
+    print("| none |", " | ".join(f"{100 * (one or 0):.1f}" for one in raw), "|", flush=True)
+    for name in NAMES:
+        after, few = figures(job, named_calibrator(name).fit_transform(rows))
+        found = holm({key: one.above(before[key]) for key, one in after.items()})
+        cells = [
+            f"{100 * (after[key].value or 0):.1f} ({100 * (one.value or 0):+.1f}"
+            f"{'' if one.real else ' ~'})"
+            for key, one in found.items()
+        ]
+        cells += [
+            f"{100 * few[key]:.1f} ({100 * (few[key] - few_before[key]):+.1f})" for key in few
+        ]
+        print(f"| {name} |", " | ".join(cells), "|", flush=True)
 
 
 def main() -> None:
@@ -106,7 +114,7 @@ def main() -> None:
     for cloud in given.clouds:
         print(f"\n**{cloud}**\n")
         rows = cloud_of(cloud, list(data.texts), given.vectors)
-        print_table(job, rows, {"none": None, **{name: named_calibrator(name) for name in NAMES}})
+        print_table(job, rows)
     print("\n" + ", ".join(f"{k} {v}" for k, v in library_versions().items()))
 
 
