@@ -175,7 +175,7 @@ def test_measures_are_scikit_learns_on_the_resample_written_out(judged, monkeypa
     monkeypatch.setattr(labels, "_Table", lambda a, b: seen.append(b) or made(a, b))
     found = job([f"c{one}" for one in classes]).judge({"document": rows})
     regression, neighbours, *runs = seen
-    assert len(runs) == 10
+    assert len(runs) == 20
     rare = np.flatnonzero(classes == 3)
     counts = np.random.default_rng(1).multinomial(80, np.full(80, 1 / 80), size=30).astype(float)
     counts[0, rare] = 0  # A class may be absent from a resample,
