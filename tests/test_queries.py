@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Router
 
-from bertflow import SoftStandardization, Whitening, calibrate, load, load_calibrator, load_encoder
+from bertflow import (
+    SoftStandardization,
+    Whitening,
+    attach,
+    calibrate,
+    load,
+    load_calibrator,
+    load_encoder,
+)
 from bertflow.calibrators import Moments, QueryMap, crowding, named_calibrator, save_calibrator
 from bertflow.encoders import embed, encode_file, side_of
-from bertflow.errors import InputError
+from bertflow.errors import InputError, ModelError
 from bertflow.models import save_model
 from bertflow.scale import fit_folder
 from conftest import WORDS
@@ -103,6 +114,33 @@ def test_without_queries_one_map_serves_both(documents, queries):
     assert np.array_equal(calibrator.transform(queries, "query"), calibrator.transform(queries))
 
 
+def test_the_unit_of_a_dimension_changes_nothing(documents, queries):
+    unit = np.array([1, 1e6, 1, 1e-3, 1, 1])
+    found = [
+        QueryMap.of(moments(documents * one), moments(queries * one)).apply(
+            torch.from_numpy(queries * one)
+        )
+        for one in (1, unit)
+    ]
+    assert np.allclose(found[0].numpy(), found[1].numpy() / unit, atol=1e-6)
+
+
+def test_columns_of_a_frame_of_queries_are_those_of_the_documents(documents, queries):
+    names = list("abcdef")
+    frame, asked = (pd.DataFrame(rows, columns=names) for rows in (documents, queries))
+    Whitening().fit(frame, queries=asked)
+    with pytest.raises(InputError, match="of the queries: The feature names should match"):
+        Whitening().fit(frame, queries=asked[names[::-1]])
+
+
+def test_rows_of_a_role_that_the_other_map_could_not_hold_are_mapped(rng):
+    near, far = rng.normal(size=(400, 6)) * 1e-3, rng.normal(size=(300, 6)) + 100
+    calibrator = Whitening(shrinkage=0.0).fit(near, queries=far)
+    rows = np.concatenate([near, far]).astype(np.float16)
+    mapped = calibrator.transform(rows, ["document"] * 400 + ["query"] * 300)
+    assert np.array_equal(mapped[400:], calibrator.transform(rows[400:], "query"))
+
+
 def test_a_second_fit_without_queries_forgets_them(documents, queries):
     calibrator = Whitening().fit(documents, queries=queries).fit(documents)
     assert np.array_equal(calibrator.transform(queries, "query"), calibrator.transform(queries))
@@ -136,11 +174,14 @@ def not_finite(rows):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda rows: rows[:1], "queries: got 1, but"),
-        (lambda rows: rows[:0], "queries"),
-        (lambda rows: rows[:, :5], "queries: 5 columns, but X has 6"),
-        (not_finite, "queries: X contains NaN in row 3"),
-        (lambda rows: np.ones_like(rows), "queries: all 300 rows are equal"),
+        (lambda rows: rows[:1], "of the queries: got 1, but"),
+        (lambda rows: rows[:0], "of the queries: got 0"),
+        (
+            lambda rows: rows[:, :5],
+            "of the queries: X has 5 features, but Whitening is expecting 6",
+        ),
+        (not_finite, "of the queries: X contains NaN in row 3"),
+        (lambda rows: np.ones_like(rows), "of the queries: all 300 rows are equal"),
     ],
 )
 def test_queries_that_cannot_be_fitted_on_are_refused(change, said, documents, queries):
@@ -241,6 +282,52 @@ def test_a_file_of_queries_is_what_encode_query_gives(model, tmp_path):
     assert np.allclose(np.load(tmp_path / "q.npy"), model.encode_query(QUERIES), atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_side_of_a_half_precision_model_is_what_its_method_gives(model, dtype):
+    half = copy.deepcopy(model).to(dtype)
+    for role in ("query", "document"):
+        assert np.array_equal(
+            side_of(half, role).encode(QUERIES), getattr(half, f"encode_{role}")(QUERIES)
+        )
+
+
+def test_the_sides_of_an_encoder_with_routes_are_those_of_its_methods(tiny_bert, tiny_sentences):
+    def dense(seed):
+        torch.manual_seed(seed)
+        return Dense(16, 16, activation_function=torch.nn.Tanh())
+
+    routes = {"ask": [dense(0)], "tell": [dense(1)]}
+    by_role = {("query", None): "ask", ("document", None): "tell"}
+    plain = load_encoder(tiny_bert, device="cpu")
+    modules = [*plain, Router(routes, default_route="tell", route_mappings=by_role)]
+    encoder = SentenceTransformer(modules=modules, device="cpu")
+    model = calibrate(encoder, tiny_sentences, "whitening", queries=QUERIES)
+    raw = encoder.encode_query(QUERIES).astype(np.float64)
+    expected = model.calibrator.transform(raw, "query")
+    assert np.allclose(model.encode_query(QUERIES), expected, atol=1e-3)
+    assert np.allclose(embed(side_of(model, "query"), QUERIES).rows(), expected, atol=1e-3)
+
+
+def test_a_task_that_is_no_role_is_that_of_documents(saved):
+    loaded = load(saved)
+    assert np.array_equal(loaded.encode(QUERIES, task="clustering"), loaded.encode(QUERIES))
+
+
+def test_a_calibrator_is_not_attached_to_an_encoder_with_other_prompts(model):
+    encoder = model.encoder
+    attach(encoder, model.calibrator)
+    encoder.prompts = {**encoder.prompts, "query": "blue "}
+    with pytest.raises(ModelError, match="which differs in prompts"):
+        attach(encoder, model.calibrator)
+
+
+def test_for_search_documents_have_their_prompt_also_without_queries(tiny_bert, tiny_sentences):
+    encoder = load_encoder(tiny_bert, device="cpu")
+    encoder.prompts = {"query": "red ", "document": "dog "}
+    model = calibrate(encoder, tiny_sentences, "whitening", job="search")
+    assert np.abs(model.encode_document(tiny_sentences).mean(0)).max() < 1e-4
+
+
 def test_one_distinct_query_is_refused(tiny_bert, tiny_sentences):
     with pytest.raises(InputError, match="got 3 queries, 1 of them distinct"):
         calibrate(load_encoder(tiny_bert), tiny_sentences, queries=["why?"] * 3)
@@ -273,7 +360,7 @@ def test_the_command_fits_on_both_sides_and_encodes_each(done, corpus, tiny_bert
 
 def test_without_queries_the_command_says_what_is_lost(done, corpus, tiny_bert):
     given = ["--encoder", tiny_bert, "--corpus", "documents.txt", "--job", "search"]
-    assert "30 of them, without labels" in done("fit", *given, "--output", "model")
+    assert "with 30 or more of them, without labels" in done("fit", *given, "--output", "model")
 
 
 def test_vectors_are_fitted_and_transformed_by_role(

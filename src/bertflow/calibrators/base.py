@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bertflow.arrays import Array, Rows, finite, is_frame, mapped, matrix
 from bertflow.calibrators.moments import moments_of
-from bertflow.calibrators.queries import QueryMap, moments_of_queries, rows_of_role
+from bertflow.calibrators.queries import QueryMap, moments_of_queries, queries_named, rows_of_role
 from bertflow.errors import InputError
 from bertflow.process_state import pinned
 
@@ -29,7 +29,10 @@ Progress: TypeAlias = Callable[[int, int, float], None]
 Shown: TypeAlias = Progress | bool | None
 
 # Private methods that other packages of bertflow call.
-OTHERS_CALL = "_rows _transform _learned _tensors _allocate _restore _check_arguments".split()
+OTHERS_CALL = (
+    *("_rows", "_transform", "_learned", "_tensors", "_allocate", "_restore"),
+    "_check_arguments",
+)
 
 
 class _Pinned:
@@ -113,7 +116,8 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         # Before the fit, which may take hours.
         found = None
         if queries is not None:
-            asked = moments_of_queries(queries, self.n_features_in_)
+            with queries_named():
+                asked = moments_of_queries(self._checked(queries, fitting=False))
             found = QueryMap.of(moments_of(rows), asked)
         self._fit(rows, progress, checkpoint)
         self.query_map_ = found
@@ -161,8 +165,16 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             return mapped(into["document"], rows, width)
         if queries.all():
             return mapped(into["query"], rows, width)
-        found: Any = mapped(into["document"], rows, width)
-        found[queries] = mapped(into["query"], rows[queries], width)
+        found: Any = None
+        for name, chosen in (("document", ~queries), ("query", queries)):
+            try:
+                part: Any = mapped(into[name], finite(rows)[chosen], width)
+            except InputError as error:
+                raise InputError(f"{error} (role {name!r})") from None
+            if found is None:
+                like_it: Any = part.new_empty if isinstance(part, Tensor) else np.empty
+                found = like_it((len(rows), width), dtype=part.dtype)
+            found[chosen] = part
         return cast("Rows", found)
 
     def inverse_transform(self, X: Rows, role: Any = "document") -> Rows:  # noqa: N803

@@ -186,7 +186,8 @@ class Flow(Calibrator, Design, Schedule, Framing):
         """Log-density of each row under the fitted flow, in nats, shape (N,).
 
         Dimensions that did not vary count as Gaussian with deviation `scale_`; gains and offset
-        leave the density as it is. Errors are those of `transform`.
+        leave the density as it is. After a fit with queries it is that of documents. Errors are
+        those of `transform`.
         """
         check_is_fitted(self)
         return mapped(self._log_prob_into, self._checked(X, fitting=False), 1)[:, 0]

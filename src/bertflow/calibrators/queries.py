@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bertflow.arrays import Array, finite, matrix
+from bertflow.arrays import Array, finite
 from bertflow.calibrators.moments import Moments, moments_of
 from bertflow.errors import InputError
 
-# Added to each variance, as a share of the documents' mean variance, so that the map has an
-# inverse also where neither side varies.
+# Added to each variance, which is about 1, so that the map has an inverse also where neither side
+# varies.
 LEAST_VARIANCE = 1e-3
 # What is saved, and how many dimensions it has.
 PARTS = {"centre": 1, "matrix": 2, "target": 1}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class QueryMap:
     r"""Brings queries to the centre and the covariance of documents, as far as their number allows.
 
@@ -34,7 +34,8 @@ class QueryMap:
 
     Queries and documents are two kinds of text, and lie in different cones. Few queries say little
     about their covariance, and less about a centre that is near the documents': the map is then
-    near the identity. A thousandth of the documents' mean variance is added to every variance.
+    near the identity. All of it is computed with each dimension divided by the documents'
+    deviation, and a thousandth is added to every variance.
 
     Attributes:
         centre: :math:`\tilde\mu_q`, shape (D,).
@@ -63,15 +64,20 @@ class QueryMap:
     def of(cls, documents: Moments, queries: Moments) -> Self:
         """Learn it from moments of both sides, with their covariances."""
         count, width = queries.count, len(documents.mean)
+        if len(queries.mean) != width:
+            raise InputError(
+                f"queries have {len(queries.mean)} dimensions, but documents have {width}"
+            )
+        scale = documents.scale()
         gap = queries.mean - documents.mean
-        spread = queries.variance().sum() / (count - 1)
-        sure = (1 - spread / gap.square().sum().clamp(min=1e-300)).clamp(min=0)
-        covariance = documents.covariance()
-        mixed = (count * queries.covariance() + width * covariance) / (count + width)
-        least = LEAST_VARIANCE * covariance.diagonal().mean()
+        spread = (queries.variance() / scale.square()).sum() / (count - 1)
+        sure = (1 - spread / (gap / scale).square().sum().clamp(min=1e-300)).clamp(min=0)
+        own, other = (one.covariance() / torch.outer(scale, scale) for one in (queries, documents))
+        mixed = (count * own + width * other) / (count + width)
+        matrix = _power(other, 0.5) @ _power(mixed, -0.5)
         return cls(
             centre=documents.mean + sure * gap,
-            matrix=_power(covariance, 0.5, least) @ _power(mixed, -0.5, least),
+            matrix=scale[:, None] * matrix / scale,
             target=documents.mean.clone(),
             count=count,
         )
@@ -91,51 +97,63 @@ class QueryMap:
     @classmethod
     def restored(cls, count: int, learned: MutableMapping[str, Tensor]) -> Self:
         """Take these tensors out of those of a file."""
-        return cls(count=count, **{name: learned.pop(f"query_{name}") for name in PARTS})
+        found = cls(count=count, **{name: learned.pop(f"query_{name}") for name in PARTS})
+        if torch.linalg.inv_ex(found.matrix).info:
+            raise ValueError("query_matrix has no inverse")
+        return found
 
     def apply(self, x: Tensor) -> Tensor:
         """Map queries, shape (n, D)."""
-        centre, matrix, target = (one.to(x) for one in (self.centre, self.matrix, self.target))
+        centre, matrix, target = self._as(x)[:3]
         mapped: Tensor = torch.addmm(target, x - centre, matrix.T)
         return mapped
 
-    @cached_property
-    def _back(self) -> Tensor:
-        inverse: Tensor = torch.linalg.inv(self.matrix)
-        return inverse
+    def _as(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Centre, matrix, target and the matrix's inverse in a tensor's type, on its device."""
+        kept = self.__dict__.setdefault("_kept", {})
+        if (key := (x.dtype, x.device)) not in kept:
+            several = self.centre, self.matrix, self.target, torch.linalg.inv(self.matrix)
+            kept[key] = tuple(one.to(x) for one in several)
+        found: tuple[Tensor, ...] = kept[key]
+        return found
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "_kept"}
 
     def undo(self, x: Tensor) -> Tensor:
         """Map them back."""
-        centre, matrix, target = (one.to(x) for one in (self.centre, self._back, self.target))
+        centre, _, target, matrix = self._as(x)
         mapped: Tensor = torch.addmm(centre, x - target, matrix.T)
         return mapped
 
 
-def moments_of_queries(queries: Any, width: int) -> Moments:
-    """Moments of vectors of queries, at least 2 of this width; a message names them."""
+@contextmanager
+def queries_named() -> Iterator[None]:
+    """Let messages about X say that it is the queries."""
     try:
-        rows = finite(matrix(queries, width))
-        if rows.shape[1] != width:
-            raise InputError(f"{rows.shape[1]} columns, but X has {width}")
-        if len(rows) < 2:
-            raise InputError(f"got {len(rows)}, but a map of their own takes at least 2")
-        return moments_of(rows)
+        yield
     except InputError as error:
-        raise InputError(f"queries: {error}") from None
+        raise InputError(f"of the queries: {error}") from None
 
 
-def _power(covariance: Tensor, power: float, least: Tensor) -> Tensor:
+def moments_of_queries(rows: Array | Tensor) -> Moments:
+    """Moments of vectors of queries, at least 2 of them."""
+    if len(rows) < 2:
+        raise InputError(f"got {len(rows)}, but a map of their own takes at least 2")
+    return moments_of(finite(rows))
+
+
+def _power(covariance: Tensor, power: float) -> Tensor:
     values, axes = torch.linalg.eigh(covariance)
-    found: Tensor = (axes * (values.clamp(min=0) + least) ** power) @ axes.T
+    found: Tensor = (axes * (values.clamp(min=0) + LEAST_VARIANCE) ** power) @ axes.T
     return found
 
 
 def rows_of_role(role: object, count: int) -> Array | None:
     """Which of so many rows are queries, shape (count,); None for none of them."""
-    if isinstance(role, str):
-        several = np.full(count, role, dtype=object)
-    else:
-        several = np.asarray(role, dtype=object)
+    if isinstance(role, str) and role == "document":
+        return None
+    several = np.asarray([role] * count if isinstance(role, str) else role, dtype=object)
     if several.shape != (count,):
         raise InputError(f"role must be one word, or one for each of {count} rows")
     queries: Array = several == "query"

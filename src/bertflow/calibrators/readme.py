@@ -78,6 +78,7 @@ def write_card(calibrator: Calibrator, folder: Path) -> None:
         metadata=front_matter(library_name="bertflow", tags=tags, **origin_metadata(origin)),
         preset=preset_of(calibrator)[0],
         made=table(made_of(calibrator)),
+        sides=calibrator.query_map_ is not None,
     )
     (folder / CARD).write_text(f"{card}\n", encoding="utf-8", newline="\n")
 
@@ -151,7 +152,7 @@ def last_part(name: str, longest: int = 2) -> str:
 def without_folders(calibrator: Calibrator) -> Calibrator:
     """A copy of a calibrator whose provenance names files without the folders of this machine."""
     provenance = dict(getattr(calibrator, "provenance_", {}))
-    for key in ("corpus", "vectors"):
+    for key in ("corpus", "vectors", "query_files", "query_vectors"):
         if key in provenance:
             provenance[key] = _without_folders(provenance[key])
     encoder, origin = provenance.get("encoder"), provenance.get("origin")
@@ -202,9 +203,10 @@ def code(value: object) -> str:
 
 
 def _files(provenance: Mapping[str, Any]) -> str:
-    for name in ("corpus", "vectors"):
+    found = []
+    for name in ("corpus", "vectors", "query_files", "query_vectors"):
         given = provenance.get(name)
         names = [given] if isinstance(given, str) else given
         if isinstance(names, Sequence) and all(isinstance(one, str) for one in names):
-            return ", ".join(code(last_part(one)) for one in names)
-    return ""
+            found += [code(last_part(one)) for one in names]
+    return ", ".join(found)

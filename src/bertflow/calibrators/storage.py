@@ -206,13 +206,13 @@ def save_calibrator(
 def write_calibrator(calibrator: Calibrator, folder: Path) -> None:
     """Write the two files of a calibrator into a folder that is there."""
     check_is_fitted(calibrator)
-    names = getattr(calibrator, "feature_names_in_", None)
+    names, queries = getattr(calibrator, "feature_names_in_", None), calibrator.query_map_
     config = {
         "format": FORMAT,
         "calibrator": calibrator_name(calibrator),
         "n_features_in": calibrator.n_features_in_,
         **({"n_samples": rows} if (rows := getattr(calibrator, "n_samples_", None)) else {}),
-        **({"n_queries": queries.count} if (queries := calibrator.query_map_) else {}),
+        **({} if queries is None else {"n_queries": queries.count}),
         **({"feature_names_in": [*map(str, names)]} if names is not None else {}),
         "arguments": _arguments(calibrator),
         "provenance": plain_provenance(getattr(calibrator, "provenance_", {})),
@@ -310,7 +310,8 @@ def _constructed(config: Any) -> Calibrator:
     for name, value in sizes.items():
         if type(value) is not int or value < 2:
             raise InputError(f"{name} must be an integer from 2 up, got {shown(value)}")
-        setattr(calibrator, f"{name}_", value)
+        if name != "n_queries":
+            setattr(calibrator, f"{name}_", value)
     if not isinstance(config["provenance"], dict):
         raise InputError(f"provenance must be an object, got {shown(config['provenance'])}")
     calibrator._fitted_with = calibrator.get_params(deep=False)

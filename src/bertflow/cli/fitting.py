@@ -105,7 +105,7 @@ def fit(
         save_or_keep(output, partial(save_model, model), partial(save_calibrator, fitted))
     facts = fitted.provenance_
     drawn = f"drawn from {facts['drawn_from']:,}, " if "drawn_from" in facts else ""
-    _show_job(chosen, bool(queries))
+    _show_job(chosen, bool(queries), "--queries")
     with_queries = f"{facts['queries']:,} queries and " if queries else ""
     said = (
         f"{chosen.name} fitted on {with_queries}{facts['sentences']:,} sentences ({drawn}"
@@ -116,21 +116,18 @@ def fit(
     _show_fitted(said, began, fitted, output, opens.format(str(output)))
 
 
-def _show_job(chosen: options.Chosen, queries: bool) -> None:
+def _show_job(chosen: options.Chosen, queries: bool, option: str) -> None:
     """Say which calibrator a job takes and why, and what is lost without queries."""
     from bertflow.calibrators.storage import JOBS
 
     if chosen.job == "similarity":
         return
-    name, why = JOBS[chosen.job]
-    console.show(
-        f"for {chosen.job}: {name if chosen.calibrator is None else chosen.name}"
-        + (f", since {why}" if chosen.calibrator is None else ", as you asked for")
-    )
+    why = "as you asked for" if chosen.calibrator else f"since {JOBS[chosen.job][1]}"
+    console.show(f"for {chosen.job}: {chosen.name}, {why}")
     if chosen.job == "search" and not queries:
         console.show(
-            "without queries they share the documents' map, which costs 1 to 7 points of nDCG@10; "
-            "30 of them, without labels, give --queries a map of its own"
+            "queries go through the documents' map, which costs 1 to 5 points of nDCG@10; with 30 "
+            f"or more of them, without labels, {option} gives them a map of their own"
         )
 
 
@@ -179,10 +176,11 @@ def _fit_vectors(
             calibrator.provenance_ |= {"job": chosen.job}
         save_or_keep(output, partial(save_calibrator, calibrator))
     shards, ending = (f" in {count_of(outcome)}", "") if outcome else ("", ".npy")
-    _show_job(chosen, queries is not None)
+    _show_job(chosen, queries is not None, "--query-vectors")
     count, width = calibrator.provenance_["rows"], calibrator.n_features_in_
     said = f"fitted on {count:,} vectors of {width} dimensions{shards}"
     how = f"bertflow transform {quoted(output)} --vectors IN{ending} --output OUT{ending}"
+    how += "; queries with --role query" if queries is not None else ""
     _show_fitted(said, began, calibrator, output, how)
     if outcome:
         show_left_out(outcome)

@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Router, Transform
 from torch import nn
 from transformers import PreTrainedModel
 
-from bertflow.errors import InputError
+from bertflow.errors import InputError, unknown
 from bertflow.process_state import pinned
 
 # The side of a search that a text is on.
@@ -86,20 +86,32 @@ def side_of(model: SentenceTransformer, role: str) -> SentenceTransformer:
     It has that side's prompt and, of a module with routes, that side's route; its modules are the
     model's own.
     """
+    if role not in PROMPTS:
+        raise unknown("role", role, PROMPTS)
     side = copy.copy(model)
     modules: dict[str, Any] = {}
     for name, module in model._modules.items():
-        if isinstance(module, Router) and role in module.sub_modules:
-            route: Any = module.sub_modules[role]
+        own: Any = getattr(module, "of_role", None)
+        if (route := _route(module, role)) is not None:
             modules |= {f"{name}_{place}": one for place, one in enumerate(route)}
         else:
-            own: Any = getattr(module, "of_role", None)
             modules[name] = module if own is None else own(role)
     side._modules = modules
     named = next((name for name in PROMPTS[role] if name in model.prompts), None)
     if named is not None:
         side.default_prompt_name = named
     return side
+
+
+def _route(module: Any, role: str) -> Any:
+    """The modules that text of a role takes through a Router; None of other modules."""
+    if not isinstance(module, Router):
+        return None
+    mappings = module.route_mappings or {}
+    keys = [(role, "text"), (role, None), (None, "text"), (None, None)]
+    names = [*(mappings.get(key) for key in keys), role, "text", module.default_route]
+    known: Any = module.sub_modules
+    return next((known[name] for name in names if name in known), None)
 
 
 def own_part(model: SentenceTransformer) -> str | None:

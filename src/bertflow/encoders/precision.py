@@ -123,6 +123,13 @@ def raise_input(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         features["sentence_embedding"] = x.float()
 
 
+def raise_inputs(module: Any) -> None:
+    """Let a calibrating module, and each route of it, raise what comes in."""
+    routes = getattr(module, "sub_modules", {}).values()
+    for head in {module, *(route[0] for route in routes)}:
+        head.register_forward_pre_hook(raise_input)
+
+
 @contextmanager
 def kept_from_half(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Keep weights of calibrating modules in float32, whatever casts the model inside.

@@ -152,8 +152,11 @@ def check_own_encoding(
         )
 
 
-def tried_out(encoder: SentenceTransformer) -> Array:
-    """As `check_encoder`, and refuse an encoder whose calibrated model would not be the same."""
+def tried_out(encoder: SentenceTransformer, *, sides: bool = False) -> Array:
+    """As `check_encoder`, and refuse an encoder whose calibrated model would not be the same.
+
+    Without `sides` the calibrator is fitted on the vectors of `encode` alone.
+    """
     alone = check_encoder(encoder)
     declared, width = encoder.get_embedding_dimension(), alone.shape[1]
     if declared != width or width < 2:
@@ -167,7 +170,7 @@ def tried_out(encoder: SentenceTransformer) -> Array:
             "have; say what it adds by prompts and default_prompt_name of a SentenceTransformer"
         )
     _rehearse(encoder)
-    if any(hasattr(module, "sub_modules") for module in encoder):  # A Router.
+    if not sides and any(hasattr(module, "sub_modules") for module in encoder):  # A Router.
         asked = [
             ask(probe_texts(encoder)) for ask in (encoder.encode_query, encoder.encode_document)
         ]
@@ -215,7 +218,8 @@ def check_saved(folder: Path, model: SentenceTransformer) -> None:
             f"{model.max_seq_length}; set its max_seq_length to what both can have"
         )
     if any(hasattr(module, "sub_modules") for module in model):  # A Router.
-        asked = [np.asarray(one.encode_query(SENTENCES[1:])) for one in (model, copy)]
+        quiet: Any = {"show_progress_bar": False}
+        asked = [np.asarray(one.encode_query(SENTENCES[1:], **quiet)) for one in (model, copy)]
         if (off := difference(*asked)) > tolerance(model):
             raise ModelError(f"the saved model gives queries other vectors, {off:.0%} apart")
     name, texts = name_of(model), probe_texts(model)

@@ -23,7 +23,7 @@ from bertflow.encoders.checks import BUILT_IN, quietly
 from bertflow.encoders.description import describe_encoder, origin_of, vocabulary_hash
 from bertflow.encoders.encoder import CALIBRATOR, PROMPTS, Encoder, calibrating, encoder_of, part_of
 from bertflow.encoders.module import MODULE_PATH, CalibratorModule
-from bertflow.encoders.precision import kept_from_half, raise_input
+from bertflow.encoders.precision import kept_from_half, raise_inputs
 from bertflow.encoders.probe import check_saved, is_fingerprint_of, probed
 from bertflow.errors import InputError, warn
 from bertflow.io import files
@@ -190,7 +190,7 @@ class CalibratedSentenceTransformer(Encoder):
         """An encoder with modules behind it that calibrate as the calibrator does."""
         every: Any = OrderedDict(encoder._modules)
         for place, module in enumerate(modules, len(every)):
-            module.register_forward_pre_hook(raise_input)
+            raise_inputs(module)
             every[f"{CALIBRATOR}{place}"] = module
         # An encoder that is itself calibrated has such modules, too.
         with kept_from_half(m for name, m in every.items() if name.startswith(CALIBRATOR)):
@@ -222,10 +222,12 @@ def _settings(model: SentenceTransformer) -> dict[str, Any]:
     """What a model of the same modules is constructed with."""
     prompts = {name: text for name, text in model.prompts.items() if text is not None}
     # A model without a prompt for documents is given an empty one, which would hide "passage".
-    named = [prompts[name] for name in PROMPTS["document"] if name in prompts]
+    for name in PROMPTS["document"]:
+        if name in prompts:
+            prompts.setdefault("document", prompts[name])
     return {
         "device": str(model.device),
-        "prompts": {"document": named[0], **prompts} if named else prompts,
+        "prompts": prompts,
         "default_prompt_name": model.default_prompt_name,
         "similarity_fn_name": model.similarity_fn_name,
     }

@@ -32,6 +32,7 @@ from bertflow.encoders.description import (
 )
 from bertflow.encoders.embedding import EncodeOptions, check_options
 from bertflow.encoders.encoder import part_of, side_of
+from bertflow.encoders.encoding import prompt_of
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.precision import Precision, resolved_precision
@@ -120,7 +121,7 @@ def calibrate(
     more = plain_provenance(provenance or {})
     if isinstance(encoder, str | Path):
         encoder = load_encoder(encoder)
-    alone = tried_out(encoder)
+    alone = tried_out(encoder, sides=queries is not None)
     calibrator.n_features_in_ = alone.shape[1]
     calibrator._check_arguments()
     description = describe_encoder(encoder)
@@ -132,14 +133,17 @@ def calibrate(
             "devices": devices,
             "progress": None if report is None else partial(report, "encode"),
         }
-        sides: dict[str, Any] = {}
-        searched, about = encoder, dict(description)
+        asks: dict[str, Any] = {}
         if queries is not None:
             found = _encoded("queries", side_of(encoder, "query"), queries, asked, {}, how)
-            sides = {"queries": found.rows, "distinct_queries": found.distinct}
-            searched, about = side_of(encoder, "document"), {}
+            asks = {"queries": found.rows, "distinct_queries": found.distinct}
+            asks["prompts"] = _prompts(encoder)
         sentences, drawn = _drawn(sentences, sample, calibrator)
-        encoded = _encoded("sentences", searched, sentences, store, about, how)
+        if queries is None and job != "search":
+            encoded = _encoded("sentences", encoder, sentences, store, description, how)
+        else:
+            documents = side_of(encoder, "document")
+            encoded = _encoded("sentences", documents, sentences, store, {}, how)
         computed, origin = resolved_precision(precision, encoder), origin_of(encoder)
         calibrator.provenance_ = {
             **more,
@@ -150,7 +154,7 @@ def calibrate(
             "distinct": encoded.distinct,
             "cut_to_max_length": encoded.cut,
             **drawn,
-            **sides,
+            **asks,
             **({} if job == "similarity" else {"job": job}),
             "precision": computed,
             "versions": library_versions(),
@@ -161,6 +165,7 @@ def calibrate(
             *(encoded.rows, encoded.distinct, encoded.cut, encoder.max_seq_length),
             *(computed, precision),
         )
+        log.info("for %s: %r", job, calibrator)
         rows, began = store.array(), time.perf_counter()
         fitting = False if report is None else of_stage(report, "fit")
         both: Any = None if queries is None else asked.array()
@@ -168,6 +173,11 @@ def calibrate(
         log.info("%r fitted in %.1f s", calibrator, time.perf_counter() - began)
         first_rows = np.array(rows[encoded.first])
     return _appended(encoder, calibrator, portable, first_rows)
+
+
+def _prompts(encoder: SentenceTransformer) -> dict[str, str]:
+    """What the encoder puts before queries and before documents."""
+    return {role: prompt_of(side_of(encoder, role)) or "" for role in ("query", "document")}
 
 
 def _to_fit(calibrator: Calibrator | str | None, portable: bool, job: str) -> Calibrator:
@@ -241,6 +251,8 @@ def attach(
             for name, value in given.items()
             if name != "name" and fitted.get(name) != value
         ]
+    if provenance.get("prompts", own := _prompts(encoder)) != own:
+        differing.append(f"prompts {provenance['prompts']!r}, not {own!r}")
     if not is_fitted_on(provenance, encoder, check_encoder(encoder)):
         differing += ["vectors of the same sentences, or the tokens of the tokenizer"]
     if differing:

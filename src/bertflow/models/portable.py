@@ -59,12 +59,19 @@ def to_modules(calibrator: Calibrator, in_features: int) -> list[Any]:
         ModelError: The calibrator has no such form; the message says why.
     """
     if (queries := calibrator.query_map_) is not None:
-        own = [_centring(queries.centre, in_features), _dense(queries.matrix, queries.target)]
-        documents = _one_sided(calibrator, in_features)
-        # The query map gives no more dimensions than the calibrator takes.
-        narrow = in_features == calibrator.n_features_in_
-        after = documents if narrow else _one_sided(calibrator, calibrator.n_features_in_)
-        modules = [Router.for_query_document([*own, *after], documents)]
+        documents = after = _one_sided(calibrator, in_features)
+        if in_features > calibrator.n_features_in_:  # The query map takes the first of them.
+            after = _one_sided(calibrator, calibrator.n_features_in_)
+        brought = [_centring(queries.centre, in_features), _dense(queries.matrix, queries.target)]
+        # A task that is no role has a route, too: that of documents, as without a task.
+        routes: Any = {("query", None): "query", (None, None): "document"}
+        modules = [
+            Router(
+                {"query": [*brought, *after], "document": documents},
+                default_route="document",
+                route_mappings=routes,
+            )
+        ]
     else:
         modules = _one_sided(calibrator, in_features)
     if not all(bool(p.isfinite().all()) for module in modules for p in module.parameters()):
@@ -207,11 +214,11 @@ def apart(
     device: torch.device | str = "cpu",
 ) -> float:
     """How far modules are from their calibrator on rows, which arrive at them whole."""
+    roles = ["document"] if calibrator.query_map_ is None else ["document", "query"]
+    exact = rows.astype(np.float64)
     return max(
-        difference(
-            calibrator._rows(rows.astype(np.float64), role), image_of(modules, whole, device, role)
-        )
-        for role in ("document", "query")[: 1 + (calibrator.query_map_ is not None)]
+        difference(calibrator._rows(exact, role), image_of(modules, whole, device, role))
+        for role in roles
     )
 
 

@@ -18,7 +18,7 @@ from bertflow.encoders.checks import check_files, check_weights, read_modules, r
 from bertflow.encoders.encoder import CALIBRATOR, keep_picklable
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import MODULE_PATH
-from bertflow.encoders.precision import HALF, raise_input
+from bertflow.encoders.precision import HALF, raise_inputs
 from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.errors import InputError, ModelError
 from bertflow.models.calibrated import CalibratedSentenceTransformer, belongs_to_its_calibrator
@@ -61,7 +61,7 @@ def load(
                     # Read it again, in float32.
                     module = type(module).load(str(path), subfolder=entry["path"])
                     model._modules[name] = module.to(model.device)
-                module.register_forward_pre_hook(raise_input)
+                raise_inputs(module)
     log.info("%s: a calibrated model, %r", path, calibrator)
     model.calibrator = calibrator
     origin, model._card = getattr(calibrator, "provenance_", {}).get("origin"), ""

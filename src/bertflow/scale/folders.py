@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from pyarrow.parquet import read_table
 
-from bertflow.arrays import Array
+from bertflow.arrays import Array, matrix
 from bertflow.calibrators import Calibrator, LinearCalibrator, Moments
 from bertflow.calibrators.adaptive import SAMPLE
-from bertflow.calibrators.queries import QueryMap, moments_of_queries
+from bertflow.calibrators.queries import QueryMap, moments_of_queries, queries_named
 from bertflow.errors import InputError
 from bertflow.io.files import check_apart, sole_writer
 from bertflow.scale.engines import Engine, Job, Local
@@ -216,18 +216,24 @@ def fit_folder(
             f"{type(calibrator).__name__} is trained on rows, not on moments, and cannot be fitted "
             f"on the folder {source}; fit it on a sample (a .npy of some 200,000 vectors)"
         )
+    asked = None
+    if queries is not None:
+        with queries_named():
+            asked = moments_of_queries(matrix(queries))
     unit, full = calibrator.from_unit_rows, calibrator.needs_covariance
     moments, outcome = folder_moments(
         source, folder, vector=vector, covariance=full, normalize=unit, **options
     )
-    query_map = None
-    if queries is not None:
-        asked, documents = moments_of_queries(queries, len(moments.mean)), moments
-        if unit or not full:  # Queries are mapped as they are.
-            documents, _ = folder_moments(source, f"{folder}-as-given", vector=vector, **options)
-        query_map = QueryMap.of(documents, asked)
     if not bool(torch.isfinite(moments.second).all()):
         raise InputError("the vectors hold values too large to square in float64; scale them down")
+    query_map = None
+    if asked is not None:
+        documents = moments
+        if unit or not full:  # Queries are mapped as they are.
+            documents, _ = folder_moments(
+                source, f"{Path(folder)}-as-given", vector=vector, **options
+            )
+        query_map = QueryMap.of(documents, asked)
     sample = None
     if calibrator.needs_sample:
         sample = _sampled_rows(source, vector, options.get("shard_rows", SHARD_ROWS))

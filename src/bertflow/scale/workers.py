@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from bertflow.encoders import Precision
     from bertflow.encoders.encoding import Encoding
 
+ROLES = ("query", "document")
 TYPES = {"float32": np.float32, "float16": np.float16}
 # Of `Encode`, beside what the encoder depends on.
 SETTINGS = ("column", "keep", "vector", "numbers", "blank")
@@ -146,9 +147,12 @@ class Encode(Worker):
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (("numbers", tuple(TYPES)), ("blank", ("refuse", "skip"))):
+        choices = {"numbers": tuple(TYPES), "blank": ("refuse", "skip"), "role": (None, *ROLES)}
+        for name, known in choices.items():
             if (value := getattr(self, name)) not in known:
-                raise InputError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+                raise InputError(
+                    f"{name} must be one of {', '.join(map(str, known))}, got {value!r}"
+                )
 
     def describe(self) -> dict[str, Any]:
         """All that the vectors depend on: encoder, its settings and versions, columns, types."""
@@ -293,6 +297,10 @@ class Transform(Worker):
     vector: str = VECTOR
     inverse: bool = False
     role: str = "document"
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise InputError(f"role must be one of {', '.join(ROLES)}, got {self.role!r}")
 
     def describe(self) -> dict[str, Any]:
         """All that the output depends on: what the calibrator has learned, and the direction."""
