@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import re
@@ -17,11 +18,14 @@ import pytest
 from bertflow.analysis import diagnose
 from bertflow.analysis.diagnosis import evidence_of
 from bertflow.calibrators import Flow, Whitening, load_calibrator, save_calibrator
+from bertflow.data import Pairs
+from bertflow.display.grid import fixed, span
 from bertflow.encoders import SentenceCache, embed, encoding, load_encoder
 from bertflow.errors import BertflowError, InputError
-from bertflow.evaluation import Difference
-from bertflow.models import calibrate, save_model
-from bertflow.report import build_report, draw, page, render, write_report
+from bertflow.evaluation import Difference, DuplicatesJob, read_retrieval
+from bertflow.evaluation.jobs import evaluate_job, job_differences
+from bertflow.models import attach, calibrate, load, save_model
+from bertflow.report import build, build_report, draw, page, render, write_report
 from bertflow.report.draw import LOOKS
 from bertflow.report.measures import Headline
 from bertflow.report.page import VARIABLES, check_page
@@ -349,6 +353,137 @@ def test_another_calibrator_of_the_same_encoder_is_set_beside_it(model, monkeypa
         build_report(model / "saved", against="other")
 
 
+# A job of one's own.
+
+JOBS = {
+    "search": ["--retrieval", "collection"],
+    "classes": ["--labels", "<b>labels.csv", "--columns", "text,label"],
+    "duplicates": ["--pairs", "pairs.tsv"],
+}
+
+
+@pytest.fixture
+def material(work, model, tiny_sentences, monkeypatch) -> list[str]:
+    """A file or folder of every job, in the folder to work in; the texts they are made of."""
+    monkeypatch.setenv("BERTFLOW_CACHE", str(model / "cache"))
+    texts = list(dict.fromkeys(tiny_sentences))
+    (work / "collection/qrels").mkdir(parents=True)
+    for name, some in (("corpus", texts[:60]), ("queries", texts[60:80])):
+        rows = [{"_id": f"{name}{n}", "text": text} for n, text in enumerate(some)]
+        Path(f"collection/{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    write_qrels(20)
+    rows = [f'"{text}",{("short", "long")[len(text) > 35]}\n' for text in texts[:60]]
+    Path("<b>labels.csv").write_text("text,label\n" + "".join(rows))
+    pairs = [(text, texts[n + 1], 0) for n, text in enumerate(texts[:20])]
+    pairs += [(text, f"{text} .", 1) for text in texts[30:50]]
+    lines = "".join(f"{a}\t{b}\t{label}\n" for a, b, label in pairs)
+    Path("pairs.tsv").write_text(f"text1\ttext2\tlabel\n{lines}")
+    Path("graded.tsv").write_text("text1\ttext2\tscore\n" + lines.replace("\t1\n", "\t4\n"))
+    return texts
+
+
+def write_qrels(queries: int) -> None:
+    rows = "".join(f"queries{n}\tcorpus{3 * n}\t1\n" for n in range(queries))
+    Path("collection/qrels/test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{rows}")
+
+
+def rows_of(text: str) -> dict[str, list[str]]:
+    """The cells of the job's rows by name: their texts, and those of what is small in them."""
+    section = text[text.index('<section id="job"') :].split("</section>")[0]
+    found = re.findall(r'<tr><th scope="row"[^>]*>(.*?)</th>(.*?)</tr>', section, re.DOTALL)
+    plain = re.compile("<[^>]+>")
+    return {
+        plain.sub(" ", name): [
+            " ".join(plain.sub(" ", cell).split()) for cell in re.findall("<td.*?</td>", cells)
+        ]
+        for name, cells in found
+    }
+
+
+@pytest.mark.parametrize("kind", JOBS)
+def test_a_job_is_judged_before_and_after_by_the_figures_that_evaluate_gives(
+    kind, material, model, done, monkeypatch
+):
+    posed = []
+    monkeypatch.setattr(build, "evaluate_job", lambda *a, **k: posed.append(a) or judge(*a, **k))
+    judge = evaluate_job
+    done("report", model / "saved", *JOBS[kind], "--output", "r.html")
+    text = Path("r.html").read_text("utf-8")
+    loaded, job = load(model / "saved"), posed[0][1]
+    before, after = (evaluate_job(one, job) for one in (loaded.encoder, loaded))
+    rows = rows_of(text)
+    for name, change in job_differences(before, after).items():
+        figures = [before.measures[name], after.measures[name], change]
+        for cell, one in zip(rows[name], figures, strict=False):
+            value = fixed(100 * one.value, signed=one is change)
+            ends = span(100 * one.low, 100 * one.high, 1, signed=one is change)
+            assert cell == f"{value} {ends}"
+        sign = "better" if change.value > 0 else "worse"
+        assert rows[name][3] == (f"yes, {sign}" if change.real else "cannot be told")
+    said = " ".join(Page(text).said)
+    for count, what in zip(job.counts.values(), job.counts, strict=True):
+        assert f"{count:,} {what}" in said
+    assert not Page(text).named("b")
+    assert f"{kind} of {JOBS[kind][1]}" in said
+    if kind == "duplicates":
+        for side, score in (("before", before), ("after", after)):
+            held = score.facts["held out"]["best f1"]
+            for where, cut in ("on all pairs", score.facts["best f1"]), ("chosen on one", held):
+                cells = next(
+                    row for name, row in rows.items() if f"{side}: best F1 {where}" in name
+                )
+                assert cells[0] == f"{cut['threshold']:.3f}".replace("-", "−")
+                assert cells[3] == f"{cut['f1']:.3f}"
+
+
+def test_too_few_queries_are_said_to_tell_nothing(material, model):
+    write_qrels(4)
+    text = render(build_report(model / "saved", job=read_retrieval("collection")))
+    assert {cells[3] for cells in rows_of(text).values()} == {"cannot be told: too few queries"}
+    assert "changes on search of collection/qrels/test.tsv may be chance" in text
+
+
+def test_a_threshold_that_nothing_reaches_is_no_number(material, model):
+    pairs = Pairs("pairs", "all", material[:8], material[8:16], [0.0, 1.0] * 4, "p.csv")
+    job = DuplicatesJob.of(pairs, precision=1.0)
+    judged = dataclasses.replace(build_report(model / "saved", job=job))
+    for score in (judged.job.before, judged.job.after):
+        score.facts["chosen precision"] = {"threshold": None, "undefined": "no <i> reaches it"}
+    text = render(judged)
+    assert "no &lt;i&gt; reaches it" in text
+
+
+def test_two_calibrators_of_an_encoder_are_judged_on_a_job(material, model):
+    loaded = load(model / "saved")
+    narrow = Whitening(dim=4).fit(embed(loaded.encoder, material).rows())
+    save_calibrator(narrow, "narrow")
+    job = read_retrieval("collection")
+    found = build_report(model / "saved", against="narrow", job=job)
+    assert found.job.before.measures == evaluate_job(loaded, job).measures
+    other = evaluate_job(attach(loaded.encoder, narrow), job)
+    assert found.job.after.measures["ndcg@10"].value == pytest.approx(
+        other.measures["ndcg@10"].value
+    )
+    assert '<th scope="col">saved</th><th scope="col">narrow</th>' in render(found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["x.npy", "--pairs", "pairs.tsv"], "x.npy holds vectors; a job needs a saved model"),
+        (["SAVED", "--pairs", "graded.tsv"], "--pairs takes labels 1 and 0 here"),
+        (["SAVED", *JOBS["search"], *JOBS["classes"]], "do not go together; give one at a time"),
+        (["SAVED", "--columns", "a,b,c"], "--columns goes with --pairs"),
+        (["run", *JOBS["search"]], "run is a run, whose tables are shown as they are"),
+    ],
+)
+def test_a_job_goes_with_a_saved_model(arguments, expected, material, model, refused):
+    Path("run").mkdir()
+    Path("run/table2.json").write_text("{}")
+    given = [str(model / "saved") if one == "SAVED" else one for one in arguments]
+    assert expected in refused("report", *given, "--output", "r.html")
+
+
 # What is refused.
 
 
@@ -360,7 +495,7 @@ def test_another_calibrator_of_the_same_encoder_is_set_beside_it(model, monkeypa
         (["x.npy", "--corpus", "short.txt"], "short.txt holds 2 rows, but x.npy 60"),
         (["x.npy", "--against", "narrow.npy"], "narrow.npy holds 5 rows, but x.npy 60"),
         (["narrow.npy", "--against", "flow"], "fitted on vectors of 6 dimensions"),
-        (["x.npy", "--column", "text"], "a column or format goes with a corpus"),
+        (["x.npy", "--column", "text"], "--column goes with --corpus"),
         (["x.npy", "--task", "qnli"], "unknown task of a report 'qnli'; expected one of sts12"),
         (["bad.npy"], "bad.npy is not finite in row 4"),
         (["flow"], "flow is nothing to report on; give a folder of bertflow reproduce"),
@@ -383,6 +518,8 @@ def test_what_does_not_belong_together_is_refused(refused, vectors, arguments, e
     bad[4, 1] = np.nan
     np.save("bad.npy", bad)
     assert expected in refused("report", *arguments, "--output", "r.html")
+    with pytest.raises(InputError, match="a column or format goes with a corpus"):
+        build_report("x.npy", format="csv")
 
 
 @pytest.mark.parametrize("name", ["report.pdf", "report", "report.html.gz"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -169,7 +169,8 @@ def report(
     *,
     output: Path = option(REQUIRED, "FILE.html"),
     corpus: Path | None = option(None, "FILE"),
-    text: options.Text,
+    own: options.Material,
+    work: options.OwnJob,
     against: str | None = option(None, "[OTHER]"),
     task: list[str] | None = option(None, "NAME"),
     data: Path | None = option(None, "DIR"),
@@ -186,6 +187,10 @@ def report(
         output: File to write.
         corpus: Sentences, as --corpus of fit: of vectors their texts, row by row; of a model those
             to look at. Default: those it was fitted on.
+        pairs: Judge a model by your own pairs: a table with two columns of text and one of labels,
+            1 for duplicates and 0.
+        columns: The columns of --pairs (A,B,LABEL) or of --labels (TEXT,LABEL), by name or by
+            number from 1.
         against: What to set beside it: of vectors a calibrator or calibrated model, which is
             applied to them, or a .npy file of the same rows; of a model another calibrator of its
             encoder or, without a value, its own encoder, which is the default.
@@ -194,24 +199,38 @@ def report(
         data: Folder of the tasks, in any layout people have; default: BERTFLOW_DATA, for tasks that
             --task names.
     """
+    from bertflow.evaluation import DuplicatesJob
     from bertflow.report import build_report, write_report
     from bertflow.report.page import check_page
     from bertflow.report.reproduced import is_run
 
     check_page(output)
+    own = replace(own, corpus=None if corpus is None else [str(corpus)])
+    work.check(own, {"--pairs": own.pairs})
     opening.check_own(against, source)
     # A page is none of the records of a run, in whose folder it may well lie.
     reads: dict[str, console.Given] = {} if is_run(Path(source)) else {"the report": source}
-    reads |= {"--corpus": corpus and [corpus], "--against": against or None}
+    reads |= {"--corpus": corpus and [corpus], "--against": against or None, "--pairs": own.pairs}
+    reads |= {"--retrieval": work.retrieval, "--labels": work.labels}
     console.check_files({"--output": output}, reads)
+    pairs, job = own.read(), work.read(own)
+    if pairs:
+        if not pairs[0].binary:
+            raise InputError(
+                f"{own.pairs} has graded pairs; --pairs takes labels 1 and 0 here, and bertflow "
+                "evaluate scores grades"
+            )
+        job = DuplicatesJob.of(pairs[0])
     with console.progress_bar("encode") as told:
         found = build_report(
             source,
             corpus=corpus,
-            **asdict(text),
+            column=own.column,
+            format=None if corpus is None else own.format,
             against=against or None,
             data=data,
             tasks=[part.strip() for name in task or () for part in name.split(",")],
+            job=job,
             progress=told,
         )
     size = write_report(found, output)

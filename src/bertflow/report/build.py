@@ -28,14 +28,16 @@ from bertflow.errors import (
     MissingDependencyError,
     unknown,
 )
+from bertflow.evaluation.jobs import Job, evaluate_job
 from bertflow.io.vectors import read_vectors
-from bertflow.models import load
+from bertflow.models import attach, load
 from bertflow.paper.results import scaled
 from bertflow.report import measures
 from bertflow.report.reproduced import Run, is_run
 from bertflow.report.sides import (
     AFTER,
     BEFORE,
+    JobSides,
     Side,
     conclude,
     edits_of,
@@ -50,10 +52,11 @@ ROWS, NEIGHBOURS = 10000, 5
 DEMO = "demo"
 ENCODER_FACTS = ("pooling", "layers", "max_length", "dtype", "width")
 # The sections that a report may lack, in order.
-SECTIONS = ("cosines", "spectra", "cloud", "neighbours", "scores", "words", "edits", "training")
+SECTIONS = "job cosines spectra cloud neighbours scores words edits training".split()
 OF_VECTORS = ("cosines", "spectra", "cloud", "neighbours", "scores", "edits")
 # How to get a section that takes an argument, or another source.
 UNASKED = {
+    "job": "of a saved model, --retrieval DIR, --labels FILE or --pairs FILE would fill it",
     "scores": "a task that is named would fill it: --task NAME or, for all there, --data DIR",
     "words": "the report of a saved model or of bertflow reproduce table1 shows it",
     "edits": "--task stsb, or --data DIR, would fill it: it is of STS-B dev",
@@ -72,6 +75,7 @@ class Report:
         evidence: What the verdict rests on, some sentences.
         sides: By name, what each side is.
         gains: What the demonstration's model is worth on the pairs that come with bertflow.
+        job: What both sides are worth on a job of the user's own.
         diagnoses: By side, the measures of its cloud.
         cosines: Cosines of random pairs.
         spectra: Singular values.
@@ -93,6 +97,7 @@ class Report:
     evidence: str = ""
     sides: Mapping[str, str] = field(default_factory=dict)
     gains: PairGains | None = None
+    job: JobSides | None = None
     diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
     cosines: measures.CosineHistogram | None = None
     spectra: measures.Spectra | None = None
@@ -125,6 +130,7 @@ def build_report(
     against: str | Path | None = None,
     data: str | Path | None = None,
     tasks: Sequence[str] = (),
+    job: Job | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Put together what there is to say of a run, a model or vectors.
@@ -141,6 +147,8 @@ def build_report(
         data: Folder of the tasks; None takes the environment variable BERTFLOW_DATA.
         tasks: STS tasks to score vectors or a model on, as in `bertflow.evaluate`. None takes all
             whose files are in `data`, if that is given.
+        job: A job of your own to judge a model by, from `bertflow.evaluation.read_retrieval`,
+            `read_labels` or `DuplicatesJob.of`.
         progress: Called with the distinct sentences that a model has encoded and their total.
 
     Returns:
@@ -165,11 +173,15 @@ def build_report(
     for task in tasks:
         if task not in STS_TASKS:
             raise unknown("task of a report", task, STS_TASKS)
-    draft = _Draft(path, corpus, how, against, data, tasks or _tasks_in(data), progress)
+    draft = _Draft(path, corpus, how, against, data, tasks or _tasks_in(data), job, progress)
     if path.suffix == ".npy":
+        if job is not None:
+            raise InputError(
+                f"{path} holds vectors; a job needs a saved model, to encode its texts"
+            )
         draft.take_vectors()
     elif path.is_dir() and is_run(path):
-        if tasks or corpus is not None or against is not None:
+        if tasks or any(one is not None for one in (corpus, against, job)):
             raise InputError(f"{path} is a run, whose tables are shown as they are: it goes alone")
         draft.take_run()
     elif (path / SUBFOLDER / "config.json").is_file():
@@ -203,6 +215,7 @@ class _Draft:
     against: str | Path | None
     data: str | Path | None
     tasks: Sequence[str]
+    job: Job | None
     progress: Callable[[int, int], None] | None
     sides: list[Side] = field(default_factory=list)
     calibrator: Calibrator | None = None
@@ -248,6 +261,14 @@ class _Draft:
         calibrator, model = self.use(self.path), load(self.path)
         saved = calibrator.provenance_
         self.add("words", _words_of, model, self.report.title)
+        how: dict[str, Any] = {"precision": saved.get("precision", "auto")}
+        how |= {"cache": SentenceCache(), "progress": self.progress}
+        if self.job is not None:
+            two = [model.encoder, model]
+            if self.against is not None:
+                two = [model, attach(two[0], load_calibrator(self.against), portable=False)]
+            self.report.job = JobSides(*(evaluate_job(one, self.job, **how) for one in two))
+            self.report.provenance["job"] = f"{self.job.kind} of {self.job.source}"
         try:
             texts, self.report.provenance["corpus"] = self.corpus_of(saved)
         except MissingDataError as error:
@@ -256,12 +277,10 @@ class _Draft:
             self.report.absent |= dict.fromkeys(OF_VECTORS, str(error))
             return
         rows = self.look_at(len(texts), texts)
-        encoder, cache = encoder_of(model), SentenceCache()
-        how: dict[str, Any] = {"precision": saved.get("precision", "auto"), "cache": cache}
-        how |= {"count_cut": False, "progress": self.progress}
+        encoder = encoder_of(model)
 
         def encode(sentences: Sequence[str]) -> Array:
-            return embed(encoder, sentences, **how).rows()
+            return embed(encoder, sentences, count_cut=False, **how).rows()
 
         name = str(_encoder_in(calibrator).get("name") or "its encoder")
         base = Side(BEFORE, name, encode([texts[n] for n in rows.tolist()]), encode)
@@ -382,13 +401,20 @@ class _Draft:
         report.verdict, report.evidence = conclude(
             list(rows),
             report.diagnoses,
-            report.scores.headline if report.scores else _headline_of(report.gains),
+            self.headline(),
             lacking=report.absent.get("cosines", ""),
             rows="vectors" if report.texts is None else "sentences",
         )
         missing = [name for name in SECTIONS if getattr(report, name) is None]
         report.absent = {name: report.absent[name] for name in missing if name in report.absent}
         return report
+
+    def headline(self) -> measures.Headline | None:
+        """The difference that the verdict is about: on the user's own job, if there is one."""
+        report = self.report
+        if report.job is not None:
+            return report.job.headline()
+        return report.scores.headline if report.scores else _headline_of(report.gains)
 
 
 def _encoder_in(calibrator: Calibrator) -> Mapping[str, Any]:

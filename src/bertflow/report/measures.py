@@ -417,7 +417,8 @@ class Headline:
     before: float | None
     after: float | None
     difference: Difference
-    grades: str = "people's grades"
+    grades: str | None = "people's grades"  # None where the measure is of a job.
+    measure: str = "Spearman"
 
     def sentence(self, names: Sequence[str] = ()) -> str:
         """The difference in plain words; the names are of sides that are not before and after.
@@ -430,22 +431,22 @@ class Headline:
         change = self.difference
         ends = span(change.low, change.high, signed=True)
         figures = (
-            f"(Spearman × 100 from {fixed(self.before)} to {fixed(self.after)}: "
+            f"({self.measure} × 100 from {fixed(self.before)} to {fixed(self.after)}: "
             f"{fixed(change.value, signed=True)}{f', 95 % {ends}' if ends else ''})"
         )
         better = (change.value or 0.0) > 0
         if not change.real:
             whom = f"{names[-1]} beside {names[0]}" if names else "calibration"
-            return (
-                f"What {whom} changes on {self.what} may be chance: how well cosines agree with "
-                f"{self.grades} hardly differs {figures}."
-            )
+            same = self.grades and f": how well cosines agree with {self.grades} hardly differs"
+            return f"What {whom} changes on {self.what} may be chance{same or ''} {figures}."
         if names:
             came, than = f"{names[-1]} is {'ahead of' if better else 'behind'} {names[0]}", ""
         else:
             came, than = f"Calibration {'helped' if better else 'made it worse'}", " than before"
-        how = "better" if better else "less"
-        return f"{came}: on {self.what}, cosines agree {how} with {self.grades}{than} {figures}."
+        agree = f"cosines agree {'better' if better else 'less'} with {self.grades}"
+        if self.grades is None:
+            agree = f"{self.measure} is {'higher' if better else 'lower'}"
+        return f"{came}: on {self.what}, {agree}{than} {figures}."
 
 
 @dataclass(frozen=True)
