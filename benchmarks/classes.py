@@ -34,7 +34,13 @@ KINDS = {
     "MSRpar": "news",
 }
 EACH = 400
-NAMES = ["standardization", "adaptive-whitening", "whitening", "all-but-the-top"]
+NAMES = [
+    "soft-standardization",
+    "standardization",
+    "adaptive-whitening",
+    "whitening",
+    "all-but-the-top",
+]
 
 
 def sources() -> LabelledTexts:
