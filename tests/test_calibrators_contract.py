@@ -740,3 +740,11 @@ def test_scale_and_shift_of_the_cloud_change_nothing(name):
         z = 1000.0**0.25 * z
     found = CALIBRATORS[name]().fit_transform(moved)
     np.testing.assert_allclose(found, z, rtol=0, atol=1e-5 * np.abs(z).max())
+
+
+@every_calibrator
+def test_a_pickle_holds_nothing_that_use_has_made(name):
+    calibrator = CALIBRATORS[name]().fit(data())
+    before = len(pickle.dumps(calibrator))
+    calibrator.transform(data().astype(np.float32))
+    assert len(pickle.dumps(calibrator)) == before

@@ -169,14 +169,14 @@ class Standardization(LinearCalibrator):
 class SoftStandardization(Standardization):
     r"""Standardize as strongly as the vectors are crowded: the calibrator for classes and clusters.
 
-    .. math:: z_d = (x_d - \mu_d) / \sigma_d^c
+    .. math:: z_d = (x_d - c\, \mu_d) / \sigma_d^{3c/4}
 
-    c is how crowded the cloud is, see `crowding`: vectors of raw language models are standardized,
-    and those of embedding models only centred. Axes are neither turned nor whitened, since what
-    texts of a class have in common lies on the leading ones.
+    c is how crowded the cloud is, see `crowding`: vectors of raw language models are nearly
+    standardized, and those of embedding models stay as they are. Axes are neither turned nor
+    whitened, since what texts of a class have in common lies on the leading ones.
 
     Attributes:
-        mean_: Shape (D,).
+        mean_: What is subtracted, shape (D,).
         scale_: The divisors, shape (D,).
 
     Source:
@@ -184,16 +184,17 @@ class SoftStandardization(Standardization):
 
     Example:
         >>> import numpy as np
-        >>> SoftStandardization().fit_transform(np.array([[90.0, 10.0], [92.0, 30.0]]))
-        array([[-1., -1.],
-               [ 1.,  1.]])
+        >>> SoftStandardization().fit_transform(np.array([[90.0, 10.0], [92.0, 42.0]]))
+        array([[-1., -2.],
+               [ 1.,  2.]])
     """
 
     names = {"soft-standardization": {}}
 
     def _fit_moments(self, moments: Moments, rows: Vectors | None) -> None:
-        super()._fit_moments(moments, rows)
-        self.scale_ = self.scale_ ** crowding(moments)
+        crowded = crowding(moments)
+        self.mean_ = (crowded * moments.mean).numpy()
+        self.scale_ = (moments.scale() ** (0.75 * crowded)).numpy()
 
 
 @dataclass(repr=False, eq=False)

@@ -79,12 +79,14 @@ def estimates(
 ) -> dict[str, Estimate]:
     """Each measure with its 95 % interval; every model sees the same resamples."""
     draws = Resamples([np.arange(found.items)], resamples=resamples, random_state=random_state)
-    blocks = list(draws.counts())
+    drawn: dict[str, list[Array]] = {name: [] for name in found.measures}
+    for block in draws.counts():
+        for name, measure in found.measures.items():
+            drawn[name].append(measure(block))
     once = np.ones((1, found.items))
     done = {}
     for name, measure in found.measures.items():
-        value = float(measure(once)[0])
-        replicates = np.concatenate([measure(block) for block in blocks])
+        value, replicates = float(measure(once)[0]), np.concatenate(drawn[name])
         if found.items < FEWEST:
             replicates[:] = np.nan
         known = None if np.isnan(value) else value
