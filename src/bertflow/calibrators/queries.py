@@ -52,7 +52,7 @@ class QueryMap:
         >>> documents.update(torch.tensor([[0.0, 0.0], [2.0, 2.0], [0.0, 2.0], [2.0, 0.0]]))
         >>> queries.update(torch.tensor([[9.0, 9.0], [11.0, 11.0], [9.0, 11.0], [11.0, 9.0]]))
         >>> QueryMap.of(documents, queries).apply(torch.tensor([[10.0, 11.0]])).round(decimals=1)
-        tensor([[1.1, 2.1]])
+        tensor([[1., 2.]])
     """
 
     centre: Tensor
