@@ -38,7 +38,7 @@ def reference(measure, similarity, gold):
 def written_out(draws: Resamples) -> list[np.ndarray]:
     """Each resample as the numbers of its pairs, a pair as often as it was drawn."""
     numbers = np.concatenate(draws.strata)
-    counts = np.concatenate(list(draws._counts()))
+    counts = np.concatenate(list(draws.counts()))
     assert len(counts) == draws.resamples
     return [np.repeat(numbers, row.astype(int)) for row in counts]
 

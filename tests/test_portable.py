@@ -18,6 +18,7 @@ from bertflow.calibrators import (
     AdaptiveWhitening,
     AllButTheTop,
     Flow,
+    SoftStandardization,
     Standardization,
     Whitening,
 )
@@ -28,6 +29,7 @@ from bertflow.models import to_modules
 CALIBRATORS = {
     "adaptive whitening": AdaptiveWhitening(),
     "standardization": Standardization(),
+    "soft standardization": SoftStandardization(),
     "all-but-the-top": AllButTheTop(3),
     "standardized all-but-the-top": AllButTheTop(3, standardize=True),
     "whitening": Whitening(),

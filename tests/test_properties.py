@@ -45,7 +45,7 @@ VARIANTS: dict[str, Callable[[], Calibrator]] = {
     "flow-principal": lambda: Flow(axes="principal", noise=0.5, leading=1, centring=0.9),
 }
 # What they make of a row is of its size, or of size 1.
-SMALL = ["adaptive-whitening", "all-but-the-top", "flow-tempered"]
+SMALL = ["adaptive-whitening", "all-but-the-top", "flow-tempered", "soft-standardization"]
 # What they remove does not come back.
 LOSSY = ["all-but-the-top", "all-but-the-top-standardized", "whitening-3"]
 LARGEST = {"float16": 6e4, "int64": 2.0**53}
