@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -312,3 +313,21 @@ def test_the_packaged_encoders_are_judged_rightly(tmp_path, encoder, verdict):
         source = [str(Path(spec.origin).parent / "model")]
     assert run(["diagnose", *source, "--json", str(tmp_path / "d.json")]) == 0
     assert json.loads((tmp_path / "d.json").read_text())["verdict"] == verdict
+
+
+@pytest.mark.parametrize("job", ["search", "classes", "clusters", "duplicates"])
+def test_a_job_has_advice_for_each_kind_of_vectors_with_its_evidence(job):
+    spread = np.random.default_rng(0).normal(size=(500, 16))
+    for vectors in (spread, spread + 3.0):
+        found = diagnose(vectors, job=job)
+        assert re.search(r"\d", found.reason.rpartition(". ")[2])
+        assert found.to_dict()["job"] == job
+    between = diagnose(spread + 0.5, job=job)
+    assert between.verdict == "unclear" and "we have measured" in between.reason
+
+
+def test_for_similarity_nothing_is_said_of_jobs():
+    vectors = np.random.default_rng(0).normal(size=(500, 16))
+    assert "job" not in diagnose(vectors).to_dict()
+    with pytest.raises(InputError, match="unknown job 'serch'"):
+        diagnose(vectors, job="serch")

@@ -31,12 +31,38 @@ FEW_ROWS = 200
 # What other jobs than similarity gained and lost, by whether the vectors were crowded
 # (`python -m benchmarks.jobs`, docs/guides/jobs.md).
 ADVICE: Mapping[tuple[str, bool], tuple[Verdict, str]] = {
-    ("search", True): ("yes", "SEARCH_CROWDED"),
-    ("search", False): ("yes", "SEARCH_SPREAD"),
-    ("classes", True): ("yes", "CLASSES_CROWDED"),
-    ("classes", False): ("no", "CLASSES_SPREAD"),
-    ("duplicates", True): ("yes", "DUPLICATES_CROWDED"),
-    ("duplicates", False): ("no", "DUPLICATES_SPREAD"),
+    ("search", True): (
+        "yes",
+        "In search such vectors gained 9 to 52 points of nDCG@10 on both collections we measured, "
+        "by search-whitening fitted on documents and queries",
+    ),
+    ("search", False): (
+        "unclear",
+        "In search an embedding model gained 2.6 points of nDCG@10 on QNLI by search-whitening "
+        "fitted on documents and queries, and nothing that could be told on Cranfield, where other "
+        "calibrators lost up to 10",
+    ),
+    ("classes", True): (
+        "yes",
+        "For classes and clusters such vectors gained 6 to 12 points of k-NN accuracy and 3 to 16 "
+        "of V-measure by soft-standardization; whitening of any kind cost up to 30",
+    ),
+    ("classes", False): (
+        "no",
+        "For classes and clusters soft-standardization leaves an embedding model as it is, and "
+        "whitening and all-but-the-top cost it 9 to 15 points",
+    ),
+    ("duplicates", True): (
+        "unclear",
+        "For duplicates a state of a raw language model gained 6.3 points of average precision on "
+        "SNLI by adaptive-whitening, and nothing that could be told on SICK; there whitening lost "
+        "6.2",
+    ),
+    ("duplicates", False): (
+        "no",
+        "For duplicates an embedding model lost by every calibrator on SICK and SNLI: 0.1 and 1.0 "
+        "points of average precision by adaptive-whitening, 12 and 7 by whitening",
+    ),
 }
 DIAGNOSED = ("similarity", "search", "classes", "clusters", "duplicates")
 VERDICTS: dict[Verdict, str] = {
