@@ -38,14 +38,12 @@ STATES = {"state 1": "layers:1", "state 6": "layers:6", "last two": "last2avg"}
 PRECISE = "chosen precision"
 
 
-def encoders() -> dict[str, Callable[[], SentenceTransformer]]:
+def encoders(max_length: int) -> dict[str, Callable[[], SentenceTransformer]]:
     """By the name of a column."""
-    smollm2 = partial(load_encoder, default_encoder(None)[0], max_length=256)
+    raw = partial(load_encoder, default_encoder(None)[0], max_length=max_length)
     return {
-        "all-MiniLM-L6-v2": lambda: load_encoder(minilm()),
-        **{
-            f"SmolLM2 {name}": partial(smollm2, pooling=pooling) for name, pooling in STATES.items()
-        },
+        "all-MiniLM-L6-v2": lambda: load_encoder(minilm(), max_length=max_length),
+        **{f"SmolLM2 {name}": partial(raw, pooling=pooling) for name, pooling in STATES.items()},
     }
 
 
@@ -165,13 +163,16 @@ def main() -> None:
     parser.add_argument("job", choices=JOBS)
     parser.add_argument("--json", type=Path, help="also write all that was found to this file")
     given = parser.parse_args()
+    # Sentences are encoded as benchmarks.classes does, so that it finds their vectors in the cache.
+    length, precision = (64, "float32") if given.job == "classes" else (256, "auto")
+    how: dict[str, Any] = {"precision": precision, "cache": SentenceCache(), "jobs": 1}
     kept = {}
     for name, job in JOBS[given.job]():
         # None and what `calibrate` takes for the job come first.
         methods = [*dict.fromkeys([*default_methods(job.kind)[:2], *METHODS])]
         columns = {
-            encoder: compare_job(load(), job, methods=methods, cache=SentenceCache(), jobs=1)
-            for encoder, load in encoders().items()
+            encoder: compare_job(load(), job, methods=methods, **how)
+            for encoder, load in encoders(length).items()
         }
         print(
             f"\n**{name}**: {', '.join(f'{count:,} {what}' for what, count in job.counts.items())}"
