@@ -7,7 +7,9 @@ encoders.
     python -m benchmarks.jobs search
     python -m benchmarks.jobs classes
     python -m benchmarks.jobs duplicates
+    python -m benchmarks.jobs queries
 
+The last one fits on QNLI's sentences and ever more questions, and searches by other questions.
 Marks: + and - are more than chance against the encoder as it is (paired bootstrap, Holm over the
 calibrators, p below 0.05), = cannot be told.
 """
@@ -18,10 +20,12 @@ import argparse
 import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from benchmarks.classes import sources
@@ -33,6 +37,7 @@ from bertflow.evaluation import DuplicatesJob, LabelsJob, RetrievalJob, read_ret
 from bertflow.evaluation.job_comparison import JobComparison, compare_job, default_methods
 from bertflow.evaluation.jobs import Job
 
+FITTED_QUERIES = (0, 10, 30, 100, 300, 1351)
 METHODS = ("adaptive-whitening", "standardization", "whitening", "all-but-the-top")
 STATES = {"state 1": "layers:1", "state 6": "layers:6", "last two": "last2avg"}
 PRECISE = "chosen precision"
@@ -142,7 +147,7 @@ def print_thresholds(columns: dict[str, JobComparison]) -> None:
     print(table_line(["encoder", "calibrator", *head]))
     print("|---|---|" + "---:|" * len(head))
     for encoder, found in columns.items():
-        for method in found.entries:
+        for method in list(found.entries)[:2]:
             facts = found.facts[method]
             best, precise, other = (facts[name] for name in ("best f1", PRECISE, "held out"))
             cells = [_shown(best, "threshold"), _shown(best, "f1"), _shown(other["best f1"], "f1")]
@@ -157,17 +162,51 @@ def _shown(cut: dict[str, Any], *names: str) -> str:
     return " / ".join("none" if value is None else f"{value:.2f}" for value in values)
 
 
+def print_queries(how: dict[str, Any]) -> None:
+    """The calibrator for search, fitted on documents and some queries, judged by other queries."""
+    _, job = next(search())
+    assert isinstance(job, RetrievalJob)
+    found, half = job.collection, len(job.collection.queries) // 2
+    judged = replace(found, queries=found.queries[half:], relevant=found.relevant[half:])
+    # Questions about a paragraph follow each other, so those to fit on are drawn.
+    fitted = np.random.default_rng(0).permutation(found.queries[:half]).tolist()
+    columns = encoders(256)
+    print(f"\n{found.source}, ndcg@10 of {len(judged.queries):,} other queries, × 100\n")
+    print(table_line(["queries to fit on", *columns]))
+    print("|---:|" + "---:|" * len(columns))
+    rows: dict[str, list[str]] = {}
+    for load in columns.values():
+        encoder = load()
+        for count in FITTED_QUERIES:
+            result = compare_job(
+                encoder,
+                RetrievalJob(judged),
+                methods=["none", "search-whitening"],
+                corpus=found.documents,
+                queries=fitted[:count] or None,
+                **how,
+            )
+            values = [one.overall("ndcg@10").value for one in result.entries.values()][:2]
+            names = ("not calibrated", f"{count:,}")
+            for name, value in list(zip(names, values, strict=True))[min(count, 1) :]:
+                rows.setdefault(name, []).append(f"{100 * (value or 0):.1f}")
+    for name, cells in rows.items():
+        print(table_line([name, *cells]))
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("job", choices=JOBS)
+    parser.add_argument("job", choices=[*JOBS, "queries"])
     parser.add_argument("--json", type=Path, help="also write all that was found to this file")
     given = parser.parse_args()
     # Sentences are encoded as benchmarks.classes does, so that it finds their vectors in the cache.
     length, precision = (64, "float32") if given.job == "classes" else (256, "auto")
     how: dict[str, Any] = {"precision": precision, "cache": SentenceCache(), "jobs": 1}
     kept = {}
-    for name, job in JOBS[given.job]():
+    if given.job == "queries":
+        print_queries(how)
+    for name, job in JOBS[given.job]() if given.job in JOBS else ():
         # None and what `calibrate` takes for the job come first.
         methods = [*dict.fromkeys([*default_methods(job.kind)[:2], *METHODS])]
         columns = {
