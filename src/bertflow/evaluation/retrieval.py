@@ -20,8 +20,8 @@ from bertflow.process_state import pinned
 
 # How many documents are looked at for a query, as in runs for trec_eval.
 DEPTH = 1000
-# Products of so many queries and documents are taken at once: 8 MiB of them.
-QUERIES, DOCUMENTS = 512, 4096
+# Products of so many queries and documents are taken at once: 20 MiB of them.
+QUERIES, DOCUMENTS = 1280, 4096
 # Cosines in float32 may be wrong by a tenth of this; so many more than k are held for their sake.
 CLOSE, SPARE = 1e-6, 32
 # Below every key.
@@ -251,7 +251,9 @@ def _ranked(keys: Array, asked: Any, rows: Any, k: int) -> tuple[Array, Array]:
 
 def _unit(chunk: Tensor, name: str, rows: Any) -> Array:
     """Rows of length 1 in float32; a row that is not finite is named."""
-    unit = unit_length(chunk).float().cpu()
+    lengths = torch.linalg.vector_norm(chunk, dim=1, keepdim=True)
+    usual = bool(((lengths > 1e-15) & (lengths < 1e15)).all())  # Squares stay in float32's range.
+    unit = (chunk / lengths if usual else unit_length(chunk)).float().cpu()
     if not bool(unit.sum().isfinite()):
         try:
             finite(rows)
