@@ -198,6 +198,8 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("job", choices=[*JOBS, "queries"])
+    parser.add_argument("--only", default="", help="encoders with this in their names")
+    parser.add_argument("--binary", action="store_true", help="grades of relevance count as 1")
     parser.add_argument("--json", type=Path, help="also write all that was found to this file")
     given = parser.parse_args()
     # Sentences are encoded as benchmarks.classes does, so that it finds their vectors in the cache.
@@ -207,11 +209,15 @@ def main() -> None:
     if given.job == "queries":
         print_queries(how)
     for name, job in JOBS[given.job]() if given.job in JOBS else ():
+        if given.binary and isinstance(job, RetrievalJob):
+            relevant = [dict.fromkeys(grades, 1.0) for grades in job.collection.relevant]
+            job = RetrievalJob(replace(job.collection, relevant=relevant))
         # None and what `calibrate` takes for the job come first.
         methods = [*dict.fromkeys([*default_methods(job.kind)[:2], *METHODS])]
         columns = {
             encoder: compare_job(load(), job, methods=methods, **how)
             for encoder, load in encoders(length).items()
+            if given.only in encoder
         }
         print(
             f"\n**{name}**: {', '.join(f'{count:,} {what}' for what, count in job.counts.items())}"
