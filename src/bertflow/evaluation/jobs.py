@@ -137,7 +137,7 @@ def evaluate_job(
 
     Args:
         model: A SentenceTransformer, calibrated or not.
-        job: What one of the readers gives: `read_retrieval`, `read_labels`, `read_duplicates`.
+        job: What `read_retrieval`, `read_labels` or `DuplicatesJob.of` gives.
         options: See `bertflow.encoders.EncodeOptions`.
     """
     vectors, cut = job_vectors(model, job, **options)
