@@ -49,8 +49,9 @@ ADVICE: Mapping[tuple[str, bool], tuple[Verdict, str]] = {
     ),
     ("classes", False): (
         "no",
-        "For classes and clusters soft-standardization leaves an embedding model as it is, and "
-        "whitening and all-but-the-top cost it 9 to 15 points",
+        "For classes and clusters soft-standardization leaves an embedding model as it is; "
+        "whitening and all-but-the-top cost it 15 to 18 points of V-measure, and 14 to 16 of "
+        "accuracy with 8 labels a class",
     ),
     ("duplicates", True): (
         "unclear",
@@ -249,7 +250,7 @@ def diagnose(
 
 
 def _for_job(found: Diagnosis, job: str) -> Diagnosis:
-    """The diagnosis for a job: of crowded vectors or of others; both need to be told apart."""
+    """The diagnosis with the verdict and evidence for a job, by whether vectors are crowded."""
     if job == "similarity" or found.verdict == "uninformative":
         return replace(found, job=job)
     if found.verdict == "unclear":

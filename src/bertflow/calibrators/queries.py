@@ -18,6 +18,7 @@ from bertflow.errors import InputError
 # Added to each variance, which is about 1, so that the map has an inverse also where neither side
 # varies.
 LEAST_VARIANCE = 1e-3
+ROLES = ("query", "document")
 # What is saved, and how many dimensions it has.
 PARTS = {"centre": 1, "matrix": 2, "target": 1}
 

@@ -23,6 +23,7 @@ from safetensors.torch import save
 
 from bertflow.arrays import Array, as_tensor, finite, unit_length
 from bertflow.calibrators import Calibrator, Moments, load_calibrator
+from bertflow.calibrators.queries import ROLES
 from bertflow.calibrators.readme import calibrator_name
 from bertflow.data.tables import check_text, column_index, is_text, only_text
 from bertflow.errors import BertflowError, InputError
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from bertflow.encoders import Precision
     from bertflow.encoders.encoding import Encoding
 
-ROLES = ("query", "document")
 TYPES = {"float32": np.float32, "float16": np.float16}
 # Of `Encode`, beside what the encoder depends on.
 SETTINGS = ("column", "keep", "vector", "numbers", "blank")
