@@ -99,10 +99,10 @@ def test_what_counts_for_nothing_is_counted_by_reason(collection):
     )
     assert found.skipped == {
         "document without text": 2,
-        "judgement of a document that is unknown or has no text": 2,
-        "judgement of a query that is unknown or has no text": 1,
-        "query that the qrels do not name": 1,
-        "query without a relevant document": 1,
+        "judgements of a document that is unknown or has no text": 2,
+        "judgements of a query that is unknown or has no text": 1,
+        "queries that the qrels do not name": 1,
+        "queries without a relevant document": 1,
     }
     assert (len(found.documents), len(found.queries)) == (3, 2)
 
@@ -122,7 +122,7 @@ def test_what_counts_for_nothing_is_counted_by_reason(collection):
         ({"test": ""}, "gives no query a relevant document"),
         (
             {"test": QRELS.replace("\tq", "\tx").replace("d", "e")},
-            "3 x judgement of a document that is",
+            "3 x judgements of a document that is",
         ),
         ({"test": "q1\td1\t1\nq1\td1\t2\n"}, "line 2: document 'd1' has another grade for query"),
         ({"test": "q1\td1\t1\nq1\td1\n"}, "line 2: got .*; expected query-id, corpus-id and score"),

@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 
 LAYOUT = "corpus.jsonl, queries.jsonl and qrels/*.tsv, as BEIR has them"
 NO_TEXT = "{} without text"
-UNKNOWN = "judgement of a {} that is unknown or has no text"
-NOT_JUDGED = "query that the qrels do not name"
-NOTHING_RELEVANT = "query without a relevant document"
+UNKNOWN = "judgements of a {} that is unknown or has no text"
+NOT_JUDGED = "queries that the qrels do not name"
+NOTHING_RELEVANT = "queries without a relevant document"
 
 
 @dataclass(frozen=True)
