@@ -81,10 +81,10 @@ def test_columns_may_be_named_or_numbered(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("names", "columns", "said"),
     [
-        (("left", "right"), None, "name the two by columns, such as --columns left,right"),
-        (("text", "sentence"), None, "cannot tell which columns are the text and the label"),
-        (("text", "label"), ("text", "text"), "columns must be two different ones"),
-        (("text", "label"), "text", "columns must be two different ones"),
+        (("left", "right"), None, "name them by columns, such as --columns left,right"),
+        (("text", "sentence"), None, "cannot tell which columns are text, label"),
+        (("text", "label"), ("text", "text"), "columns must be 2 different ones"),
+        (("text", "label"), "text", "columns must be 2 different ones"),
         (("text", "label"), ("text", "topic"), "no column 'topic'"),
         (("text", "text"), ("text", "label"), "2 columns 'text'"),
     ],
@@ -130,8 +130,8 @@ def test_a_text_that_is_none_is_refused_by_its_line(tmp_path):
     ("rows", "said"),
     [
         ([], "no class with two texts or more, but two such classes are needed"),
-        (ROWS[:1], "no class with two texts or more.*; 1 skipped: only text of its class"),
-        (ROWS[:3], "has 'a' with two texts or more, but two such classes are needed; 1 skipped"),
+        (ROWS[:1], "no class with two texts or more.*1 skipped: only text of its class"),
+        (ROWS[:3], "has 'a' with two texts or more, but two such classes are needed .1 skipped"),
         ([("same", "a")] * 9, "no class.*8 skipped: repeated text"),
     ],
 )

@@ -122,7 +122,7 @@ def test_what_counts_for_nothing_is_counted_by_reason(collection):
         ({"test": ""}, "gives no query a relevant document"),
         (
             {"test": QRELS.replace("\tq", "\tx").replace("d", "e")},
-            "3 x judgements of a document that is",
+            "3 skipped: judgements of a document that is",
         ),
         ({"test": "q1\td1\t1\nq1\td1\t2\n"}, "line 2: document 'd1' has another grade for query"),
         ({"test": "q1\td1\t1\nq1\td1\n"}, "line 2: got .*; expected query-id, corpus-id and score"),

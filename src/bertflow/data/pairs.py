@@ -1,23 +1,26 @@
-"""Sentence pairs: with gold scores, with entailment labels, the samples, and users' own."""
+"""Sentence pairs and texts with a class: users' own tables of them, and the samples."""
 
 from __future__ import annotations
 
 import logging
 import math
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bertflow.data.tables import (
-    PACKED,
     STANDARD_INPUT,
     TABLES,
+    TEXT_NAMES,
     File,
     Wanted,
     kind_of,
     listed,
+    name_of,
     read_rows,
 )
 from bertflow.errors import InputError, MissingDataError, quoted, shown
@@ -27,22 +30,6 @@ log = logging.getLogger(__name__)
 DATA_VARIABLE = "BERTFLOW_DATA"
 SAMPLE = Path(__file__).parent / "sample"
 NLI_LABELS = ("contradiction", "entailment", "neutral")
-# Names by which columns are known, without their spaces, hyphens, underscores and capitals.
-TEXT_COLUMNS = (
-    ("sentence1", "sentence2"),
-    ("sentencea", "sentenceb"),
-    ("text1", "text2"),
-    ("texta", "textb"),
-    ("first", "second"),
-    ("premise", "hypothesis"),
-    ("question1", "question2"),
-    ("question", "sentence"),
-    ("query", "document"),
-    ("query", "passage"),
-)
-GOLD_COLUMNS = (
-    "score label similarity similarityscore gold goldscore relatedness relatednessscore isduplicate"
-).split()
 TRUTH = {"true": "1", "false": "0"}
 
 
@@ -100,6 +87,142 @@ class NliPairs:
         return len(self.first)
 
 
+@dataclass(frozen=True)
+class LabelledTexts:
+    """Texts, each of one class, checked by `of`.
+
+    Attributes:
+        texts: Distinct texts.
+        labels: The class of each; at least two classes, each with at least two texts.
+        source: The file.
+        skipped: Rows that do not count, by reason.
+    """
+
+    texts: Sequence[str]
+    labels: Sequence[str]
+    source: str
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[str, str]], source: str = "the texts") -> Self:
+        """Texts and labels, without those that cannot be judged.
+
+        Skipped are a blank text or label, a text that was there before (it would be its own nearest
+        neighbour), and the only text of a class.
+
+        Raises:
+            InputError: Fewer than two classes are left.
+
+        Example:
+            >>> rows = [("A cat", "animal"), ("A dog", "animal"), ("A car", "thing"), ("", "thing")]
+            >>> LabelledTexts.of([*rows, ("A cup", "thing")]).skipped
+            {'blank text': 1}
+        """
+        found: dict[str, str] = {}
+        skipped: Counter[str] = Counter()
+        for text, label in rows:
+            if not text.strip():
+                skipped["blank text"] += 1
+            elif not label.strip():
+                skipped["blank label"] += 1
+            elif text in found:
+                skipped["repeated text"] += 1
+            else:
+                found[text] = label
+        sizes = Counter(found.values())
+        kept = {text: label for text, label in found.items() if sizes[label] > 1}
+        if alone := len(found) - len(kept):
+            skipped["only text of its class"] = alone
+        if len(classes := set(kept.values())) < 2:
+            raise InputError(
+                f"{source} has {listed(classes) if classes else 'no class'} with two texts or "
+                f"more, but two such classes are needed{counted(skipped)}"
+            )
+        return cls(list(kept), list(kept.values()), source, dict(skipped))
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What the columns of a user's table are.
+
+    Attributes:
+        roles: What each is.
+        known: Of each part of them, the names in common use, without their spaces, hyphens,
+            underscores and capitals; those of several columns stand together.
+        texts: How many of them, from the first, must be text.
+    """
+
+    roles: Sequence[str]
+    known: Sequence[Sequence[str]]
+    texts: int
+
+    def rows(
+        self, source: File, columns: Sequence[str] | None, format: str | None
+    ) -> Iterator[tuple[int, str, list[Any]]]:
+        """Number, place and cells of each row that is not empty."""
+        count = len(self.roles)
+        if columns is not None and not (
+            len(columns) == len(set(columns)) == count
+            and all(isinstance(one, str) for one in columns)
+        ):
+            raise InputError(
+                f"columns must be {count} different ones, {', '.join(self.roles)}, each as text "
+                f"such as {self.roles[-1]!r} or '{count}', got {listed(columns)}"
+            )
+        kind = kind_of(source, TABLES, format)
+        unit = "row" if kind == ".parquet" else "line"
+        wanted = Wanted(source, columns, self._recognised, self.texts)
+        for number, cells in read_rows(kind, wanted):
+            if cells is not None:
+                yield number, f"{source}, {unit} {number}", cells
+
+    def _recognised(self, path: object, names: Sequence[str], _: Sequence[str]) -> Sequence[str]:
+        """The columns by their names, where only one reading is possible."""
+        plain = [name.strip().lower().translate(_SEPARATORS) for name in names]
+        found = [[one for one in part if set(one.split()) <= set(plain)] for part in self.known]
+        chosen = [name for part in found for one in part for name in one.split()]
+        if all(len(part) == 1 for part in found) and all(plain.count(one) == 1 for one in chosen):
+            return [names[plain.index(name)] for name in chosen]
+        once = [name for name in names if name and names.count(name) == 1][: len(self.roles)]
+        such = [*once, *map(str.upper, self.roles[len(once) :])]
+        if any(name.replace(".", "").isdecimal() for name in names):  # There is no header.
+            such = [str(number) for number, _ in enumerate(self.roles, start=1)]
+        raise InputError(
+            f"{path}: cannot tell which columns are {', '.join(self.roles)}; it has "
+            f"{listed(names)}; name them by columns, such as --columns {quoted(','.join(such))}, "
+            "or where there is no header by numbers from 1"
+        )
+
+
+_SEPARATORS = str.maketrans("", "", " -_")
+_PAIRS = _Columns(
+    ("first", "second", "score"),
+    (
+        (
+            "sentence1 sentence2, sentencea sentenceb, text1 text2, texta textb, first second, "
+            "premise hypothesis, question1 question2, question sentence, query document, "
+            "query passage"
+        ).split(", "),
+        (
+            "score label similarity similarityscore gold goldscore relatedness relatednessscore "
+            "isduplicate"
+        ).split(),
+    ),
+    texts=2,
+)
+_LABELLED = _Columns(
+    ("text", "label"),
+    (
+        [*TEXT_NAMES, "utterance", "utterances", "headline"],
+        "label labels class classes category categories topic topics intent intents".split(),
+    ),
+    texts=0,
+)
+
+
 def read_pairs(
     path: str | Path, *, columns: tuple[str, str, str] | None = None, format: str | None = None
 ) -> Pairs:
@@ -130,30 +253,23 @@ def read_pairs(
         >>> read_pairs(file, columns=("1", "2", "3")).gold
         [2.5, 5.0]
     """
-    source: File = STANDARD_INPUT if str(path) == "-" else Path(path)
-    if columns is not None and not (
-        len(columns) == len(set(columns)) == 3 and all(isinstance(one, str) for one in columns)
-    ):
-        raise InputError(
-            "columns must be three different ones, first text, second text and score, each as text "
-            f"such as 'score' or '3', got {listed(columns)}"
-        )
-    kind = kind_of(source, TABLES, format)
-    unit = "row" if kind == ".parquet" else "line"
-    wanted = Wanted(source, columns, _recognised, texts=2)
+    source = STANDARD_INPUT if str(path) == "-" else Path(path)
     pairs = [
-        (str(number), *_graded_pair(f"{source}, {unit} {number}", *cells))
-        for number, cells in read_rows(source, kind, wanted)
-        if cells is not None
+        (
+            str(number),
+            sentence(first, place),
+            sentence(second, place),
+            score(gold, place, truth=True),
+        )
+        for number, place, (first, second, gold) in _PAIRS.rows(source, columns, format)
     ]
     gold = [grade for *_, grade in pairs]
     check_graded(gold, str(source), {})
     binary = all(grade in (None, 0, 1) for grade in gold)
-    log.info("%s: %d pairs, gold is %s", source, len(pairs), "0 and 1" if binary else "graded")
-    name = Path(source.name)
+    log.info("%s: %d pairs, gold is %s", source, len(gold), "0 and 1" if binary else "graded")
     return Pairs(
         task="pairs",
-        split=Path(name.stem if name.suffix.lower() in PACKED else name).stem,
+        split=name_of(source),
         first=[first for _, first, _, _ in pairs],
         second=[second for _, _, second, _ in pairs],
         gold=gold,
@@ -161,6 +277,34 @@ def read_pairs(
         binary=binary,
         rows=[number for number, *_ in pairs],
     )
+
+
+def read_labelled(
+    path: str | Path, *, columns: tuple[str, str] | None = None, format: str | None = None
+) -> LabelledTexts:
+    r"""Read texts of one's own and their classes: a column of text and one of labels.
+
+    A label is a word or a whole number. Rows that cannot be judged are skipped and counted.
+
+    Arguments and errors are as of `read_pairs`, for the columns text and label; and fewer than two
+    classes are an InputError.
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> file = Path(mkdtemp()) / "mine.tsv"
+        >>> _ = file.write_text("A cat\tanimal\nA dog\tanimal\nA car\tthing\nA cup\tthing\n")
+        >>> read_labelled(file, columns=("1", "2")).labels
+        ['animal', 'animal', 'thing', 'thing']
+    """
+    source = STANDARD_INPUT if str(path) == "-" else Path(path)
+    rows = []
+    for _, place, (text, label) in _LABELLED.rows(source, columns, format):
+        if not isinstance(text, str | None):
+            raise InputError(f"{place}: {shown(text)} is not text")
+        rows.append((text or "", _label(label, place)))
+    found = LabelledTexts.of(rows, str(source))
+    log.info("%s: %d texts of %d classes", source, len(found), len(set(found.labels)))
+    return found
 
 
 def sample_pairs() -> Pairs:
@@ -243,30 +387,29 @@ def check_graded(
 
 def no_pair(source: str, skipped: Mapping[str, int]) -> InputError:
     """The error for a source without a pair, with the counts of skipped rows."""
+    return InputError(f"{source} holds no pair{counted(skipped)}")
+
+
+def counted(skipped: Mapping[str, int]) -> str:
+    """The counts of skipped rows for the end of a message."""
     counts = ", ".join(f"{count} skipped: {reason}" for reason, count in skipped.items())
-    return InputError(f"{source} holds no pair{f' ({counts})' if counts else ''}")
+    return f" ({counts})" if counts else ""
 
 
-def _graded_pair(place: str, first: Any, second: Any, grade: Any) -> tuple[str, str, float | None]:
+def _graded(place: str, first: Any, second: Any, grade: Any) -> tuple[str, str, float | None]:
     return sentence(first, place), sentence(second, place), score(grade, place, truth=True)
 
 
-def _recognised(path: object, names: Sequence[str], _: Sequence[str]) -> Sequence[str]:
-    """The two texts and the score by their names, where only one reading is possible."""
-    plain = [name.strip().lower().translate(_SEPARATORS) for name in names]
-    texts = [couple for couple in TEXT_COLUMNS if all(plain.count(name) == 1 for name in couple)]
-    golds = [name for name in plain if name in GOLD_COLUMNS]
-    if len(texts) != 1 or len(golds) != 1:
-        once = [name for name in names if name and names.count(name) == 1][:3]
-        three = ",".join([*once, *("FIRST", "SECOND", "SCORE")[len(once) :]])
-        if any(name.replace(".", "").isdecimal() for name in names):  # There is no header.
-            three = "1,2,3"
+def _label(value: Any, place: str) -> str:
+    """A label as text, which is empty where there is none; 2.0 is 2, as tables may write it."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    text = str(value).strip()
+    whole = not isinstance(value, float) or value.is_integer()
+    word = isinstance(value, str | int | float) and not re.fullmatch(r"[+-]?\d*\.\d*[1-9]\d*", text)
+    if not (whole and word):
         raise InputError(
-            f"{path}: cannot tell which columns are the two texts and the score; it has "
-            f"{listed(names)}; name the three by columns, such as --columns {quoted(three)}, or "
-            "where there is no header by numbers from 1"
+            f"{place}: label {shown(value)} is neither a word nor a whole number; leave it empty "
+            "where there is none"
         )
-    return [names[plain.index(name)] for name in (*texts[0], golds[0])]
-
-
-_SEPARATORS = str.maketrans("", "", " -_")
+    return re.sub(r"^([+-]?\d+)\.0+$", r"\1", text)

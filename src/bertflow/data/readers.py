@@ -379,7 +379,7 @@ def _objects(found: Found) -> Iterator[Row]:
     """An object a line."""
     (path,) = found.paths
     columns = [str(column) for column in found.layout.columns]
-    for number, cells in read_rows(path, ".jsonl", Wanted(path, columns, texts=2)):
+    for number, cells in read_rows(".jsonl", Wanted(path, columns, texts=2)):
         if cells is not None:
             yield Row(f"{path}, line {number}", cells[0], cells[1], cells[2], str(number))
 

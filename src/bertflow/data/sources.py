@@ -187,7 +187,7 @@ def _read(source: Source, column: str | None, format: str | None) -> Iterator[st
         if kind == ".txt":
             yield from (line for _, line in read_lines(source))
             return
-        for _, row in read_rows(source, kind, wanted):
+        for _, row in read_rows(kind, wanted):
             yield "" if row is None else row[0] or ""
 
 

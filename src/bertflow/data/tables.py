@@ -85,7 +85,7 @@ class Wanted:
             chosen, no row of a .jsonl may hold text elsewhere.
     """
 
-    path: object
+    path: Any
     columns: Sequence[str] | None
     choose: Choose = only_text
     texts: int = 1
@@ -94,6 +94,12 @@ class Wanted:
     def named(self) -> bool:
         """Whether columns have names, which stand in a header."""
         return self.columns is None or not any(map(str.isdecimal, self.columns))
+
+
+def name_of(path: File) -> str:
+    """A file's name without its ending, and without that of its packing."""
+    name = path.name.removesuffix(path.suffix) if path.suffix.lower() in PACKED else path.name
+    return Path(name).stem
 
 
 def kind_of(path: File, kinds: Sequence[str], format: str | None = None) -> str:
@@ -113,36 +119,6 @@ def kind_of(path: File, kinds: Sequence[str], format: str | None = None) -> str:
             f'by --format {like} (in Python format="{like}")'
         )
     return kind
-
-
-def bounded_lines(file: Any, name: object) -> Iterator[str]:
-    """The lines of a file opened by `open_bytes`, decoded, with their line feeds.
-
-    Even a small packed file may hold a line that fills the memory, so one that is too long is
-    refused.
-    """
-    read = iter(partial(file.readline, LONGEST_LINE + 1), b"")
-    for number, line in enumerate(read, start=1):
-        if number == 1:  # Spreadsheets put a byte-order mark in front of the first column's name.
-            if said := contents(line[:HEAD]):
-                raise InputError(f"{name} {said}")
-            line = line.removeprefix(codecs.BOM_UTF8)
-        if len(line) > LONGEST_LINE:
-            raise InputError(
-                f"{name}, line {number}: it has more than {LONGEST_LINE:,} bytes; give one "
-                "sentence a row"
-            )
-        try:
-            text = line.decode()
-        except UnicodeDecodeError:
-            text = "\0"
-        if "\0" in text or text.startswith("\ufeff"):
-            raise InputError(
-                f"{name} is not UTF-8 text: line {number}; it may be Windows-1252 (Latin-1) or "
-                "UTF-16 text, hold a NUL character, or be several files, one after another; "
-                "convert it to UTF-8, for example by iconv"
-            )
-        yield text
 
 
 def need(module: str, what: object, extra: str) -> None:
@@ -216,24 +192,54 @@ def _decompressor(packing: str, path: File) -> tuple[Callable[[], Any], type[Exc
     )
 
 
+def whole_lines(path: File) -> Iterator[str]:
+    """The lines of a file, packed or not, decoded, with their line feeds.
+
+    Even a small packed file may hold a line that fills the memory, so one that is too long is
+    refused.
+    """
+    with open_bytes(path) as file:
+        read = iter(partial(file.readline, LONGEST_LINE + 1), b"")
+        for number, line in enumerate(read, start=1):
+            if number == 1:  # Spreadsheets put a byte-order mark before the first column's name.
+                if said := contents(line[:HEAD]):
+                    raise InputError(f"{path} {said}")
+                line = line.removeprefix(codecs.BOM_UTF8)
+            if len(line) > LONGEST_LINE:
+                raise InputError(
+                    f"{path}, line {number}: it has more than {LONGEST_LINE:,} bytes; give one "
+                    "sentence a row"
+                )
+            try:
+                text = line.decode()
+            except UnicodeDecodeError:
+                text = "\0"
+            if "\0" in text or text.startswith("\ufeff"):
+                raise InputError(
+                    f"{path} is not UTF-8 text: line {number}; it may be Windows-1252 (Latin-1) or "
+                    "UTF-16 text, hold a NUL character, or be several files, one after another; "
+                    "convert it to UTF-8, for example by iconv"
+                )
+            yield text
+
+
 def read_lines(path: File, *, returns: bool = False) -> Iterator[tuple[int, str]]:
     """The lines of a text file with their numbers from 1, without line feed and one return.
 
     Without `returns`, a carriage return within a line is refused: to many programs a line ends
     there.
     """
-    with open_bytes(path) as file:
-        for number, whole in enumerate(bounded_lines(file, path), start=1):
-            line = whole.removesuffix("\n").removesuffix("\r")
-            if not returns and "\r" in line.strip("\r"):
-                raise InputError(
-                    f"{path}, line {number}: it has a carriage return within; end lines with line "
-                    "feeds, as by tr '\\r' '\\n'"
-                )
-            yield number, line
+    for number, whole in enumerate(whole_lines(path), start=1):
+        line = whole.removesuffix("\n").removesuffix("\r")
+        if not returns and "\r" in line.strip("\r"):
+            raise InputError(
+                f"{path}, line {number}: it has a carriage return within; end lines with line "
+                "feeds, as by tr '\\r' '\\n'"
+            )
+        yield number, line
 
 
-def read_rows(path: File, kind: str, wanted: Wanted) -> Iterator[Row]:
+def read_rows(kind: str, wanted: Wanted) -> Iterator[Row]:
     """The cells of some columns of a file whose ending, one of `TABLES`, is `kind`.
 
     Yields:
@@ -244,17 +250,13 @@ def read_rows(path: File, kind: str, wanted: Wanted) -> Iterator[Row]:
             cells than the header (named by line), or the file is damaged.
         MissingDependencyError: A .parquet without its package; the message is the pip line.
     """
-    if kind == ".tsv":
-        rows = ((number, line.split("\t")) for number, line in read_lines(path))
-        yield from _delimited(rows, wanted)
-        return
-    with open_bytes(path) as file:
-        if kind == ".parquet":
-            yield from _parquet(file, path, wanted)
-        elif kind == ".jsonl":
-            yield from _jsonl(file, wanted)
-        else:
-            yield from _delimited(_comma_separated(file, wanted), wanted)
+    if kind == ".parquet":
+        return _parquet(wanted)
+    if kind == ".jsonl":
+        return _jsonl(wanted)
+    if kind == ".csv":
+        return _delimited(_comma_separated(wanted), wanted)
+    return _delimited(((n, line.split("\t")) for n, line in read_lines(wanted.path)), wanted)
 
 
 def listed(names: Collection[str]) -> str:
@@ -263,18 +265,24 @@ def listed(names: Collection[str]) -> str:
     return f"{first} and {len(names) - LISTED:,} more" if len(names) > LISTED else first
 
 
-def _jsonl(file: Any, wanted: Wanted) -> Iterator[Row]:
+def read_objects(path: File, expected: str) -> Iterator[tuple[int, str, Any]]:
+    """Number, place and value of each line of JSON that is not blank."""
+    for number, line in enumerate(whole_lines(path), start=1):
+        if not line.strip():
+            continue
+        place = f"{path}, line {number}"
+        try:
+            value = parse_json(line.strip(), constants=True)
+        except ValueError as error:
+            raise InputError(f"{place}: not JSON ({error}); {expected}") from None
+        yield number, place, value
+
+
+def _jsonl(wanted: Wanted) -> Iterator[Row]:
     path, columns = wanted.path, wanted.columns
     expected = "expected an object, as jq -c . writes lines, or jq -c '.[]' for an array"
     alone = columns is None and wanted.texts == 1
-    for number, line in enumerate(bounded_lines(file, path), start=1):
-        place = f"{path}, line {number}"
-        if not line.strip():
-            continue
-        try:
-            row = parse_json(line.strip(), constants=True)
-        except ValueError as error:
-            raise InputError(f"{place}: not JSON ({error}); {expected}") from None
+    for number, place, row in read_objects(path, expected):
         if isinstance(row, str) and wanted.texts == 1:
             yield number, [row]
             continue
@@ -301,21 +309,22 @@ def _delimited(rows: Iterator[tuple[int, list[str]]], wanted: Wanted) -> Iterato
     begin, header = next(rows, (0, []))
     if not begin:  # An empty file; a first line that is blank is no header, and refused below.
         return
+    names = header
     if columns is None or wanted.named:
         while header and not header[-1].strip():  # A delimiter at the end of every line.
             header.pop()
         if columns is None:
             columns = wanted.choose(path, header, header)
             _check_header(header, path)
-        positions = [column_index(column, header, path) for column in columns]
     else:
         if all(cell.strip().isdecimal() for cell in header):
             raise InputError(
                 f"{path}, line 1: all its cells are numbers, so {', '.join(columns)} may be names "
                 "or places; give the columns names of letters"
             )
-        positions = [_position(column, header, path) for column in columns]
+        names = [str(number) for number, _ in enumerate(header, start=1)]
         rows = chain([(begin, header)], rows)
+    positions = [column_index(column, names, path) for column in columns]
     width = len(header)
     for number, row in rows:
         if not any(map(str.strip, row)):
@@ -360,17 +369,9 @@ def _warn_once(said: str) -> None:
     log.warning(said)  # A corpus may be read twice.
 
 
-def _position(column: str, header: Sequence[str], path: object) -> int:
-    if column.isdecimal() and 0 < int(column) <= len(header):
-        return int(column) - 1
-    raise InputError(
-        f"{path}, line 1: no column {column}; give names alone, or numbers from 1 to {len(header)}"
-    )
-
-
-def _comma_separated(file: Any, wanted: Wanted) -> Iterator[tuple[int, list[str]]]:
+def _comma_separated(wanted: Wanted) -> Iterator[tuple[int, list[str]]]:
     path = wanted.path
-    lines = bounded_lines(file, path)
+    lines = whole_lines(path)
     first = next(lines, "")
     if re.match('"?sep=', first, re.IGNORECASE):
         raise InputError(f"{path}, line 1: {shown(first.strip())} is a mark of Excel's; remove it")
@@ -402,26 +403,28 @@ def _comma_separated(file: Any, wanted: Wanted) -> Iterator[tuple[int, list[str]
         ) from None
 
 
-def _parquet(file: Any, path: File, wanted: Wanted) -> Iterator[Row]:
+def _parquet(wanted: Wanted) -> Iterator[Row]:
+    path = wanted.path
     need("pyarrow", path.name, "parquet")
     import pyarrow
     import pyarrow.parquet
 
-    if path.suffix.lower() in PACKED or not file.seekable():
-        file = io.BytesIO(file.read())
-    head = file.read(HEAD)
-    file.seek(0)
-    if not head.startswith(PARQUET_MARK) and (said := contents(head)):
-        raise InputError(f"{path} {said}")
-    try:
-        table = pyarrow.parquet.ParquetFile(file)
-        chosen = _chosen(table.schema_arrow, wanted)
-        batches = table.iter_batches(PARQUET_ROWS, columns=list(chosen))
-        yield from arrow_rows(batches, replace(wanted, columns=chosen))
-        if "://" not in str(path):  # What comes over a network is not read twice.
-            _check_alone(file, table.metadata, chosen, path)
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a whole parquet file: {error}") from None
+    with open_bytes(path) as file:
+        if path.suffix.lower() in PACKED or not file.seekable():
+            file = io.BytesIO(file.read())
+        head = file.read(HEAD)
+        file.seek(0)
+        if not head.startswith(PARQUET_MARK) and (said := contents(head)):
+            raise InputError(f"{path} {said}")
+        try:
+            table = pyarrow.parquet.ParquetFile(file)
+            chosen = _chosen(table.schema_arrow, wanted)
+            batches = table.iter_batches(PARQUET_ROWS, columns=list(chosen))
+            yield from arrow_rows(batches, replace(wanted, columns=chosen))
+            if "://" not in str(path):  # What comes over a network is not read twice.
+                _check_alone(file, table.metadata, chosen, path)
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} is not a whole parquet file: {error}") from None
 
 
 def _check_alone(file: Any, metadata: Any, chosen: Sequence[str], path: File) -> None:

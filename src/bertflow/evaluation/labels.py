@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
 from bertflow.arrays import Array, as_tensor, unit_length
-from bertflow.data.labels import LabelledTexts, read_labelled
+from bertflow.data import LabelledTexts, read_labelled
 from bertflow.encoders.encoder import Role
 from bertflow.errors import InputError
 from bertflow.evaluation.jobs import Judgement, Measure, mean_of

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bertflow.arrays import Array, as_tensor, chunks, finite, matrix, taken, unit_length
-from bertflow.data.retrieval import Collection, read_collection
+from bertflow.data import Collection, read_collection
 from bertflow.encoders.encoder import Role
 from bertflow.errors import InputError, check_number
 from bertflow.evaluation.jobs import Judgement, mean_of

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bertflow.data.pairs import score
-from bertflow.data.tables import PACKED, listed, read_lines
+from bertflow.data.pairs import counted, score
+from bertflow.data.tables import PACKED, listed, name_of, read_lines, read_objects
 from bertflow.errors import InputError, shown, unknown
-from bertflow.io.reading import parse_json, path_of
+from bertflow.io.reading import path_of
 
 log = logging.getLogger(__name__)
 
@@ -103,10 +103,9 @@ def read_collection(folder: str | Path, *, split: str | None = None) -> Collecti
     skipped[NOTHING_RELEVANT] = len(grades) - len(kept)
     left_out = {reason: count for reason, count in skipped.items() if count}
     if not kept:
-        counts = "".join(f"; {count} x {reason}" for reason, count in left_out.items())
         raise InputError(
             f"{qrels} gives no query a relevant document; expected the ids of queries.jsonl and "
-            f"corpus.jsonl, and grades above 0{counts}"
+            f"corpus.jsonl, and grades above 0{counted(left_out)}"
         )
     log.info("%s: %d queries, %d documents", qrels, len(kept), len(documents))
     return Collection(
@@ -121,7 +120,7 @@ def read_collection(folder: str | Path, *, split: str | None = None) -> Collecti
 def _qrels(folder: Path, split: str | None) -> Path:
     """The file of the qrels that are meant."""
     paths = sorted([*folder.glob("qrels*"), *folder.glob("qrels/*")])
-    files = {_split(path): path for path in paths if path.is_file() and path.name[0] != "."}
+    files = {name_of(path): path for path in paths if path.is_file() and path.name[0] != "."}
     if not files:
         raise InputError(f"{folder} has no qrels; expected {LAYOUT}, or qrels.txt as TREC has it")
     if split is None:
@@ -136,10 +135,6 @@ def _qrels(folder: Path, split: str | None) -> Path:
     return files[split]
 
 
-def _split(path: Path) -> str:
-    return Path(path.stem if path.suffix.lower() in PACKED else path.name).stem
-
-
 def _texts(
     folder: Path, name: str, what: str, fields: Sequence[str], skipped: Counter[str]
 ) -> dict[str, str]:
@@ -149,14 +144,7 @@ def _texts(
     if path is None:
         raise InputError(f"{folder} has no {name}.jsonl; expected {LAYOUT}")
     texts: dict[str, str] = {}
-    for number, line in read_lines(path, returns=True):
-        if not line.strip():
-            continue
-        place = f"{path}, line {number}"
-        try:
-            row = parse_json(line, constants=True)
-        except ValueError as error:
-            raise InputError(f"{place}: not JSON ({error}); expected an object a line") from None
+    for _, place, row in read_objects(path, "expected an object a line"):
         if not isinstance(row, dict) or not {"_id", "text"} <= row.keys():
             said = f"an object with {listed(row)}" if isinstance(row, dict) else shown(row)
             raise InputError(f"{place}: got {said}; expected an object with '_id' and 'text'")
