@@ -18,11 +18,11 @@ from sentence_transformers import SentenceTransformer
 from bertflow import Flow, SentenceCache, Whitening, calibrate, compare, load_encoder
 from bertflow.data import Pairs
 from bertflow.encoders import embed, encode_file
+from bertflow.encoders.description import describe_vectors
 from bertflow.encoders.encoding import Group
 from bertflow.encoders.sentence_cache import (
     FILES,
     SentenceIndex,
-    describe_vectors,
     digests_of,
     parse_size,
 )
@@ -423,7 +423,7 @@ def test_what_is_being_written_stays(tiny_bert, tmp_path):
 def test_who_uses_what_is_removed_goes_on_without_it(encoder, tiny_sentences, tmp_path, caplog):
     cache = SentenceCache(tmp_path)
     embed(encoder, tiny_sentences[:20], cache=cache)
-    kept = cache.opened(encoder)
+    kept = cache.opened(lambda: describe_vectors(encoder))
     group, new = Group(list(dict.fromkeys(tiny_sentences[:20]))), Group(["a new one"])
     found, vectors = kept.take(group)
     assert SentenceCache(tmp_path).clear() == []

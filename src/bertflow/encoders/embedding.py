@@ -6,7 +6,10 @@ import copy
 import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -14,8 +17,9 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from bertflow.arrays import Array, check_device
+from bertflow.encoders.description import describe_vectors
 from bertflow.encoders.devices import DevicesEncoding
-from bertflow.encoders.encoder import as_sentences, check_text, encoder_of, is_usual
+from bertflow.encoders.encoder import as_sentences, check_text, encoder_of, is_usual, own_part
 from bertflow.encoders.encoding import NOTHING, Encoding, Group, GroupPart, prompt_of
 from bertflow.encoders.precision import Precision, resolved_precision
 from bertflow.encoders.sentence_cache import (
@@ -104,37 +108,49 @@ class CorpusEncoder:
     """Encodes a corpus group by group, as far as the cache and unfinished work have not got it.
 
     Of a calibrated model the encoder is taken, and each group is calibrated when it is whole.
+    `total` is how many distinct sentences are known so far, which `progress` is told.
     """
 
     def __init__(
         self,
         encoder: SentenceTransformer,
-        total: Callable[[], int],
         *,
         batch_size: int = 32,
         precision: Precision = "auto",
         cache: SentenceCache | None = None,
-        unfinished: Unfinished | None = None,
         devices: Sequence[str] | None = None,
         description: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
     ) -> None:
         check_options(batch_size, cache, devices)
         self.precision = resolved_precision(precision, encoder)
-        bare, self._calibrated = halves(encoder)
-        self.group_size = group_size(bare)
-        how: Any = {"batch_size": batch_size, "precision": self.precision}
-        several = devices is not None and [*devices] != [str(encoder.device)]
-        self._encoding: Encoding | DevicesEncoding = (
-            DevicesEncoding(bare, devices or (), **how) if several else Encoding(bare, **how)
-        )
+        self._bare, self._calibrated = halves(encoder)
+        self.group_size = group_size(self._bare)
+        self._how: Any = {"batch_size": batch_size, "precision": self.precision}
+        self._encoding: Encoding | DevicesEncoding
+        if devices is None or [*devices] == [str(encoder.device)]:
+            self._encoding = Encoding(self._bare, **self._how)
+        else:
+            self._encoding = DevicesEncoding(self._bare, devices, **self._how)
+        self._description = description if self._bare is encoder else None
         self._stores: list[Store] = []
         if cache is not None:
-            about = description if bare is encoder else None
-            self._stores.append(cache.opened(bare, precision=self.precision, description=about))
-        if unfinished is not None:
-            self._stores.append(unfinished)
-        self._progress, self._total, self._done = progress, total, 0
+            self._stores.append(cache.opened(lambda: self._about))
+        self._progress, self.total, self._done = progress, 0, 0
+
+    @cached_property
+    def _about(self) -> Mapping[str, Any] | None:
+        """All that the encoder's vectors depend on; None if it has code that may change."""
+        if own_part(self._bare) is not None:
+            return None
+        return describe_vectors(self._bare, self.precision, self._description)
+
+    def go_on_from(self, folder: Path) -> None:
+        """Take what a stopped run has left in a folder, and keep there what the cache does not."""
+        with suppress(InputError):  # The encoder cannot be described.
+            if self._about is not None:
+                about = [self._about, self._how["batch_size"]]
+                self._stores.append(Unfinished(folder, about))
 
     def each(self, groups: Iterable[Group]) -> Iterator[GroupPart]:
         """Vectors of the lacking sentences of groups, part after part."""
@@ -146,7 +162,7 @@ class CorpusEncoder:
             yield part
             self._done += len(part[1])
             if self._progress is not None:
-                self._progress(self._done, self._total())
+                self._progress(self._done, self.total)
 
 
 def check_options(batch_size: Any, cache: Any, devices: Any) -> None:
@@ -230,7 +246,8 @@ def embed(
         raise InputError("there is no sentence to encode")
     check_text(sentences)
     chunk = Chunk(sentences)
-    corpus = CorpusEncoder(encoder, lambda: len(chunk.distinct), **options)
+    corpus = CorpusEncoder(encoder, **options)
+    corpus.total = len(chunk.distinct)
     vectors: Array | None = None
     for group, places, part in corpus.each(chunk.groups(corpus.group_size)):
         if finite:
@@ -276,7 +293,8 @@ def fill(
             yield group
 
     options["precision"] = "float32"
-    corpus = CorpusEncoder(encoder(), lambda: len(missing), **options)
+    corpus = CorpusEncoder(encoder(), **options)
+    corpus.total = len(missing)
     for group, places, vectors in corpus.each(groups()):
         chunk.check_finite(group, places, vectors)
         for cache, part in zip(caches, np.split(vectors, len(caches), axis=1), strict=True):

@@ -9,7 +9,7 @@ import math
 import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
@@ -19,14 +19,11 @@ from typing import Any, Self
 
 import numpy as np
 from filelock import FileLock
-from sentence_transformers import SentenceTransformer
 
 from bertflow.arrays import Array
-from bertflow.encoders.description import describe_vectors
-from bertflow.encoders.encoder import own_part
 from bertflow.encoders.encoding import NOTHING, Group
 from bertflow.errors import InputError, ModelError, shown
-from bertflow.io.files import remove_stale, write_text
+from bertflow.io.files import remove_stale, write_text, writing
 from bertflow.io.reading import parse_json
 from bertflow.io.result_store import ResultStore
 
@@ -80,11 +77,6 @@ class SentenceIndex:
             place = np.searchsorted(known, digests).clip(max=len(known) - 1)
             found = np.where(known[place] == digests, rows[place], found)
         return found
-
-    def first(self, count: int) -> Array:
-        """The lowest rows, at most so many, in order."""
-        rows = [np.empty(0, dtype=np.int64), *(rows for _, rows in self._blocks)]
-        return np.sort(np.concatenate(rows))[:count]
 
     def add(self, digests: Array, rows: Array) -> None:
         """Add hashes and their rows; one that is there already keeps its row."""
@@ -176,25 +168,22 @@ class VectorCache:
             ModelError: It cannot be written, the width is another, or the folder was removed.
         """
         width = vectors.shape[1]
-        try:
-            with FileLock(self.folder / LOCK):  # It makes the folder.
-                self._refresh()
-                if self.width not in (None, width):
-                    raise ModelError(
-                        f"{self.folder} holds vectors of {self.width} dimensions, not {width}"
-                    )
-                if self.width is None:
-                    self.width, self._made = width, uuid.uuid4().hex
-                    content = {**self.about, "width": width, "made": self._made}
-                    write_text(self.folder / ABOUT, json.dumps(content, indent=2) + "\n")
-                digests = digests_of(sentences)
-                fresh = self._index.find(digests) < 0
-                rows = np.ascontiguousarray(vectors[fresh], dtype="<f4")
-                _write_at(self.folder / VECTORS, 4 * width * len(self), rows.tobytes())
-                _write_at(self.folder / SENTENCES, DIGEST * len(self), digests[fresh].tobytes())
-                self._remember(digests[fresh])
-        except OSError as error:
-            raise ModelError(f"cannot write {self.folder}: {error.strerror or error}") from None
+        with writing(self.folder), FileLock(self.folder / LOCK):  # It makes the folder.
+            self._refresh()
+            if self.width not in (None, width):
+                raise ModelError(
+                    f"{self.folder} holds vectors of {self.width} dimensions, not {width}"
+                )
+            if self.width is None:
+                self.width, self._made = width, uuid.uuid4().hex
+                content = {**self.about, "width": width, "made": self._made}
+                write_text(self.folder / ABOUT, json.dumps(content, indent=2) + "\n")
+            digests = digests_of(sentences)
+            fresh = self._index.find(digests) < 0
+            rows = np.ascontiguousarray(vectors[fresh], dtype="<f4")
+            _write_at(self.folder / VECTORS, 4 * width * len(self), rows.tobytes())
+            _write_at(self.folder / SENTENCES, DIGEST * len(self), digests[fresh].tobytes())
+            self._remember(digests[fresh])
 
     def _refresh(self) -> None:
         """Read the hashes that other processes have added."""
@@ -267,18 +256,11 @@ class SentenceCache:
         self._lock = Lock()
         self._warned = False
 
-    def opened(
-        self,
-        encoder: SentenceTransformer,
-        *,
-        precision: str = "float32",
-        description: Mapping[str, Any] | None = None,
-    ) -> EncoderVectors:
-        """The vectors of one encoder, see `describe_vectors` for the arguments."""
+    def opened(self, describe: Callable[[], Mapping[str, Any] | None]) -> EncoderVectors:
+        """The vectors of an encoder; the function gives its `describe_vectors`, None for none."""
         vectors = EncoderVectors(self)
         with vectors.working():
-            if own_part(encoder) is None:  # Code of its own may change at any time.
-                about = describe_vectors(encoder, precision, description)
+            if (about := describe()) is not None:
                 text = json.dumps(about, sort_keys=True)
                 key = hashlib.sha256(text.encode()).hexdigest()[:32]
                 vectors.store = VectorCache(self.folder / "vectors" / key, about)

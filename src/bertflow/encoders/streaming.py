@@ -22,21 +22,9 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bertflow.arrays import Array
-from bertflow.encoders.description import describe_encoder, describe_vectors
-from bertflow.encoders.embedding import (
-    Chunk,
-    CorpusEncoder,
-    EncodeOptions,
-    check_options,
-    count_cut_of,
-)
-from bertflow.encoders.encoder import as_sentences, check_text, own_part
-from bertflow.encoders.precision import resolved_precision
-from bertflow.encoders.sentence_cache import (
-    SentenceIndex,
-    Unfinished,
-    digests_of,
-)
+from bertflow.encoders.embedding import Chunk, CorpusEncoder, EncodeOptions, count_cut_of
+from bertflow.encoders.encoder import as_sentences, check_text
+from bertflow.encoders.sentence_cache import SentenceIndex, digests_of
 from bertflow.errors import InputError, ModelError, shown
 from bertflow.io.files import (
     check_writable,
@@ -57,7 +45,6 @@ STREAM_CHARACTERS = 2**26
 # Rows of more bytes than this go to a file.
 IN_MEMORY = 2**28
 WRITTEN_ROWS = 4096
-FIRST = 512
 HEADER = 128
 # Sentences of a sample; docs/scale.md shows how little more of them gain.
 SAMPLE = 200_000
@@ -73,14 +60,12 @@ class Encoded:
         distinct: Distinct ones.
         cut: Distinct ones that are longer than the encoder's limit.
         width: Of the vectors, 0 without sentences.
-        first: The rows of the first `FIRST` distinct sentences.
     """
 
     rows: int
     distinct: int
     cut: int
     width: int
-    first: Array
 
 
 class Rows:
@@ -160,13 +145,11 @@ class Rows:
         return rows
 
 
-@pinned()
 def encode_rows(
     encoder: SentenceTransformer,
     sentences: Iterable[str],
     sink: Rows,
     *,
-    unfinished: Unfinished | None = None,
     description: Mapping[str, Any] | None = None,
     **options: Unpack[EncodeOptions],
 ) -> Encoded:
@@ -176,7 +159,6 @@ def encode_rows(
         encoder: Any SentenceTransformer.
         sentences: Text, repeats allowed; read once, a chunk at a time.
         sink: Gets row i of sentence i.
-        unfinished: Has what a stopped run has left, and keeps what the cache does not.
         description: What `describe_encoder` gives, if that is known already.
         options: See `EncodeOptions`.
 
@@ -185,14 +167,15 @@ def encode_rows(
             the sentence.
         ModelError: A process that encodes has ended before its work; the message names it.
     """
+    corpus = CorpusEncoder(encoder, description=description, **options)
+    return _encoded(corpus, encoder, sentences, sink)
+
+
+@pinned()
+def _encoded(
+    corpus: CorpusEncoder, encoder: SentenceTransformer, sentences: Iterable[str], sink: Rows
+) -> Encoded:
     known = SentenceIndex()
-    corpus = CorpusEncoder(
-        encoder,
-        lambda: len(known),
-        unfinished=unfinished,
-        description=description,
-        **options,
-    )
     count = cut = 0
     for texts in _chunks(as_sentences(sentences)):
         check_text(texts, count)
@@ -202,14 +185,11 @@ def encode_rows(
         earlier = known.find(digests)
         new, old = np.flatnonzero(earlier < 0), np.flatnonzero(earlier >= 0)
         known.add(digests[new], chunk.first[new])
-        written = 0
+        corpus.total = len(known)
         for group, places, vectors in corpus.each(chunk.groups(corpus.group_size, new)):
             chunk.check_finite(group, places, vectors)
             rows, which = chunk.places(group.numbers[places])
             sink.put(rows, vectors[which])
-            written += len(places)
-        if written != len(new):  # A row that nobody wrote would be a vector of zeros.
-            raise RuntimeError(f"{written} rows were written of {len(new)}")
         for start in range(0, len(old), WRITTEN_ROWS):
             some = old[start : start + WRITTEN_ROWS]
             rows, which = chunk.places(some)
@@ -218,9 +198,7 @@ def encode_rows(
         cut += count_cut_of(encoder, [chunk.distinct[n] for n in new.tolist()])
         count += len(texts)
     log.info("%d sentences encoded in %s", count, corpus.precision)
-    return Encoded(
-        rows=count, distinct=len(known), cut=cut, width=sink.width, first=known.first(FIRST)
-    )
+    return Encoded(rows=count, distinct=len(known), cut=cut, width=sink.width)
 
 
 def _chunks(sentences: Iterable[str]) -> Iterator[list[str]]:
@@ -259,26 +237,17 @@ def encode_file(
         ModelError: The file cannot be written, another process is writing it, or one of those that
             encode has ended before its work.
     """
-    # Before unfinished work is opened: an InputError would clear it.
-    check_options(options.get("batch_size", 32), options.get("cache"), options.get("devices"))
     output = Path(output)
     check_writable(output, rows=True)
-    description = describe_encoder(encoder)
-    about = _about(encoder, description, options)
+    # Before unfinished work is opened: an InputError would clear it.
+    corpus = CorpusEncoder(encoder, **options)
     with writing(output), part_folder(output) as folder:
         with suppress(OSError):  # Not every file system has permissions.
             folder.chmod(0o700)  # The output may be private.
-        unfinished = Unfinished(folder, about) if about else None
+        corpus.go_on_from(folder)
         try:
             with placed(output) as staging, _NpyFile(staging) as sink:
-                encoded = encode_rows(
-                    encoder,
-                    sentences,
-                    sink,
-                    unfinished=unfinished,
-                    description=description,
-                    **options,
-                )
+                encoded = _encoded(corpus, encoder, sentences, sink)
                 if not encoded.rows:
                     raise InputError("there is no sentence to encode")
                 sink.complete(encoded.rows)
@@ -292,18 +261,6 @@ def encode_file(
             raise ModelError(f"cannot write {output}: {reason_of(error)}{remedy}") from None
         clear_part(folder)
     return encoded
-
-
-def _about(
-    encoder: SentenceTransformer, description: Mapping[str, Any], options: EncodeOptions
-) -> list[Any] | None:
-    """All that an encoder's vectors depend on, if that is known."""
-    kind = resolved_precision(options.get("precision", "auto"), encoder)
-    if own_part(encoder) is None:
-        with suppress(InputError):
-            about = describe_vectors(encoder, kind, description)
-            return [about, options.get("batch_size", 32)]
-    return None
 
 
 class _NpyFile(Rows):

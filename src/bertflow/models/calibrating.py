@@ -42,7 +42,7 @@ from bertflow.encoders.streaming import SAMPLE, Encoded, Rows, encode_rows, samp
 from bertflow.errors import InputError, ModelError
 from bertflow.io.files import check_writable
 from bertflow.models.calibrated import CalibratedSentenceTransformer, is_fitted_on
-from bertflow.models.portable import check_design, check_portable, to_modules
+from bertflow.models.portable import CHECKED_ROWS, check_design, check_portable, to_modules
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ def calibrate(
         both: Any = None if queries is None else asked.array()
         calibrator.fit(rows, queries=both, progress=fitting, checkpoint=checkpoint)
         log.info("%r fitted in %.1f s", calibrator, time.perf_counter() - began)
-        first_rows = np.array(rows[encoded.first])
+        first_rows = np.array(rows[:CHECKED_ROWS])
     return _appended(encoder, calibrator, portable, first_rows)
 
 

@@ -34,13 +34,12 @@ from torch import Tensor, nn
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator, Flow, LinearCalibrator
 from bertflow.encoders.probe import difference
-from bertflow.encoders.streaming import FIRST
 from bertflow.errors import ModelError
 from bertflow.flows import ResidualCoupling, ResidualForm
 
 # How far the portable form may differ from the calibrator on real vectors.
 TOLERANCE = 1e-4
-CHECKED_ROWS = FIRST
+CHECKED_ROWS = 512
 
 OTHERWISE = "save with bertflow's own module (portable=False, on the command line --no-portable)"
 # LeakyReLU's default slope, as float32 holds it: a module loaded by name has no other.
