@@ -20,7 +20,7 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow import SentenceCache, Whitening, calibrate, load_encoder
 from bertflow.encoders import DevicesEncoding, encode_distinct, encode_file, parse_devices
-from bertflow.encoders import devices as module
+from bertflow.encoders import encoding as module
 from bertflow.encoders.encoding import Group
 from bertflow.errors import InputError, ModelError
 
@@ -98,7 +98,7 @@ def test_parts_of_every_group_come_back_whoever_is_done_first(monkeypatch):
             taken.append(group)
             yield group
 
-    for group, places, vectors in module._parts(counted(), tasks, tasks.workers):
+    for group, places, vectors in module._handed_out(counted(), tasks, tasks.workers):
         assert sum(bool(left.get(one)) for one in taken) <= module.AHEAD * len(tasks.workers)
         if group not in whole:
             assert not len(places)

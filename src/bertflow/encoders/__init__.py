@@ -1,11 +1,10 @@
 """Encoders: text to matrices. Calibrated models are in `bertflow.models`."""
 
 from bertflow.encoders.description import describe_encoder, library_versions
-from bertflow.encoders.devices import DevicesEncoding, parse_devices
 from bertflow.encoders.embedding import Embedded, EncodeOptions, embed, fill
 from bertflow.encoders.encoder import Role, side_of
-from bertflow.encoders.encoding import encode_distinct
-from bertflow.encoders.loading import load_encoder, load_layers, load_poolings
+from bertflow.encoders.encoding import DevicesEncoding, encode_distinct, parse_devices
+from bertflow.encoders.loading import load_encoder, load_layers, load_poolings, load_word_vectors
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.pooling import hidden_states
 from bertflow.encoders.precision import Precision, resolved_precision
@@ -19,7 +18,6 @@ from bertflow.encoders.streaming import (
     encode_rows,
     sample_corpus,
 )
-from bertflow.encoders.word_vectors import load_word_vectors
 
 __all__ = [
     "CalibratorModule",

@@ -18,9 +18,16 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.arrays import Array, check_device
 from bertflow.encoders.description import describe_vectors
-from bertflow.encoders.devices import DevicesEncoding
 from bertflow.encoders.encoder import as_sentences, check_text, encoder_of, is_usual, own_part
-from bertflow.encoders.encoding import NOTHING, Encoding, Group, GroupPart, prompt_of
+from bertflow.encoders.encoding import (
+    NOTHING,
+    DevicesEncoding,
+    Encoding,
+    Group,
+    GroupPart,
+    collected,
+    prompt_of,
+)
 from bertflow.encoders.precision import Precision, resolved_precision
 from bertflow.encoders.sentence_cache import (
     EncoderVectors,
@@ -94,14 +101,16 @@ class Chunk:
         within = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
         return self._places[self._begins[numbers][which] + within], which
 
-    def check_finite(self, group: Group, places: Array, vectors: Array) -> None:
-        """Raise an InputError that names the sentence of a vector that is not finite."""
-        if (bad := first_not_finite(vectors)) is not None:
-            place = places[bad]
-            raise InputError(
-                f"the encoder's vector of sentence {self.first[group.numbers[place]]} is not "
-                f"finite: {group.sentences[place][:80]!r}"
-            )
+    def finite(self, parts: Iterable[GroupPart]) -> Iterator[GroupPart]:
+        """The parts; an InputError names the sentence of a vector that is not finite."""
+        for group, places, vectors in parts:
+            if (bad := first_not_finite(vectors)) is not None:
+                place = places[bad]
+                raise InputError(
+                    f"the encoder's vector of sentence {self.first[group.numbers[place]]} is not "
+                    f"finite: {group.sentences[place][:80]!r}"
+                )
+            yield group, places, vectors
 
 
 class CorpusEncoder:
@@ -248,14 +257,8 @@ def embed(
     chunk = Chunk(sentences)
     corpus = CorpusEncoder(encoder, **options)
     corpus.total = len(chunk.distinct)
-    vectors: Array | None = None
-    for group, places, part in corpus.each(chunk.groups(corpus.group_size)):
-        if finite:
-            chunk.check_finite(group, places, part)
-        if vectors is None:
-            vectors = np.empty((len(chunk.distinct), part.shape[1]), dtype=np.float32)
-        vectors[group.numbers[places]] = part
-    assert vectors is not None
+    parts = corpus.each(chunk.groups(corpus.group_size))
+    vectors = collected(chunk.finite(parts) if finite else parts, len(chunk.distinct))
     cut = count_cut_of(encoder, chunk.distinct) if count_cut else 0
     return Embedded(vectors=vectors, index=chunk.index, cut=cut)
 
@@ -295,8 +298,7 @@ def fill(
     options["precision"] = "float32"
     corpus = CorpusEncoder(encoder(), **options)
     corpus.total = len(missing)
-    for group, places, vectors in corpus.each(groups()):
-        chunk.check_finite(group, places, vectors)
+    for group, places, vectors in chunk.finite(corpus.each(groups())):
         for cache, part in zip(caches, np.split(vectors, len(caches), axis=1), strict=True):
             cache.add(group.texts(places), part)
 

@@ -1,29 +1,33 @@
-"""Loading encoders: hub names, folders, sentence-transformers models and GGUF files."""
+"""Loading encoders: hub names, folders, sentence-transformers models, GGUF files, word vectors."""
 
 from __future__ import annotations
 
+import gzip
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer, WordEmbeddings
+from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
 from sentence_transformers.util import is_sentence_transformer_model, load_file_path
 
-from bertflow.arrays import check_device
+from bertflow.arrays import Array, check_device
 from bertflow.encoders import gguf
 from bertflow.encoders.checks import check_files, check_weights, read_modules, readable
 from bertflow.encoders.description import library_versions
 from bertflow.encoders.encoder import Encoder, keep_picklable
 from bertflow.encoders.pooling import ANY_BLOCKS, cut_to, hidden_states, pooled, side_by_side
 from bertflow.encoders.probe import check_encoder, positions
-from bertflow.errors import InputError, ModelError, check_number, unknown
+from bertflow.errors import InputError, ModelError, check_number, shown, unknown
 from bertflow.io.reading import hub_answers, read_json
 from bertflow.io.result_store import Result, key_of
 from bertflow.process_state import pinned
@@ -38,6 +42,8 @@ DEFAULT_MAX_LENGTH = 64
 # Without this, an instruction-tuned model's sentences would be wrapped in its chat template:
 # dozens of tokens that are the same for every sentence.
 TEXT_ONLY: Any = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+# An entry of a word vector may not be larger.
+LARGEST = float(np.finfo(np.float32).max)
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -324,3 +330,88 @@ def _limit(module: Any, max_length: int | None, default: int | None) -> None:
         raise InputError(f"max_length {max_length} is above the encoder's {most} tokens")
     limits = [max_length or default, own, most]
     module.max_seq_length = min((limit for limit in limits if limit is not None), default=None)
+
+
+# Averaged word vectors: the baseline that sentence encoders were first measured against.
+
+
+def load_word_vectors(path: str | Path) -> SentenceTransformer:
+    r"""Read word vectors such as GloVe's, and average those of a sentence's words.
+
+    .. math:: s = \frac1n \sum_{i=1}^n w_i
+
+    Words are looked up as they are, without punctuation, or in lower case; stop words and unknown
+    words do not count. A sentence without a known word is a zero vector.
+
+    Args:
+        path: Text, a word and its numbers a line, also with .gz. A first line of two counts, as
+            word2vec writes it, is passed over.
+
+    Raises:
+        InputError: The file is missing or holds no word vectors; the message names the line that
+            has another width, is not UTF-8, or has an entry that is no finite number.
+
+    Source:
+        Pennington, Socher and Manning (2014); paper, Table 2, first row.
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> file = Path(mkdtemp()) / "words.txt"
+        >>> _ = file.write_text("cat 1 0\ndog 0 1\n")
+        >>> load_word_vectors(file).encode(["Cat, dog!"], show_progress_bar=False).tolist()
+        [[0.5, 0.5]]
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; give a text file of word vectors")
+    try:
+        vectors = dict(_vectors(path))
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    if not vectors:
+        raise InputError(f"{path} holds no word vectors")
+    width = len(next(iter(vectors.values())))
+    log.info("%s: %d words of %d dimensions", path, len(vectors), width)
+    # Words are padded with row 0.
+    table = np.stack([np.zeros(width, dtype=np.float32), *vectors.values()])
+    words = WordEmbeddings(WhitespaceTokenizer(["PADDING_TOKEN", *vectors]), table)
+    pooling = Pooling(words.get_embedding_dimension(), pooling_mode="mean")
+    return SentenceTransformer(modules=[words, pooling]).eval()
+
+
+def _vectors(path: Path) -> Iterator[tuple[str, Array]]:
+    """Each line's word and vector, all of one width."""
+    width: int | None = None
+    promised = number = 0
+    with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                # A byte-order mark is no part of the first word.
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise InputError(f"{path}, line {number}: it is not UTF-8") from None
+            word, *entries = text.rstrip().split(" ")
+            # word2vec's text form begins with the number of words and their width.
+            if number == 1 and len(entries) == 1 and word.isdecimal() and entries[0].isdecimal():
+                promised, width = int(word), int(entries[0])
+                continue
+            width = width or len(entries)
+            # Some of GloVe's words hold spaces.
+            while len(entries) > width > 0 and not _is_number(entries[0]):
+                word = f"{word} {entries.pop(0)}"
+            if not width or len(entries) != width or not all(map(_is_number, entries)):
+                raise InputError(
+                    f"{path}, line {number}: expected a word and {width or 'its'} finite numbers, "
+                    f"got {shown(word)} and {shown(' '.join(entries))}"
+                )
+            yield word, np.array(entries, dtype=np.float32)
+    if promised and number - 1 != promised:
+        raise InputError(f"{path} holds {number - 1} of the {promised} words it promises")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        finite = abs(float(text)) <= LARGEST
+    except ValueError:
+        return False
+    return finite and "_" not in text  # float() would take 1_0 for 10.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import logging
 import os
 import tempfile
@@ -186,8 +185,8 @@ def _encoded(
         new, old = np.flatnonzero(earlier < 0), np.flatnonzero(earlier >= 0)
         known.add(digests[new], chunk.first[new])
         corpus.total = len(known)
-        for group, places, vectors in corpus.each(chunk.groups(corpus.group_size, new)):
-            chunk.check_finite(group, places, vectors)
+        parts = corpus.each(chunk.groups(corpus.group_size, new))
+        for group, places, vectors in chunk.finite(parts):
             rows, which = chunk.places(group.numbers[places])
             sink.put(rows, vectors[which])
         for start in range(0, len(old), WRITTEN_ROWS):
@@ -277,12 +276,10 @@ class _NpyFile(Rows):
     def complete(self, count: int) -> None:
         """Write the header of so many rows, and wait until all is on the disk."""
         assert self._file is not None
-        header = io.BytesIO()
         about = {"descr": "<f4", "fortran_order": False, "shape": (count, self.width)}
-        np.lib.format.write_array_header_1_0(header, about)
-        assert header.tell() == HEADER
         self._file.seek(0)
-        self._file.write(header.getvalue())
+        np.lib.format.write_array_header_1_0(self._file, about)
+        assert self._file.tell() == HEADER
         os.fsync(self._file.fileno())
 
 
