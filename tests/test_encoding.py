@@ -359,7 +359,7 @@ def test_automatic_precision(tiny_bert, monkeypatch):
 
 
 def test_an_unknown_precision_is_refused(tiny_bert):
-    with pytest.raises(InputError, match="precision must be one of auto, float32, mixed, fast"):
+    with pytest.raises(InputError, match="precision must be one of .*'mixed', 'fast'"):
         encode_distinct(load_encoder(tiny_bert), ["a"], precision="int4")
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -19,7 +19,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bertflow.encoders.encoder import is_usual
-from bertflow.errors import InputError
+from bertflow.errors import check_choice
 
 Precision = Literal["auto", "float32", "mixed", "fast"]
 
@@ -31,13 +31,6 @@ PACKED_ATTENTION = "bertflow_packed"
 TILE = 16
 # Laid-out weights take memory a second time, so a model with more in its products has none.
 MOST_WEIGHTS = 2**28
-
-
-def check_precision(name: str) -> Precision:
-    """The precision of that name; an InputError if there is none."""
-    if name not in (known := get_args(Precision)):
-        raise InputError(f"precision must be one of {', '.join(known)}, got {name!r}")
-    return cast("Precision", name)
 
 
 def resolved_precision(
@@ -56,7 +49,7 @@ def resolved_precision(
     Raises:
         InputError: It is none of these.
     """
-    check_precision(precision)
+    check_choice("precision", precision, get_args(Precision))
     if encoder.dtype != torch.float32 or not is_usual(encoder):
         return "float32"
     if precision != "auto":
