@@ -136,8 +136,7 @@ class VectorCache:
     def missing(self, sentences: Sequence[str]) -> list[str]:
         """The sentences that have no vector yet, each once, in order."""
         distinct = list(dict.fromkeys(sentences))
-        rows = self.find(distinct)
-        return [sentence for sentence, row in zip(distinct, rows.tolist(), strict=True) if row < 0]
+        return [distinct[n] for n in np.flatnonzero(self.find(distinct) < 0).tolist()]
 
     def find(self, sentences: Sequence[str]) -> Array:
         """The row in `vectors` of each sentence, shape (N,); -1 if it has no vector."""
@@ -271,9 +270,6 @@ class SentenceCache:
         places = [*(self.folder / "vectors").glob(KEY), *self.gguf.glob(f"{KEY}.safetensors")]
         return sorted(map(Kept.at, places), key=lambda kept: kept.used)
 
-    def _held(self) -> int:
-        return sum(kept.bytes for kept in self.contents()) + sum(self.results.sizes().values())
-
     @property
     def gguf(self) -> Path:
         """The folder for the content of .gguf files."""
@@ -304,8 +300,9 @@ class SentenceCache:
         remove_stale(self.gguf, GGUF)
         if Kept.at(folder).bytes + count > self.size:
             return False
-        total = self._held() + count
-        for kept in self.contents():
+        held = self.contents()
+        total = sum(kept.bytes for kept in held) + sum(self.results.sizes().values()) + count
+        for kept in held:
             if total > self.size and kept.bytes and kept.folder != folder and kept.remove():
                 total -= kept.bytes
         return total <= self.size
@@ -430,8 +427,8 @@ class EncoderVectors:
 class Unfinished:
     """Vectors that a stopped run has left in a folder, a file for each part of a group.
 
-    Last bits depend on the batches, so a file is named after all sentences of the group, and after
-    `about`, on which vectors depend, and after its content, so that nothing waits for the disk.
+    Last bits depend on the batches, so a file is named after all sentences of the group and after
+    `about`, on which vectors depend. It is also named after its content, and so waits for no disk.
 
     Example:
         >>> import tempfile
