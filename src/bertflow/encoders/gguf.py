@@ -15,18 +15,16 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.errors import MissingDependencyError, ModelError
 from bertflow.io.files import staged
-
-if TYPE_CHECKING:
-    from bertflow.encoders.sentence_cache import SentenceCache
 
 # The format of the files in the cache, as part of their keys.
 FORM = 2

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -27,13 +27,11 @@ from bertflow.encoders.description import library_versions
 from bertflow.encoders.encoder import Encoder, keep_picklable
 from bertflow.encoders.pooling import ANY_BLOCKS, cut_to, hidden_states, pooled, side_by_side
 from bertflow.encoders.probe import check_encoder, positions
+from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.errors import InputError, ModelError, check_number, shown, unknown
 from bertflow.io.reading import hub_answers, read_json
 from bertflow.io.result_store import Result, key_of
 from bertflow.process_state import pinned
-
-if TYPE_CHECKING:
-    from bertflow.encoders.sentence_cache import SentenceCache
 
 log = logging.getLogger(__name__)
 

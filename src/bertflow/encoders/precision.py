@@ -148,11 +148,10 @@ def kept_from_half(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def pack_attention(model: Any) -> None:
-    """Let a transformer in half precision on a CPU attend to several short sentences at once.
+    """Let a transformer on a CPU attend to several short sentences at once, in half the time.
 
-    g sentences of L tokens, L below a tile, are multiplied as one of g L tokens. A mask keeps each
-    to itself, so the result is the same up to rounding, in about half the time. Models with masks
-    of their own, or without PyTorch's attention, stay as they are. The model is changed in place.
+    g sentences of L tokens, L below a tile, are multiplied as one of g L tokens; a mask keeps each
+    to itself. Models with masks of their own, or without PyTorch's attention, stay as they are.
     """
     config = getattr(model, "config", None)
     module = sys.modules.get(type(model).__module__)
@@ -221,10 +220,9 @@ def _own_sentence_only(together: int, length: int, dtype: torch.dtype) -> Tensor
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer in bfloat16 on a CPU, weights laid out once, with or without GELU behind it.
+    """`nn.Linear` under autocast on a CPU, weights laid out once, with or without GELU behind it.
 
-    It is `nn.Linear` under autocast up to rounding: the input is rounded to bfloat16, and products
-    are summed in float32. GELU is taken of the sum before it is rounded.
+    GELU is taken of the sum, which is float32, before it is rounded.
     """
 
     def __init__(self, linear: nn.Linear, gelu: bool = False) -> None:

@@ -116,8 +116,8 @@ def fingerprint(alone: Array) -> list[int]:
     """A few numbers that change with the vectors of `probed`, but not with their rounding.
 
     They are the logarithm of each vector's length and projections of its direction, in thousandths.
-    The sentence that is cut is left out, because provenance has the maximum length already.
     """
+    # The sentence that is cut is left out: provenance has the maximum length already.
     alone = alone[: len(SENTENCES)]
     lengths = np.linalg.norm(alone, axis=1, keepdims=True).clip(1e-30)
     spread = np.random.default_rng(0).standard_normal((alone.shape[1], PROJECTIONS))

@@ -53,14 +53,7 @@ def digests_of(sentences: Iterable[str]) -> Array:
 
 
 class SentenceIndex:
-    """A row number for each hash: 24 bytes a sentence.
-
-    Example:
-        >>> index = SentenceIndex()
-        >>> index.add(digests_of(["a", "b"]), np.array([0, 1]))
-        >>> index.find(digests_of(["b", "c", "a"])).tolist(), len(index)
-        ([1, -1, 0], 2)
-    """
+    """A row number for each hash: 24 bytes a sentence."""
 
     def __init__(self) -> None:
         # Blocks of sorted hashes and their rows. Each is at least twice as large as the next, so
@@ -288,12 +281,10 @@ class SentenceCache:
             kept.remove()
         remove_stale(self.gguf, GGUF)
         self.results.clear()
-        left = self.contents()
-        if not left:
-            for folder in (self.folder / "vectors", self.gguf, self.folder):
-                with suppress(OSError):  # It holds something of others, or is not there.
-                    folder.rmdir()
-        return left
+        for folder in (self.folder / "vectors", self.gguf, self.folder):
+            with suppress(OSError):  # It holds something, or is not there.
+                folder.rmdir()
+        return self.contents()
 
     def make_room(self, folder: Path, count: int) -> bool:
         """Whether so many bytes may be added to a folder or file; others are removed for that."""
@@ -429,14 +420,6 @@ class Unfinished:
 
     Last bits depend on the batches, so a file is named after all sentences of the group and after
     `about`, on which vectors depend. It is also named after its content, and so waits for no disk.
-
-    Example:
-        >>> import tempfile
-        >>> folder, group = Path(tempfile.mkdtemp()), Group(["a", "b"])
-        >>> Unfinished(folder).add(group, np.array([1]), np.array([[3.0, 4.0]]))
-        True
-        >>> [found.tolist() for found in Unfinished(folder).take(group)]
-        [[1], [[3.0, 4.0]]]
     """
 
     def __init__(self, folder: Path, about: Any = None) -> None:
