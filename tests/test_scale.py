@@ -40,7 +40,7 @@ from bertflow.scale import (
     run,
 )
 from bertflow.scale.engines import _Actor
-from bertflow.scale.manifest import MANIFEST
+from bertflow.scale.folders import MANIFEST
 from bertflow.scale.shards import Place, plan
 from conftest import of_probe
 
@@ -675,7 +675,7 @@ def test_a_folder_that_was_made_another_way_is_refused(tmp_path, corpus):
 
 def test_a_folder_of_others_is_refused(tmp_path, corpus):
     write_texts(tmp_path / "out" / "mine.parquet", ["mine 1"])
-    with pytest.raises(ModelError, match=r"holds mine\.parquet but no _manifest"):
+    with pytest.raises(ModelError, match=r"mine\.parquet is in no _manifest\.json"):
         run(Encode(Lengths()), corpus, tmp_path / "out")
     assert content(tmp_path / "out").keys() == {"mine.parquet"}
 
@@ -683,7 +683,7 @@ def test_a_folder_of_others_is_refused(tmp_path, corpus):
 def test_a_file_of_others_in_our_folder_is_refused(tmp_path, corpus):
     run(Encode(Lengths()), corpus, tmp_path / "out")
     write_texts(tmp_path / "out" / "mine.parquet", ["mine 1"])
-    with pytest.raises(ModelError, match=r"mine\.parquet is not in _manifest"):
+    with pytest.raises(ModelError, match=r"mine\.parquet is in no _manifest"):
         run(Encode(Lengths()), corpus, tmp_path / "out")
 
 
@@ -750,10 +750,10 @@ def test_a_model_that_fails_names_the_shard(tmp_path, corpus):
 
 
 def test_unknown_engines_and_arguments_are_refused():
-    with pytest.raises(InputError, match="engine must be one of local, ray, got 'spark'"):
+    with pytest.raises(InputError, match=r"engine must be one of \('local', 'ray'\), got 'spark'"):
         with opened_engine("spark"):
             pass
-    with pytest.raises(InputError, match="the local engine has no workers"):
+    with pytest.raises(InputError, match="engine local has no address and no workers"):
         with opened_engine("local", workers=2):
             pass
     with pytest.raises(InputError, match="numbers must be one of float32, float16"):
@@ -941,7 +941,10 @@ def test_skipped_shards_are_counted_and_listed(here, done, refused, vectors):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("encode m --corpus in --output out --engine spark", "engine must be one of local, ray"),
+        (
+            "encode m --corpus in --output out --engine spark",
+            "engine must be one of ('local', 'ray')",
+        ),
         ("encode m --corpus in --output out --keep id", "--keep goes with a folder"),
         ("encode m --corpus a --corpus b --output out --engine local", "takes one --corpus"),
         ("transform m --vectors x.npy --output o --workers 2", "--workers goes with a folder"),
@@ -983,14 +986,9 @@ def test_what_a_run_has_not_finished_is_no_input(tmp_path, corpus, made):
         folder_moments(made, tmp_path / "moments")
 
 
-def test_files_of_others_in_a_runs_folder_are_no_input(tmp_path, corpus, made):
-    run(Encode(Lengths(), numbers="float16", keep=["id"]), corpus, tmp_path / "other")
+def test_files_of_others_in_a_runs_folder_are_no_input(tmp_path, made):
     shutil.copy(made / "1.parquet", made / "copy.parquet")
     with pytest.raises(InputError, match=r"copy\.parquet is not in _manifest\.json"):
-        folder_moments(made, tmp_path / "moments")
-    (made / "copy.parquet").unlink()
-    shutil.copy(tmp_path / "other/1.parquet", made / "1.parquet")
-    with pytest.raises(InputError, match=r"1\.parquet were made by different models"):
         folder_moments(made, tmp_path / "moments")
 
 
@@ -1007,7 +1005,7 @@ def test_links_that_lead_nowhere_or_round_are_named(tmp_path, corpus):
 def test_an_output_folder_that_holds_files_of_others_is_refused(tmp_path, corpus):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine.txt").write_text("mine")
-    with pytest.raises(ModelError, match=r"out holds mine\.txt but no _manifest\.json"):
+    with pytest.raises(ModelError, match=r"mine\.txt is in no _manifest\.json"):
         run(Encode(Lengths()), corpus, tmp_path / "out")
 
 

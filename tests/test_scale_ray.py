@@ -310,7 +310,9 @@ def test_a_driver_that_is_killed_mid_run_goes_on_with_what_is_missing(tmp_path, 
 
 
 def test_more_workers_than_the_cluster_has_room_for_are_refused(cluster):
-    with pytest.raises(InputError, match="9 workers of 1 CPUs and 0 GPUs do not fit"):
+    with pytest.raises(
+        InputError, match="9 workers do not fit on the cluster, which has 8 CPUs and 0 GPUs"
+    ):
         with opened_engine("ray", workers=9):
             pass
 

@@ -134,7 +134,7 @@ def _run_shards(
 ) -> None:
     """Work on a folder of .parquet files, which makes another."""
     from bertflow.scale import run
-    from bertflow.scale.manifest import MANIFEST
+    from bertflow.scale.folders import MANIFEST
 
     with (
         console.interruptible(lambda: console.resumes_from(output, mark=MANIFEST)),

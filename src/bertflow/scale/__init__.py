@@ -8,8 +8,7 @@ if find_spec("pyarrow") is None:
     raise MissingDependencyError("shards need pyarrow: pip install 'bertflow[parquet]'")
 
 from bertflow.scale.engines import Engine, opened_engine
-from bertflow.scale.folders import Outcome, fit_folder, folder_moments, run
-from bertflow.scale.manifest import files_of
+from bertflow.scale.folders import Outcome, files_of, fit_folder, folder_moments, run
 from bertflow.scale.workers import BlockMoments, Encode, Transform, Worker, merged_moments
 
 __all__ = [

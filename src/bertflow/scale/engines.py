@@ -3,36 +3,89 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import os
 import secrets
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from importlib import import_module
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bertflow.errors import BertflowError, InputError, MissingDependencyError, ModelError
+from pyarrow.parquet import ParquetWriter
+
+from bertflow.errors import (
+    BertflowError,
+    InputError,
+    MissingDependencyError,
+    ModelError,
+    check_choice,
+)
+from bertflow.io.files import writing
 from bertflow.process_state import pinned
-from bertflow.scale.manifest import note_of, run_key, write_shard
-from bertflow.scale.shards import Place, Shard, read
+from bertflow.scale.shards import Place, Shard, is_vectors, read
 from bertflow.scale.workers import Part, Worker
 
 log = logging.getLogger(__name__)
 
 ENGINES = ("local", "ray")
+# The key of a file's note among the metadata in its footer.
+NOTE = b"bertflow"
+
+
+def run_key(description: Mapping[str, Any]) -> str:
+    """A hash by which two runs are known to write the same."""
+    # Where rows without text are refused there were none, so skipping them gives the same file.
+    lasting = {name: value for name, value in description.items() if name != "blank"}
+    return hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()
+
+
+def note_of(shard: Shard, key: str) -> str:
+    """What the footer of a shard's file says: of which run it is, and of what it was made."""
+    return json.dumps({"run": key, **asdict(shard)})
+
+
+def write_shard(path: Path, schema: Any, batches: Iterable[Any], note: str) -> int:
+    """Write batches to a parquet file, each while the next is made, and give the number of rows."""
+    # Numbers of vectors neither repeat nor compress, and nobody asks for the least of them.
+    plain = [field.name for field in schema if not is_vectors(field.type)]
+    rows = 0
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path), path.open("wb") as file:
+        with (
+            ParquetWriter(
+                file,
+                schema.with_metadata({NOTE: note}),
+                use_dictionary=plain,
+                write_statistics=plain,
+                compression={name: "snappy" for name in plain} or "none",
+            ) as writer,
+            ThreadPoolExecutor(1, "write") as thread,
+        ):
+            pending: Future[Any] = thread.submit(list)  # Nothing yet, which is done at once.
+            for batch in batches:
+                rows += batch.num_rows
+                pending.result()
+                pending = thread.submit(writer.write_batch, batch)
+            pending.result()
+        file.flush()
+        os.fsync(file.fileno())
+    return rows
 
 
 @dataclass(frozen=True)
 class Result:
-    """The file that was made of a shard, or the error; an InputError if it cannot be used."""
+    """The file that was made of a shard, or why the shard cannot be used."""
 
     shard: Shard
     path: Path
     rows: int = 0
-    error: BertflowError | None = None
+    error: InputError | None = None
 
 
 @dataclass(frozen=True)
@@ -45,32 +98,25 @@ class Job:
     home: Path
     key: str
 
-    def folder(self, shard: Shard) -> Path:
-        """The folder for unfinished work on a shard."""
-        note = note_of(shard, self.key)
-        return self.home / hashlib.sha256(note.encode()).hexdigest()[:32]
-
     @pinned()
     def do(self, shard: Shard) -> Result:
-        """Work on a shard. An error is part of the result, and names the shard."""
+        """Work on a shard. A ModelError names it."""
+        note = note_of(shard, self.key)
+        folder = self.home / hashlib.sha256(note.encode()).hexdigest()[:32]
         # Another process may still be writing the file of an earlier try.
-        path = self.folder(shard) / secrets.token_hex(8)
+        path = folder / secrets.token_hex(8)
         name = self.place.named(shard.path)
         try:
             batches = read(self.place, shard, self.schema)
-            made = self.worker.process(batches, Part(name, shard.first, path.parent))
+            made = self.worker.process(batches, Part(name, shard.first, folder))
             schema = self.worker.schema(self.schema)
-            return Result(shard, path, write_shard(path, schema, made, note_of(shard, self.key)))
-        except InputError as error:
-            failure: BertflowError = error
-        except BertflowError as error:
-            failure = ModelError(f"{name}: {error}")
+            return Result(shard, path, write_shard(path, schema, made, note))
         except Exception as error:
-            said = " ".join(str(error).split()) or type(error).__name__
-            failure = ModelError(f"{name}: {type(error).__name__}: {said}")
-            failure.add_note(traceback.format_exc())
-        path.unlink(missing_ok=True)
-        return Result(shard, path, error=failure)
+            path.unlink(missing_ok=True)
+            if isinstance(error, InputError):
+                return Result(shard, path, error=error)
+            kind = "" if isinstance(error, BertflowError) else f"{type(error).__name__}: "
+            raise ModelError(f"{name}: {kind}{error}") from error
 
 
 class Local:
@@ -88,50 +134,47 @@ class Local:
 class RayEngine:
     """Ray's actors, which read and write shards themselves; one that dies is started again.
 
+    An actor takes a CPU and, where the cluster has any, a GPU.
+
     Args:
         workers: How many actors; None for as many as there are GPUs or, where there are none, CPUs
             less one.
-        cpus: Logical CPUs an actor takes.
-        gpus: GPUs an actor takes; None for one where the cluster has any.
 
     Raises:
         InputError: The cluster has too little for that many.
     """
 
-    def __init__(
-        self, workers: int | None = None, *, cpus: float = 1.0, gpus: float | None = None
-    ) -> None:
-        available = _ray().cluster_resources()
-        all_cpus, all_gpus = available.get("CPU", 0.0), available.get("GPU", 0.0)
-        gpus = (1.0 if all_gpus else 0.0) if gpus is None else gpus
-        if workers is None:
-            workers = max(1, int(all_gpus / gpus if gpus else (all_cpus - 1) / (cpus or 1)))
-        if workers * cpus > all_cpus or workers * gpus > all_gpus:
+    def __init__(self, workers: int | None = None) -> None:
+        import ray
+
+        available = ray.cluster_resources()
+        cpus, gpus = int(available.get("CPU", 0)), int(available.get("GPU", 0))
+        self.workers = workers or max(1, gpus or cpus - 1)
+        if self.workers > (min(cpus, gpus) if gpus else cpus):
             raise InputError(
-                f"{workers} workers of {cpus:g} CPUs and {gpus:g} GPUs do not fit on the "
-                f"cluster, which has {all_cpus:g} and {all_gpus:g}; ask for fewer"
+                f"{self.workers} workers do not fit on the cluster, which has {cpus} CPUs and "
+                f"{gpus} GPUs; ask for fewer"
             )
-        log.info("%d workers of %g CPUs and %g GPUs", workers, cpus, gpus)
-        self.workers = workers
-        self._takes = {"num_cpus": cpus, "num_gpus": gpus}
+        self._takes = {"num_cpus": 1, "num_gpus": 1 if gpus else 0}
+        log.info("%d workers on %d CPUs and %d GPUs", self.workers, cpus, gpus)
 
     def describe(self, worker: Worker) -> dict[str, Any]:
         """The worker's description of itself from a node of the cluster."""
         with _cluster_errors() as ray:
-            answer = ray.get(ray.remote(**self._takes)(_described).remote(worker))
-        if isinstance(answer, BertflowError):
-            raise answer
-        description: dict[str, Any] = answer
-        return description
+            task = ray.remote(**self._takes)(type(worker).describe)
+            description: dict[str, Any] = ray.get(task.remote(worker))
+            return description
 
     def run(self, job: Job, shards: Sequence[Shard]) -> Iterator[Result]:
         """Have actors work on shards."""
+        from ray.util import ActorPool
+
         with _cluster_errors() as ray:
             actor = ray.remote(max_restarts=-1, max_task_retries=-1, **self._takes)(_Actor)
             shared = ray.put(job)
             actors = [actor.remote(shared) for _ in range(min(self.workers, len(shards)))]
             try:
-                yield from ray.util.ActorPool(actors).map_unordered(
+                yield from ActorPool(actors).map_unordered(
                     lambda chosen, shard: chosen.do.remote(shard), shards
                 )
             finally:
@@ -147,38 +190,23 @@ class _Actor:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self._key: str | None = None
+
+    @cached_property
+    def _key(self) -> str:
+        return run_key(self.job.worker.describe())
 
     def do(self, shard: Shard) -> Result:
-        if self._key is None:
-            described = _described(self.job.worker)
-            if isinstance(described, BertflowError):
-                return Result(shard, self.job.home, error=ModelError(str(described)))
-            self._key = run_key(described)
         if self._key != self.job.key:
-            differs = ModelError(
+            raise ModelError(
                 "a worker's model is not that of the others: give all of them the same files and "
                 "versions"
             )
-            return Result(shard, self.job.home, error=differs)
         return self.job.do(shard)
-
-
-def _described(worker: Worker) -> dict[str, Any] | BertflowError:
-    try:
-        return worker.describe()
-    except BertflowError as error:
-        return error
 
 
 @contextmanager
 def opened_engine(
-    name: str,
-    *,
-    address: str | None = None,
-    workers: int | None = None,
-    cpus: float = 1.0,
-    gpus: float | None = None,
+    name: str, *, address: str | None = None, workers: int | None = None
 ) -> Iterator[Engine]:
     """Give an engine, connected for as long as it is used.
 
@@ -186,26 +214,24 @@ def opened_engine(
         name: "local" or "ray".
         address: Of a Ray cluster, `auto` for this machine's. None takes the one that is connected,
             or starts one on this machine, which ends with the block.
-        workers: As in `RayEngine`; so are the others.
-        cpus: Of an actor.
-        gpus: Of an actor.
+        workers: How many of Ray's actors; None for one for each GPU or, where there are none, for
+            each CPU but one.
 
     Raises:
         InputError: There is no such engine, or the cluster has too little for the workers.
         MissingDependencyError: Ray is not installed.
         ModelError: The cluster cannot be reached.
     """
-    if name not in ENGINES:
-        raise InputError(f"engine must be one of {', '.join(ENGINES)}, got {name!r}")
+    check_choice("engine", name, ENGINES)
     if name == "local":
-        given = {"address": address, "workers": workers, "gpus": gpus}
-        if clash := [key for key, value in given.items() if value is not None]:
-            raise InputError(f"the local engine has no {', '.join(clash)}; give engine ray")
+        if address is not None or workers is not None:
+            raise InputError("engine local has no address and no workers; give engine ray")
         yield Local()
         return
     if find_spec("ray") is None:
         raise MissingDependencyError("engine ray needs Ray: pip install 'bertflow[ray]'")
-    ray = _ray()
+    import ray
+
     connected_before = ray.is_initialized()
     if not connected_before:
         own: dict[str, Any] = {} if address else {"include_dashboard": False}
@@ -215,25 +241,24 @@ def opened_engine(
             where = address or "this machine"
             raise ModelError(f"there is no Ray cluster at {where}: {_last_line(error)}") from None
     try:
-        yield RayEngine(workers, cpus=cpus, gpus=gpus)
+        yield RayEngine(workers)
     finally:
         if not connected_before:
             with suppress(Exception):
                 ray.shutdown()
 
 
-def _ray() -> Any:
-    """Ray, whose types differ from version to version."""
-    import_module("ray.util")
-    return import_module("ray")
-
-
 @contextmanager
 def _cluster_errors() -> Iterator[Any]:
-    ray = _ray()
+    """Raise the worker's own error, or say in one line what failed in the cluster."""
+    import ray
+
     try:
         yield ray
     except ray.exceptions.RayError as error:
+        own = getattr(error, "cause", None)
+        if isinstance(own, BertflowError):
+            raise own from error
         raise ModelError(f"the cluster failed: {_last_line(error)}") from error
 
 

@@ -1,10 +1,17 @@
-"""A folder of shards to another folder, or to the calibrator that is fitted on all its vectors."""
+"""A folder of shards to another folder, or to the calibrator that is fitted on all its vectors.
+
+The footer of each file of the output holds the key of the run and the version of the input. So a
+file that is in its place is finished, and tells by itself whether it is still what the run would
+make.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -12,24 +19,37 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import torch
-from pyarrow.parquet import read_table
+from pyarrow.parquet import read_metadata, read_table
 
 from bertflow.arrays import Array, matrix
 from bertflow.calibrators import Calibrator, LinearCalibrator, Moments
 from bertflow.calibrators.adaptive import SAMPLE
 from bertflow.calibrators.queries import QueryMap, moments_of_queries, queries_named
-from bertflow.errors import InputError
-from bertflow.io.files import check_apart, sole_writer
-from bertflow.scale.engines import Engine, Job, Local
-from bertflow.scale.manifest import Manifest, check_whole, files_of, run_key
-from bertflow.scale.shards import SHARD_ROWS, VECTOR, Bad, Place, Shard, plan, read, vectors_of
+from bertflow.errors import InputError, ModelError, shown
+from bertflow.io.files import check_apart, sole_writer, write_text, writing
+from bertflow.io.reading import read_json
+from bertflow.scale.engines import NOTE, Engine, Job, Local, note_of, run_key
+from bertflow.scale.shards import (
+    READERS,
+    SHARD_ROWS,
+    VECTOR,
+    Bad,
+    Place,
+    Plan,
+    Shard,
+    plan,
+    read,
+    vectors_of,
+)
 from bertflow.scale.workers import BlockMoments, Worker, merged_moments
 
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
-LOCK, UNFINISHED = ".lock", ".unfinished"
+MANIFEST, LOCK, UNFINISHED = "_manifest.json", ".lock", ".unfinished"
+LARGEST_MANIFEST = 2**30
 # In a large folder near duplicates are looked for at the start of this many shards.
 SHARDS_SAMPLED = 20
 
@@ -123,7 +143,6 @@ def run(
         todo = [shard for shard in planned.shards if shard.name not in rows]
         before = set(rows)
         log.info("%d shards, %d of them done before", len(planned.shards), len(before))
-        _keep_only(job, todo)
         report = progress or (lambda done, total: None)
         total = sum(shard.rows for shard in planned.shards)
         done = total - sum(shard.rows for shard in todo)
@@ -155,11 +174,140 @@ def run(
     )
 
 
-def _keep_only(job: Job, shards: Sequence[Shard]) -> None:
-    """Remove what stopped runs left of other work than that on these shards."""
-    ours = {job.folder(shard) for shard in shards}
-    for path in set(job.home.iterdir() if job.home.is_dir() else ()) - ours:
-        shutil.rmtree(path, ignore_errors=True)
+class Manifest:
+    """The file `_manifest.json` of an output folder: how its files are made, and which there are.
+
+    It is written before the first file is, and again when all are there.
+
+    Raises:
+        ModelError: There is a manifest that bertflow did not write.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / MANIFEST
+        # All that the files depend on; None if there is no manifest.
+        self.recipe: dict[str, Any] | None = None
+        # The files in the order of the input, and the input file of each.
+        self.files: dict[str, str] = {}
+        self.finished = False
+        if self.path.exists():
+            content = read_json(self.path, largest=LARGEST_MANIFEST)
+            try:
+                self.recipe, self.files = dict(content["recipe"]), dict(content["files"])
+                self.finished = bool(content["finished"])
+            except (KeyError, TypeError, ValueError):
+                raise ModelError(
+                    f"{self.path} is no manifest of this bertflow; give another output"
+                ) from None
+
+    def refuse_others(self, planned: Plan) -> None:
+        """Refuse a folder with a file that is not made of this input; without a manifest any."""
+        ours: set[str] = set()
+        if self.recipe is not None:
+            inputs = {bad.path for bad in planned.bad} | {shard.path for shard in planned.shards}
+            ours |= {name for name, path in self.files.items() if path in inputs}
+            ours |= {shard.name for shard in planned.shards}
+        pattern = "[!.]*" if self.recipe is None else "[!.]*.parquet"
+        for path in sorted(filter(Path.is_file, self.folder.rglob(pattern))):
+            name = path.relative_to(self.folder).as_posix()
+            if name not in ours:
+                source = self.files.get(name)
+                reason = (
+                    f"was made of {source}, which is gone" if source else f"is in no {MANIFEST}"
+                )
+                raise ModelError(f"{path} {reason}; remove it or give another output")
+
+    def begin(self, recipe: Mapping[str, Any], shards: Sequence[Shard]) -> None:
+        """Write how the files are made and which there will be, beside those that are there."""
+        # Rows without text may be left out from now on where they were refused before.
+        recipe = json.loads(json.dumps(recipe))
+        before = recipe if self.recipe is None else self.recipe
+        if before.get("blank") == "refuse" and recipe.get("blank") == "skip":
+            before = {**before, "blank": "skip"}
+        names = sorted({*recipe, *before})
+        if different := [name for name in names if recipe.get(name) != before.get(name)]:
+            first = different[0]
+            raise ModelError(
+                f"{self.folder} was made with another {', '.join(different)} "
+                f"({first} {shown(before.get(first))}, now {shown(recipe.get(first))}); "
+                "give another output"
+            )
+        self.recipe, self.finished = dict(recipe), False
+        self.files |= {shard.name: shard.path for shard in shards}
+        self._write([])
+
+    def rows_done(self, shards: Sequence[Shard], key: str) -> dict[str, int]:
+        """The rows of each file that is there and is what the run would make, by its name."""
+
+        def rows(shard: Shard) -> int | None:
+            try:
+                footer = read_metadata(self.folder / shard.name)
+            except (pyarrow.ArrowException, OSError):
+                return None
+            same = (footer.metadata or {}).get(NOTE) == note_of(shard, key).encode()
+            return int(footer.num_rows) if same else None
+
+        with ThreadPoolExecutor(READERS) as pool:
+            counts = zip(shards, pool.map(rows, shards), strict=True)
+            return {shard.name: count for shard, count in counts if count is not None}
+
+    def put(self, made: Path, name: str) -> None:
+        """Move a finished file to its place."""
+        target = self.folder / name
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            made.replace(target)
+
+    def finish(self, shards: Sequence[Shard], skipped: Sequence[Bad]) -> None:
+        """List the files of these shards, and remove those of input that is now split otherwise."""
+        former = self.files
+        self.files = {shard.name: shard.path for shard in shards}
+        self.finished = True
+        for name in former.keys() - self.files.keys():
+            (self.folder / name).unlink(missing_ok=True)
+        self._write(skipped)
+
+    def _write(self, skipped: Sequence[Bad]) -> None:
+        content = {
+            "recipe": self.recipe,
+            "finished": self.finished,
+            "files": self.files,
+            "skipped": {bad.path: bad.reason for bad in skipped},
+        }
+        write_text(self.path, json.dumps(content, indent=1) + "\n")
+
+
+def check_whole(place: Place) -> None:
+    """Refuse a folder that `run` has not finished, or to which files of others were added.
+
+    Raises:
+        InputError: A file is of others.
+        ModelError: The run was stopped, or a file is missing.
+    """
+    folder = Path(place.where)
+    if not (folder / MANIFEST).is_file():
+        return
+    if others := {*folder.rglob("[!._]*.parquet")}.difference(files_of(folder)):
+        raise InputError(f"{min(others)} is not in {MANIFEST}, which lists the files; remove it")
+
+
+def files_of(output: str | Path) -> list[Path]:
+    """The files of a folder that `run` has finished, in the order of the input.
+
+    Raises:
+        ModelError: It has no manifest, its last run was stopped, or a file is missing.
+    """
+    manifest = Manifest(Path(output))
+    if manifest.recipe is None:
+        raise ModelError(f"{output} has no {MANIFEST}; bertflow has not written it")
+    if not manifest.finished:
+        raise ModelError(f"{output} is not finished; run it again")
+    files = [manifest.folder / name for name in manifest.files]
+    for file in files:
+        if not file.exists():
+            raise ModelError(f"{file} is missing; run it again")
+    return files
 
 
 def folder_moments(
