@@ -19,10 +19,8 @@ Array: TypeAlias = NDArray[Any]
 Rows = TypeVar("Rows", Array, Tensor)
 
 CHUNK_ROWS = 4096
-# Bytes of a memory-mapped file that are read before its memory is given back.
-HELD_BYTES = 2**26
-# Rows from anywhere in such a file that are read before its memory is given back: the system may
-# map megabytes around each row.
+# Rows from anywhere in a memory-mapped file that are read before its memory is given back: the
+# system may map megabytes around each row.
 TAKEN_ROWS = 128
 # Bytes mapped at a time: few enough for a processor's cache, enough to be worth a call.
 CHUNK_BYTES = 2**22
@@ -162,15 +160,9 @@ def check_device(name: str) -> torch.device:
 
 def chunks(rows: Array | Tensor, size: int = CHUNK_ROWS) -> Iterator[Tensor]:
     """The rows in order, in float32 or float64 tensors of at most `size` rows."""
-    held = 0
     for start in range(0, len(rows), size):
-        chunk = as_tensor(rows[start : start + size])
-        yield chunk
-        held += chunk.nbytes
-        if held > HELD_BYTES:
-            let_go(rows)
-            held = 0
-    let_go(rows)
+        yield as_tensor(rows[start : start + size])
+        let_go(rows)
 
 
 def as_tensor(rows: Array | Tensor) -> Tensor:
@@ -188,7 +180,7 @@ def taken(rows: Array | Tensor, index: Tensor) -> Tensor:
     if isinstance(rows, Tensor):
         return as_tensor(rows[index.to(rows.device)])
     numbers = index.numpy()
-    if not in_file(rows):
+    if _file_of(rows) is None:
         return as_tensor(rows[numbers])
     # Read in the order of the file, a part at a time.
     found = np.empty((len(numbers), *rows.shape[1:]), dtype=rows.dtype)
@@ -205,11 +197,6 @@ def let_go(rows: Array | Tensor) -> None:
     file = _file_of(rows)
     if file is not None and hasattr(mmap, "MADV_DONTNEED"):
         file.madvise(mmap.MADV_DONTNEED)
-
-
-def in_file(rows: Array | Tensor) -> bool:
-    """Whether rows are read from a memory-mapped file."""
-    return _file_of(rows) is not None
 
 
 def _file_of(rows: Array | Tensor) -> mmap.mmap | None:

@@ -160,8 +160,8 @@ def show_left_out(outcome: Outcome) -> None:
     if outcome.skipped:
         files = "1 file" if len(outcome.skipped) == 1 else f"{len(outcome.skipped):,} files"
         console.show(f"{files} skipped, which the same command tries again:")
-    for one in outcome.skipped:
-        console.show(one_line(f"  {one.path}: {one.reason}"))
+    for path, reason in outcome.skipped.items():
+        console.show(one_line(f"  {path}: {reason}"))
 
 
 def report(

@@ -35,7 +35,6 @@ from bertflow.scale.shards import (
     READERS,
     SHARD_ROWS,
     VECTOR,
-    Bad,
     Place,
     Plan,
     Shard,
@@ -63,14 +62,14 @@ class Outcome:
         done_before: Those of them that were there before.
         rows: Rows of all of them.
         left_out: Rows of the input without text.
-        skipped: Files of the input that could not be used.
+        skipped: Why files of the input could not be used, by their paths.
     """
 
     shards: int
     done_before: int
     rows: int
     left_out: int
-    skipped: list[Bad]
+    skipped: dict[str, str]
 
 
 def run(
@@ -147,21 +146,20 @@ def run(
         total = sum(shard.rows for shard in planned.shards)
         done = total - sum(shard.rows for shard in todo)
         report(done, total)
-        skipped = {bad.path: bad for bad in planned.bad}
+        skipped = dict(planned.bad)
         for result in engine.run(job, todo):
             if result.error is None:
                 manifest.put(result.path, result.shard.name)
                 shutil.rmtree(result.path.parent, ignore_errors=True)
                 rows[result.shard.name] = result.rows
             elif skip_unreadable and isinstance(result.error, InputError):
-                path = result.shard.path
-                skipped.setdefault(path, Bad(path, str(result.error)))
+                skipped.setdefault(result.shard.path, str(result.error))
             else:
                 raise result.error
             done += result.shard.rows
             report(done, total)
         shards = [shard for shard in planned.shards if shard.path not in skipped]
-        manifest.finish(shards, list(skipped.values()))
+        manifest.finish(shards, skipped)
         shutil.rmtree(job.home, ignore_errors=True)
     made = sum(rows[shard.name] for shard in shards)
     left_out = sum(shard.rows for shard in shards) - made
@@ -170,7 +168,7 @@ def run(
         done_before=sum(shard.name in before for shard in shards),
         rows=made,
         left_out=left_out if worker.row_by_row else 0,
-        skipped=list(skipped.values()),
+        skipped=skipped,
     )
 
 
@@ -205,7 +203,7 @@ class Manifest:
         """Refuse a folder with a file that is not made of this input; without a manifest any."""
         ours: set[str] = set()
         if self.recipe is not None:
-            inputs = {bad.path for bad in planned.bad} | {shard.path for shard in planned.shards}
+            inputs = {*planned.bad, *(shard.path for shard in planned.shards)}
             ours |= {name for name, path in self.files.items() if path in inputs}
             ours |= {shard.name for shard in planned.shards}
         pattern = "[!.]*" if self.recipe is None else "[!.]*.parquet"
@@ -235,7 +233,7 @@ class Manifest:
             )
         self.recipe, self.finished = dict(recipe), False
         self.files |= {shard.name: shard.path for shard in shards}
-        self._write([])
+        self._write({})
 
     def rows_done(self, shards: Sequence[Shard], key: str) -> dict[str, int]:
         """The rows of each file that is there and is what the run would make, by its name."""
@@ -259,7 +257,7 @@ class Manifest:
             target.parent.mkdir(parents=True, exist_ok=True)
             made.replace(target)
 
-    def finish(self, shards: Sequence[Shard], skipped: Sequence[Bad]) -> None:
+    def finish(self, shards: Sequence[Shard], skipped: Mapping[str, str]) -> None:
         """List the files of these shards, and remove those of input that is now split otherwise."""
         former = self.files
         self.files = {shard.name: shard.path for shard in shards}
@@ -268,12 +266,12 @@ class Manifest:
             (self.folder / name).unlink(missing_ok=True)
         self._write(skipped)
 
-    def _write(self, skipped: Sequence[Bad]) -> None:
+    def _write(self, skipped: Mapping[str, str]) -> None:
         content = {
             "recipe": self.recipe,
             "finished": self.finished,
             "files": self.files,
-            "skipped": {bad.path: bad.reason for bad in skipped},
+            "skipped": dict(skipped),
         }
         write_text(self.path, json.dumps(content, indent=1) + "\n")
 

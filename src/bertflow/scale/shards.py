@@ -5,7 +5,6 @@ Vectors are columns of lists there, and matrices elsewhere.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -72,20 +71,12 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Bad:
-    """A file that cannot be used, and why, in one line."""
-
-    path: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class Plan:
-    """The shards of an input in order, the columns that are read, and files that cannot be used."""
+    """The shards of an input in order, the columns that are read, and why files cannot be used."""
 
     shards: list[Shard]
     schema: Any
-    bad: list[Bad]
+    bad: dict[str, str]
 
 
 class Place:
@@ -121,27 +112,23 @@ class Place:
             infos = self._files.get_file_info(fs.FileSelector(self._root, recursive=True))
         below = len(self._root) + 1
         shown = sorted((i.path[below:], i) for i in infos if not _is_hidden(i.path[below:]))
-        files = [self._version(i, path) for path, i in shown if i.type == fs.FileType.File]
         if isinstance(self._files, fs.LocalFileSystem):
-            self._check_links([file.path for file in files])
             folders = [path for path, i in shown if i.type == fs.FileType.Directory]
-            self._check_kinds(["", *folders])
-        return files
+            self._check_links(["", *folders])
+        return [self._version(i, path) for path, i in shown if i.type == fs.FileType.File]
 
-    def _check_links(self, files: Sequence[str]) -> None:
-        first: dict[str, str] = {}
-        for path in files:
-            if (other := first.setdefault(os.path.realpath(f"{self._root}/{path}"), path)) != path:
-                raise InputError(
-                    f"{self.named(path)} and {self.named(other)} are one file, by a link; its rows "
-                    "would be read twice"
-                )
-
-    def _check_kinds(self, folders: Sequence[str]) -> None:
-        """Refuse pipes and links to nothing, which Arrow leaves out."""
+    def _check_links(self, folders: Sequence[str]) -> None:
+        """Refuse a file that is there twice, and pipes and links to nothing, which Arrow omits."""
+        first: dict[Path, Path] = {}
         for entry in (entry for folder in folders for entry in Path(self._root, folder).iterdir()):
-            if not (entry.is_file() or entry.is_dir() or entry.name.startswith((".", "_"))):
+            if entry.is_dir() or _is_hidden(entry.name):
+                continue
+            if not entry.is_file():
                 raise InputError(f"{entry} is neither a file nor a link to one")
+            if (other := first.setdefault(entry.resolve(), entry)) != entry:
+                raise InputError(
+                    f"{entry} and {other} are one file, by a link; its rows would be read twice"
+                )
 
     def found(self, path: str) -> FileVersion:
         """A file as it is now; an InputError if it does not exist any more."""
@@ -187,33 +174,32 @@ def plan(
     """
     found = place.files()
     files = [file for file in found if file.path.lower().endswith(".parquet")]
-    bad = [
-        Bad(path, f"{place.named(path)} is no .parquet file, and would not be read")
+    bad = {
+        path: f"{place.named(path)} is no .parquet file, and would not be read"
         for path in sorted({file.path for file in found} - {file.path for file in files})
-    ]
+    }
     if not files:
         kind = ".parquet file" if place.is_file else "folder with .parquet files in it"
         other = ", or read it without --engine" if place.is_file else ""
         raise InputError(f"{place.where} is no {kind}; give one{other}")
     with ThreadPoolExecutor(READERS) as pool:
-        looked_at = list(pool.map(lambda file: _looked_at(place, file, choose, shard_rows), files))
+        looks = [pool.submit(_looked_at, place, file, choose, shard_rows) for file in files]
     shards: list[Shard] = []
     common: Any = None
-    first_file = ""
-    for result in looked_at:
-        if isinstance(result, Bad):
-            bad.append(result)
-            continue
-        parts, schema = result
-        path = parts[0].path
+    for file, look in zip(files, looks, strict=True):
         try:
-            common, first_file = _unified(common or schema, schema), first_file or path
+            parts, schema = look.result()
+            if shards:
+                schema = _unified(
+                    common, schema, place.named(file.path), place.named(shards[0].path)
+                )
+            common = schema
             shards += parts
         except InputError as error:
-            bad.append(Bad(path, f"{place.named(path)}: {error} in {place.named(first_file)}"))
+            bad[file.path] = str(error)
     if bad and not (skip_unreadable and shards):
         none = f"none of the files in {place.where} can be used: " if skip_unreadable else ""
-        raise InputError(f"{none}{bad[0].reason}")
+        raise InputError(f"{none}{next(iter(bad.values()))}")
     for name, count in Counter(shard.name for shard in shards).items():
         if count > 1:
             raise InputError(f"{count} shards of {place.where} would be {name}; rename a file")
@@ -266,30 +252,26 @@ def _is_hidden(path: str) -> bool:
 
 def _looked_at(
     place: Place, file: FileVersion, choose: ColumnChoice, shard_rows: int
-) -> tuple[list[Shard], Any] | Bad:
+) -> tuple[list[Shard], Any]:
     """The shards of a file and the schema of the columns to read."""
-    try:
-        with place.parquet(file.path) as table:
-            schema = _chosen(table.schema_arrow, choose, place.named(file.path))
-            numbers = range(table.metadata.num_row_groups)
-            groups = [table.metadata.row_group(number).num_rows for number in numbers]
-            return _divided(file, groups, shard_rows), schema
-    except InputError as error:
-        return Bad(file.path, str(error))
+    name = place.named(file.path)
+    with place.parquet(file.path) as table:
+        schema = table.schema_arrow
+        chosen = pyarrow.schema([schema.field(column) for column in choose(schema, name)])
+        numbers = range(table.metadata.num_row_groups)
+        groups = [table.metadata.row_group(number).num_rows for number in numbers]
+        return _divided(file, groups, shard_rows), chosen
 
 
-def _chosen(schema: Any, choose: ColumnChoice, name: str) -> Any:
-    return pyarrow.schema([schema.field(column) for column in choose(schema, name)])
-
-
-def _unified(first: Any, other: Any) -> Any:
+def _unified(first: Any, other: Any, name: str, first_name: str) -> Any:
     """A schema for both: a column without any value takes the other's type, and all text is text.
 
     Raises:
-        InputError: Their columns or types differ.
+        InputError: Their columns or types differ; the message has the names of both files.
     """
     if first.names != other.names:
-        raise InputError(f"its columns are {listed(other.names)}, but {listed(first.names)}")
+        columns = f"{listed(other.names)}, but {listed(first.names)}"
+        raise InputError(f"{name}: its columns are {columns} in {first_name}")
     fields = []
     for expected, field in zip(first, other, strict=True):
         if types.is_null(expected.type):
@@ -297,7 +279,8 @@ def _unified(first: Any, other: Any) -> Any:
         elif expected.type != field.type and is_text(expected.type) and is_text(field.type):
             expected = expected.with_type(pyarrow.large_string())
         elif expected.type != field.type and not types.is_null(field.type):
-            raise InputError(f"column {field.name!r} is {field.type}, but {expected.type}")
+            kinds = f"{field.type}, but {expected.type}"
+            raise InputError(f"{name}: column {field.name!r} is {kinds} in {first_name}")
         fields.append(expected)
     return pyarrow.schema(fields)
 

@@ -26,7 +26,7 @@ from bertflow.calibrators import Calibrator, Moments, load_calibrator
 from bertflow.calibrators.queries import ROLES
 from bertflow.calibrators.readme import calibrator_name
 from bertflow.data.tables import check_text, column_index, is_text, only_text
-from bertflow.errors import BertflowError, InputError
+from bertflow.errors import BertflowError, InputError, check_choice
 from bertflow.scale.shards import (
     BATCH,
     VECTOR,
@@ -147,12 +147,9 @@ class Encode(Worker):
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        choices = {"numbers": tuple(TYPES), "blank": ("refuse", "skip"), "role": (None, *ROLES)}
-        for name, known in choices.items():
-            if (value := getattr(self, name)) not in known:
-                raise InputError(
-                    f"{name} must be one of {', '.join(map(str, known))}, got {value!r}"
-                )
+        check_choice("numbers", self.numbers, tuple(TYPES))
+        check_choice("blank", self.blank, ("refuse", "skip"))
+        check_choice("role", self.role, (None, *ROLES))
 
     def describe(self) -> dict[str, Any]:
         """All that the vectors depend on: encoder, its settings and versions, columns, types."""
@@ -198,14 +195,18 @@ class Encode(Worker):
                 start += batch.num_rows
                 yield begun[-1][1]
 
-        for vectors in encode_lists(self._encoding, lists(), unfinished):
+        for encoded in encode_lists(self._encoding, lists(), unfinished):
             batch, texts, numbers = begun.popleft()
+            vectors = encoded.reshape(len(texts), self._width)
+            vectors = vectors.astype(TYPES[self.numbers], copy=False)
             if (bad := first_not_finite(vectors)) is not None:
                 raise InputError(
-                    f"{part.place}, row {numbers[bad]}: the encoder's vector is not finite: "
-                    f"{texts[bad][:80]!r}"
+                    f"{part.place}, row {numbers[bad]}: the encoder's vector is not finite in "
+                    f"{self.numbers}: {texts[bad][:80]!r}"
                 )
-            yield self._written(batch, vectors)
+            kept = [batch.column(name) for name in self._kept(batch.schema)]
+            columns, schema = [*kept, vector_column(vectors)], self.schema(batch.schema)
+            yield pyarrow.RecordBatch.from_arrays(columns, schema=schema)
 
     @cached_property
     def _encoding(self) -> Encoding:
@@ -265,14 +266,6 @@ class Encode(Worker):
             batch = batch.take(numbers)
         return batch, texts, first + numbers
 
-    def _written(self, batch: Any, vectors: Array) -> Any:
-        numbers = vectors.reshape(len(vectors), self._width).astype(TYPES[self.numbers], copy=False)
-        if not np.isfinite(numbers).all():
-            raise InputError(f"a number of a vector is too large for {self.numbers}; use float32")
-        kept = [batch.column(name) for name in self._kept(batch.schema)]
-        schema = self.schema(batch.schema)
-        return pyarrow.RecordBatch.from_arrays([*kept, vector_column(numbers)], schema=schema)
-
 
 @dataclass(eq=False)
 class Transform(Worker):
@@ -299,8 +292,7 @@ class Transform(Worker):
     role: str = "document"
 
     def __post_init__(self) -> None:
-        if self.role not in ROLES:
-            raise InputError(f"role must be one of {', '.join(ROLES)}, got {self.role!r}")
+        check_choice("role", self.role, ROLES)
 
     def describe(self) -> dict[str, Any]:
         """All that the output depends on: what the calibrator has learned, and the direction."""
@@ -335,19 +327,13 @@ class Transform(Worker):
 
     def process(self, batches: Iterable[Any], part: Part) -> Iterator[Any]:
         """Map record batches."""
-        calibrator = self._fitted
-        first = part.first
-        apply = calibrator.inverse_transform if self.inverse else calibrator._rows
-        for batch in batches:
-            rows = vectors_of(batch.column(self.vector), part.place, first)
-            schema = self.schema(batch.schema)
-            if len(rows):
-                with _rows_named(part.place, first):
-                    rows = apply(rows, self.role)
-                at = batch.schema.get_field_index(self.vector)
-                columns = [*batch.columns[:at], vector_column(rows), *batch.columns[at + 1 :]]
-                first += batch.num_rows
-                yield type(batch).from_arrays(columns, schema=schema)
+        apply = self._fitted.inverse_transform if self.inverse else self._fitted._rows
+        for batch, rows, first in _with_vectors(batches, self.vector, part):
+            with _rows_named(part.place, first):
+                vectors = vector_column(apply(rows, self.role))
+            at = batch.schema.get_field_index(self.vector)
+            columns = [*batch.columns[:at], vectors, *batch.columns[at + 1 :]]
+            yield pyarrow.RecordBatch.from_arrays(columns, schema=self.schema(batch.schema))
 
     @cached_property
     def _fitted(self) -> Calibrator:
@@ -398,24 +384,28 @@ class BlockMoments(Worker):
     def process(self, batches: Iterable[Any], part: Part) -> Iterator[Any]:
         """Take moments of all of them together; nothing where there is no row."""
         moments: Moments | None = None
-        first = part.first
-        for batch in batches:
-            rows = vectors_of(batch.column(self.vector), part.place, first)
-            if not len(rows):
-                continue
-            if moments is None:
-                moments = Moments(rows.shape[1], covariance=self.covariance)
+        for _, rows, first in _with_vectors(batches, self.vector, part):
+            moments = moments or Moments(rows.shape[1], covariance=self.covariance)
             with _rows_named(part.place, first):
                 if rows.shape[1] != len(moments.mean):
                     raise InputError(
                         f"vectors of {rows.shape[1]} numbers and of {len(moments.mean)}"
                     )
-                finite(rows)
-                wide = as_tensor(rows)
+                wide = as_tensor(finite(rows))
                 moments.update(unit_length(wide.double()) if self.normalize else wide)
-            first += len(rows)
         if moments is not None:
             yield pyarrow.RecordBatch.from_pylist([_packed(moments)], schema=self.schema(None))
+
+
+def _with_vectors(
+    batches: Iterable[Any], column: str, part: Part
+) -> Iterator[tuple[Any, Array, int]]:
+    """Each batch that has rows, its vectors (N, D), and the number of its first row in the file."""
+    first = part.first
+    for batch in batches:
+        if batch.num_rows:
+            yield batch, vectors_of(batch.column(column), part.place, first), first
+        first += batch.num_rows
 
 
 @contextmanager
@@ -434,19 +424,18 @@ def merged_moments(blocks: Iterable[Any]) -> Moments:
     Raises:
         InputError: There is no block, or they are of different widths or kinds.
     """
-    merged: Moments | None = None
-    for moments in (_unpacked(row) for block in blocks for row in _rows(block)):
-        if merged is None:
-            merged = moments
-            continue
+    rows = (row for block in blocks for row in _rows(block))
+    parts = map(_unpacked, rows)
+    merged = next(parts, None)
+    if merged is None:
+        raise InputError("there are no moments to merge: the input holds no vector")
+    for moments in parts:
         if moments.second.shape != merged.second.shape:
             raise InputError(
                 f"moments of shape {tuple(moments.second.shape)} do not go with those of shape "
                 f"{tuple(merged.second.shape)}; take all of vectors of one width"
             )
         merged.merge(moments)
-    if merged is None:
-        raise InputError("there are no moments to merge: the input holds no vector")
     return merged
 
 
@@ -463,13 +452,9 @@ def _packed(moments: Moments) -> dict[str, Any]:
 
 def _unpacked(row: Mapping[str, Any]) -> Moments:
     mean = torch.from_numpy(np.array(row["mean"], dtype=np.float64))
-    flat = torch.from_numpy(np.array(row["second"], dtype=np.float64))
-    width = len(mean)
-    if len(flat) == width * (width + 1) // 2 and width > 1:
-        second = torch.zeros(width, width, dtype=torch.float64)
-        above = torch.triu_indices(width, width)
-        second[above[0], above[1]] = flat
-        second[above[1], above[0]] = flat
-    else:
-        second = flat
+    second = torch.from_numpy(np.array(row["second"], dtype=np.float64))
+    if len(second) > len(mean):
+        upper, above = second, tuple(torch.triu_indices(len(mean), len(mean)))
+        second = torch.zeros(len(mean), len(mean), dtype=torch.float64)
+        second[above] = second.T[above] = upper
     return Moments.restored(int(row["count"]), mean, second)
