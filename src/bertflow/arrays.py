@@ -244,7 +244,7 @@ def mapped(function: Callable[[Tensor, Tensor], None], rows: Rows, width: int) -
                 out.copy_(image)
             # Rows that are not finite have no finite image, so one check covers both.
             if not _is_finite(out):
-                _refuse_not_finite(chunk, start)
+                finite(chunk, start)
                 # The image may fit although an intermediate result overflows: try float64.
                 lost = ~out.isfinite().all(dim=1)
                 again = chunk[lost].double()
@@ -252,34 +252,28 @@ def mapped(function: Callable[[Tensor, Tensor], None], rows: Rows, width: int) -
                 function(again, image)
                 out[lost] = image.to(out.dtype)
                 if not _is_finite(out):
-                    _refuse_overflow(out, start)
+                    raise InputError(
+                        f"X is finite in row {start + _first_not_finite(out)} (rows count from 0), "
+                        "but so far from the fitted rows that "
+                        f"{str(out.dtype).removeprefix('torch.')} cannot hold what becomes of it; "
+                        "give X in a wider type, or remove that row"
+                    )
             start += len(chunk)
     return cast("Rows", result)
 
 
-def finite(rows: Any) -> Any:
-    """The rows, unless one of them is not finite: that one is named."""
-    for number, chunk in enumerate(chunks(rows)):
-        _refuse_not_finite(chunk, number * CHUNK_ROWS)
+def finite(rows: Any, first: int = 0) -> Any:
+    """The rows, unless one of them is not finite: that one is named, counted from `first`."""
+    for chunk in chunks(rows):
+        if not _is_finite(chunk):
+            bad = _first_not_finite(chunk)
+            kind = "NaN" if bool(chunk[bad].isnan().any()) else "infinity (inf)"
+            raise InputError(
+                f"X contains {kind} in row {first + bad} (rows count from 0); remove or mend that "
+                "row"
+            )
+        first += len(chunk)
     return rows
-
-
-def _refuse_not_finite(chunk: Tensor, start: int) -> None:
-    if _is_finite(chunk):
-        return
-    first = _first_not_finite(chunk)
-    kind = "NaN" if bool(chunk[first].isnan().any()) else "infinity (inf)"
-    raise InputError(
-        f"X contains {kind} in row {start + first} (rows count from 0); remove or mend that row"
-    )
-
-
-def _refuse_overflow(image: Tensor, start: int) -> None:
-    raise InputError(
-        f"X is finite in row {start + _first_not_finite(image)} (rows count from 0), but so far "
-        f"from the fitted rows that {str(image.dtype).removeprefix('torch.')} cannot hold what "
-        "becomes of it; give X in a wider type, or remove that row"
-    )
 
 
 def _is_finite(chunk: Tensor) -> bool:

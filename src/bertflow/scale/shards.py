@@ -335,21 +335,18 @@ def vectors_of(column: Any, place: str, first: int = 0) -> Array:
         column = column.storage
     if types.is_null(column.type):
         column = column.cast(pyarrow.list_(pyarrow.float32()))
-    if column.null_count:
-        row = first + compute.index(column.is_null(), True).as_py()
-        raise InputError(f"{place}, row {row}: there is no vector; leave that row out")
-    flat = column.flatten()
+    lengths = compute.list_value_length(column)
     if types.is_fixed_size_list(column.type):
         width = column.type.list_size
     else:
-        lengths = compute.list_value_length(column).to_numpy(zero_copy_only=False)
-        width = int(lengths[0]) if len(lengths) else 0
-        if (lengths != width).any():
-            row = int(np.flatnonzero(lengths != width)[0])
-            raise InputError(
-                f"{place}, row {first + row}: its vector has {lengths[row]} numbers, that of row "
-                f"{first} has {width}"
-            )
+        width = lengths[0].as_py() if len(lengths) else 0
+    wrong = compute.fill_null(compute.not_equal(lengths, width), True)
+    if (row := compute.index(wrong, True).as_py()) >= 0:
+        said = f"its vector has {lengths[row]} numbers, that of row {first} has {width}"
+        if not lengths[row].is_valid:
+            said = "there is no vector; leave that row out"
+        raise InputError(f"{place}, row {first + row}: {said}")
+    flat = column.flatten()
     if flat.null_count:
         row = first + compute.index(flat.is_null(), True).as_py() // width
         raise InputError(f"{place}, row {row}: its vector lacks a number")
