@@ -113,7 +113,7 @@ def vectors_named(source: str | Path) -> Iterator[None]:
 
 
 @contextmanager
-def opened_cluster(cluster: options.Cluster) -> Iterator[Engine]:
+def opened_cluster(cluster: options.Cluster) -> Iterator[Engine | None]:
     """The engine that works on shards."""
     from bertflow.scale import opened_engine
 

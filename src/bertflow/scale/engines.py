@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from pyarrow.parquet import ParquetWriter
 
@@ -119,19 +119,7 @@ class Job:
             raise ModelError(f"{name}: {kind}{error}") from error
 
 
-class Local:
-    """All shards one after the other in this process."""
-
-    def describe(self, worker: Worker) -> dict[str, Any]:
-        """The worker's description of itself, from where it will work."""
-        return worker.describe()
-
-    def run(self, job: Job, shards: Sequence[Shard]) -> Iterator[Result]:
-        """Work on shards, and give each result as soon as it is there, in any order."""
-        return map(job.do, shards)
-
-
-class RayEngine:
+class Engine:
     """Ray's actors, which read and write shards themselves; one that dies is started again.
 
     An actor takes a CPU and, where the cluster has any, a GPU.
@@ -166,7 +154,7 @@ class RayEngine:
             return description
 
     def run(self, job: Job, shards: Sequence[Shard]) -> Iterator[Result]:
-        """Have actors work on shards."""
+        """Have actors work on shards, and give each result as soon as it is there, in any order."""
         from ray.util import ActorPool
 
         with _cluster_errors() as ray:
@@ -180,9 +168,6 @@ class RayEngine:
             finally:
                 for one in actors:
                     ray.kill(one)
-
-
-Engine: TypeAlias = Local | RayEngine
 
 
 class _Actor:
@@ -207,8 +192,8 @@ class _Actor:
 @contextmanager
 def opened_engine(
     name: str, *, address: str | None = None, workers: int | None = None
-) -> Iterator[Engine]:
-    """Give an engine, connected for as long as it is used.
+) -> Iterator[Engine | None]:
+    """Give Ray's actors, connected for as long as they are used; or None, which is this process.
 
     Args:
         name: "local" or "ray".
@@ -226,7 +211,7 @@ def opened_engine(
     if name == "local":
         if address is not None or workers is not None:
             raise InputError("engine local has no address and no workers; give engine ray")
-        yield Local()
+        yield None
         return
     if find_spec("ray") is None:
         raise MissingDependencyError("engine ray needs Ray: pip install 'bertflow[ray]'")
@@ -241,7 +226,7 @@ def opened_engine(
             where = address or "this machine"
             raise ModelError(f"there is no Ray cluster at {where}: {_last_line(error)}") from None
     try:
-        yield RayEngine(workers)
+        yield Engine(workers)
     finally:
         if not connected_before:
             with suppress(Exception):

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow
-import torch
 from pyarrow.parquet import read_metadata, read_table
 
 from bertflow.arrays import Array, matrix
@@ -30,7 +29,7 @@ from bertflow.calibrators.queries import QueryMap, moments_of_queries, queries_n
 from bertflow.errors import InputError, ModelError, shown
 from bertflow.io.files import check_apart, sole_writer, write_text, writing
 from bertflow.io.reading import read_json
-from bertflow.scale.engines import NOTE, Engine, Job, Local, note_of, run_key
+from bertflow.scale.engines import NOTE, Engine, Job, note_of, run_key
 from bertflow.scale.shards import (
     READERS,
     SHARD_ROWS,
@@ -123,7 +122,6 @@ def run(
         >>> first.rows, first.done_before, again.done_before
         (2, 0, 1)
     """
-    engine = engine or Local()
     if "://" in str(output):
         raise InputError(f"{output} is an address; give a folder on a disk that all workers share")
     output, place = Path(output), Place(source)
@@ -131,7 +129,7 @@ def run(
     check_whole(place)
     planned = plan(place, worker.columns, shard_rows=shard_rows, skip_unreadable=skip_unreadable)
     Manifest(output).refuse_others(planned)
-    description = engine.describe(worker)
+    description = engine.describe(worker) if engine else worker.describe()
     with sole_writer(output, output / LOCK):
         manifest = Manifest(output)
         manifest.begin(description, planned.shards)
@@ -147,7 +145,7 @@ def run(
         done = total - sum(shard.rows for shard in todo)
         report(done, total)
         skipped = dict(planned.bad)
-        for result in engine.run(job, todo):
+        for result in engine.run(job, todo) if engine else map(job.do, todo):
             if result.error is None:
                 manifest.put(result.path, result.shard.name)
                 shutil.rmtree(result.path.parent, ignore_errors=True)
@@ -218,13 +216,12 @@ class Manifest:
 
     def begin(self, recipe: Mapping[str, Any], shards: Sequence[Shard]) -> None:
         """Write how the files are made and which there will be, beside those that are there."""
-        # Rows without text may be left out from now on where they were refused before.
         recipe = json.loads(json.dumps(recipe))
         before = recipe if self.recipe is None else self.recipe
-        if before.get("blank") == "refuse" and recipe.get("blank") == "skip":
-            before = {**before, "blank": "skip"}
         names = sorted({*recipe, *before})
-        if different := [name for name in names if recipe.get(name) != before.get(name)]:
+        different = [name for name in names if recipe.get(name) != before.get(name)]
+        # Rows without text may be left out from now on where they were refused before.
+        if different and not (different == ["blank"] and recipe.get("blank") == "skip"):
             first = different[0]
             raise ModelError(
                 f"{self.folder} was made with another {', '.join(different)} "
@@ -370,8 +367,6 @@ def fit_folder(
     moments, outcome = folder_moments(
         source, folder, vector=vector, covariance=full, normalize=unit, **options
     )
-    if not bool(torch.isfinite(moments.second).all()):
-        raise InputError("the vectors hold values too large to square in float64; scale them down")
     query_map = None
     if asked is not None:
         documents = moments
