@@ -25,14 +25,13 @@ from bertflow.errors import (
     ModelError,
     check_choice,
 )
-from bertflow.io.files import writing
+from bertflow.io.files import reason_of, writing
 from bertflow.process_state import pinned
 from bertflow.scale.shards import Place, Shard, is_vectors, read
 from bertflow.scale.workers import Part, Worker
 
 log = logging.getLogger(__name__)
 
-ENGINES = ("local", "ray")
 # The key of a file's note among the metadata in its footer.
 NOTE = b"bertflow"
 
@@ -207,7 +206,7 @@ def opened_engine(
         MissingDependencyError: Ray is not installed.
         ModelError: The cluster cannot be reached.
     """
-    check_choice("engine", name, ENGINES)
+    check_choice("engine", name, ("local", "ray"))
     if name == "local":
         if address is not None or workers is not None:
             raise InputError("engine local has no address and no workers; give engine ray")
@@ -224,7 +223,7 @@ def opened_engine(
             ray.init(address, logging_level=logging.ERROR, log_to_driver=False, **own)
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = address or "this machine"
-            raise ModelError(f"there is no Ray cluster at {where}: {_last_line(error)}") from None
+            raise ModelError(f"there is no Ray cluster at {where}: {reason_of(error)}") from None
     try:
         yield Engine(workers)
     finally:
@@ -241,11 +240,9 @@ def _cluster_errors() -> Iterator[Any]:
     try:
         yield ray
     except ray.exceptions.RayError as error:
-        own = getattr(error, "cause", None)
-        if isinstance(own, BertflowError):
-            raise own from error
-        raise ModelError(f"the cluster failed: {_last_line(error)}") from error
-
-
-def _last_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
+        cause = getattr(error, "cause", None) or error
+        if isinstance(cause, BertflowError):
+            raise cause from error
+        raise ModelError(
+            f"the cluster failed: {type(cause).__name__}: {reason_of(cause)}"
+        ) from error

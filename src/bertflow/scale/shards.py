@@ -217,7 +217,8 @@ def read(place: Place, shard: Shard, schema: Any, *, batch_rows: int = BATCH_ROW
         # One group at a time: reading ahead would take memory that grows with the file.
         for group in range(shard.start, shard.stop):
             for batch in table.iter_batches(batch_rows, row_groups=[group], columns=schema.names):
-                yield _typed(batch.select(schema.names), schema)
+                columns = [batch.column(field.name).cast(field.type) for field in schema]
+                yield pyarrow.RecordBatch.from_arrays(columns, schema=schema)
     _check_unchanged(place, shard)
 
 
@@ -296,26 +297,16 @@ def _divided(file: FileVersion, groups: Sequence[int], shard_rows: int) -> list[
             start, first, rows = group + 1, first + rows, 0
     if start < len(groups) or not parts:
         parts.append((start, len(groups), first, rows))
-    return [
-        Shard(_part_name(file.path, number, len(parts)), file, *part)
-        for number, part in enumerate(parts)
-    ]
-
-
-def _part_name(path: str, number: int, count: int) -> str:
-    stem, _, ending = path.rpartition(".")
-    return path if count == 1 else f"{stem}.part-{number:05d}-of-{count:05d}.{ending}"
+    names = [file.path]
+    if (count := len(parts)) > 1:
+        stem, _, ending = file.path.rpartition(".")
+        names = [f"{stem}.part-{n:05d}-of-{count:05d}.{ending}" for n in range(count)]
+    return [Shard(name, file, *part) for name, part in zip(names, parts, strict=True)]
 
 
 def _check_unchanged(place: Place, shard: Shard) -> None:
     if place.found(shard.path) != shard.file:
         raise InputError(f"{place.named(shard.path)} was changed meanwhile; run it again")
-
-
-def _typed(batch: Any, schema: Any) -> Any:
-    """A batch whose columns have the types of all shards."""
-    columns = [column.cast(field.type) for column, field in zip(batch.columns, schema, strict=True)]
-    return pyarrow.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def vector_column(vectors: Array) -> Any:

@@ -46,7 +46,6 @@ TYPES = {"float32": np.float32, "float16": np.float16}
 # Of `Encode`, beside what the encoder depends on.
 SETTINGS = ("column", "keep", "vector", "numbers", "blank")
 LOADING = ("pooling", "max_length", "device", "trust_remote_code")
-Blank = Literal["refuse", "skip"]
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ class Encode(Worker):
     keep: Sequence[str] | None = None
     vector: str = VECTOR
     numbers: str = "float32"
-    blank: Blank = "refuse"
+    blank: Literal["refuse", "skip"] = "refuse"
     role: str | None = None
     pooling: str | None = None
     max_length: int | None = None
