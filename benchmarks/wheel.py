@@ -32,6 +32,7 @@ BESIDES = {
     "bertflow/data/sample/README.md",
     "bertflow/data/sample/pairs.tsv",
     "bertflow/data/sample/sentences.txt",
+    "bertflow/display/notebook.html",
     "bertflow/finetuning/card.md",
     "bertflow/models/card.md",
     "bertflow/paper/published.toml",

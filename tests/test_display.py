@@ -27,7 +27,7 @@ from bertflow import (
     save_calibrator,
 )
 from bertflow.data import Pairs
-from bertflow.display import Bars, Grid, block, facts_table, unfolded
+from bertflow.display import Bars, Grid, notebook
 from bertflow.display import progress as drawing
 from bertflow.evaluation import Scores, compare, score_pairs
 
@@ -62,21 +62,16 @@ def rows():
 
 
 def test_whatever_is_shown_is_escaped():
-    pieces = [
-        facts_table({NASTY: NASTY}),
-        unfolded(NASTY, NASTY),
-        Grid(NASTY, [NASTY, NASTY], [[NASTY, NASTY]]).html(),
-    ]
-    html = block(NASTY, *pieces)
+    grid = Grid(NASTY, [NASTY, NASTY], [[NASTY, NASTY]])
+    html = notebook(NASTY, {NASTY: NASTY}, [grid], **{NASTY: NASTY})
     assert html.count("<b>") == 1  # The title's own.
     assert "".join(parsed(html).itertext()).count(NASTY) == 10
 
 
 def test_what_is_long_wraps_or_scrolls_within_its_own_block(rows):
     """Pages of notebooks are narrow on a phone; what is wide must not widen them."""
-    long = facts_table({"data": "/a/folder" * 30})
-    assert "overflow-wrap: anywhere" in parsed(long).find(".//td").get("style")
-    whole = parsed(block("title", long, unfolded("code", "x" * 300)))
+    whole = parsed(notebook("title", {"data": "/a/folder" * 30}, code="x" * 300))
+    assert "overflow-wrap: anywhere" in whole.find(".//td").get("style")
     style = whole.find("div").get("style")
     assert "overflow-x: auto" in style
     assert "max-width: 100%" in style

@@ -15,7 +15,7 @@ from bertflow.analysis import isotropy
 from bertflow.analysis.neighbours import checked, directed, sampled, unit_rows
 from bertflow.arrays import Array
 from bertflow.data import sample_sentences
-from bertflow.display import Grid, block, facts_table
+from bertflow.display import Grid, notebook
 from bertflow.encoders import EncodeOptions, embed
 from bertflow.encoders.encoder import CALIBRATOR, as_sentences
 from bertflow.errors import InputError, unknown
@@ -133,7 +133,7 @@ class Diagnosis:
         facts = {"why": self.reason, "vectors": f"{self.rows:,}, each of {self.width} dimensions"}
         if self.warnings:
             facts["but"] = "; ".join(self.warnings)
-        return block(VERDICTS[self.verdict], facts_table(facts), self.evidence().html())
+        return notebook(VERDICTS[self.verdict], facts, [self.evidence()])
 
     def to_dict(self) -> dict[str, Any]:
         """The diagnosis as JSON has it."""

@@ -1,6 +1,6 @@
-"""How objects and progress look: tables of text, HTML for notebooks, bars where someone watches."""
+"""How objects and progress look: tables of text, parts of notebooks, bars where someone looks."""
 
-from bertflow.display.grid import Grid, block, facts_table, unfolded
+from bertflow.display.grid import Grid, notebook
 from bertflow.display.progress import Bars, of_stage, watched
 
-__all__ = ["Bars", "Grid", "block", "facts_table", "of_stage", "unfolded", "watched"]
+__all__ = ["Bars", "Grid", "notebook", "of_stage", "watched"]

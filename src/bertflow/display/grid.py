@@ -1,21 +1,13 @@
-"""Tables of text and pieces of HTML, and numbers as text.
-
-HTML is for notebooks: everything is escaped, and styles are written at each element, because
-notebooks that are not trusted lose style sheets. Text has the page's colour and lines are half
-transparent grey, so that light and dark pages both do.
-"""
+"""Tables of text, what notebooks show, and numbers as text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from importlib.resources import files
 from typing import Any
 
 MINUS = "\N{MINUS SIGN}"
-GREY = "rgba(128, 128, 128, 0.4)"
-CELL = "padding: 0.2em 0.8em; border: none;"
-TABLE = "color: inherit; border-collapse: collapse;"
 
 
 @dataclass(frozen=True)
@@ -54,51 +46,20 @@ class Grid:
         )
         return f"**{self.title}**\n\n{body}\n"
 
-    def html(self) -> str:
-        """The table as HTML."""
-        head = _row(("th", f"border-bottom: 1px solid {GREY};", cell) for cell in self.columns)
-        body = "".join(_row(("td", "", cell) for cell in cells) for cells in self.rows)
-        return (
-            f'<table style="{TABLE}"><caption style="color: inherit; text-align: left;">'
-            f"{escape(self.title)}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"
-        )
 
+def notebook(
+    title: str, facts: Mapping[str, str], grids: Sequence[Grid] = (), **unfolded: str
+) -> str:
+    """A part of a notebook's page in HTML; everything is escaped.
 
-def _row(cells: Iterable[tuple[str, str, str]]) -> str:
-    """A row: each cell's tag, style and text; names to the left, figures to the right."""
-    shown = "".join(
-        f'<{tag} style="{CELL} text-align: {"right" if place else "left"};{style}">'
-        f"{escape(text)}</{tag}>"
-        for place, (tag, style, text) in enumerate(cells)
-    )
-    return f'<tr style="background: transparent;">{shown}</tr>'
+    `facts` are names and what they are, a row each. Text under a name of its own is shown when that
+    is clicked at.
+    """
+    from jinja2 import Template
 
-
-def block(title: str, *parts: str) -> str:
-    """A part of a page, whose title is plain text and whose parts are HTML."""
-    return (
-        '<div class="bertflow" style="color: inherit; background: transparent; '
-        f"border-left: 3px solid {GREY}; padding-left: 0.8em; max-width: 100%; "
-        'box-sizing: border-box; overflow-x: auto;"><p>'
-        f"<b>{escape(title)}</b></p>{''.join(parts)}</div>"
-    )
-
-
-def facts_table(facts: Mapping[str, str]) -> str:
-    """Names and what they are, both plain text, a row each."""
-    name = "font-weight: normal; opacity: 0.75;"
-    value = "text-align: left; min-width: 8em; white-space: normal; overflow-wrap: anywhere;"
-    rows = "".join(_row([("th", name, one), ("td", value, what)]) for one, what in facts.items())
-    return f'<table style="{TABLE}"><tbody>{rows}</tbody></table>'
-
-
-def unfolded(title: str, text: str) -> str:
-    """Text that is shown when its title is clicked at, both plain."""
-    return (
-        f"<details><summary>{escape(title)}</summary>"
-        '<pre style="color: inherit; background: transparent; overflow-x: auto;">'
-        f"{escape(text)}</pre></details>"
-    )
+    source = (files("bertflow.display") / "notebook.html").read_text(encoding="utf-8")
+    template = Template(source, autoescape=True, trim_blocks=True)
+    return template.render(title=title, facts=facts, grids=grids, unfolded=unfolded)
 
 
 def fixed(value: float | None, digits: int = 2, *, signed: bool = False, minus: str = MINUS) -> str:

@@ -20,7 +20,7 @@ from bertflow.arrays import Array
 from bertflow.calibrators import AllButTheTop, Calibrator, Flow, Whitening
 from bertflow.data import CATALOG, STS_TASKS, Pairs, read_sentences, read_task
 from bertflow.data.readers import Texts, read_texts
-from bertflow.display import block, facts_table
+from bertflow.display import notebook
 from bertflow.encoders import Precision, SentenceCache, describe_encoder, embed, library_versions
 from bertflow.errors import InputError, MissingDataError, check_number, unknown
 from bertflow.evaluation import scores
@@ -185,9 +185,8 @@ class Comparison:
         return "\n\n".join([f"Comparison of {comparison_title(self)}", *grids])
 
     def _repr_html_(self) -> str:
-        absent = facts_table({"absent": ", ".join(self.absent)}) if self.absent else ""
-        grids = [grid.html() for grid in comparison_grids(self)]
-        return block(f"Comparison of {comparison_title(self)}", absent, *grids)
+        absent = {"absent": ", ".join(self.absent)} if self.absent else {}
+        return notebook(f"Comparison of {comparison_title(self)}", absent, comparison_grids(self))
 
     def to_dict(self) -> dict[str, Any]:
         """The comparison as JSON has it."""

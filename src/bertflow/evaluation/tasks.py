@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from bertflow.arrays import Array
 from bertflow.calibrators.readme import calibrator_name
 from bertflow.data import STS_TASKS, TASKS, Pairs, read_task
-from bertflow.display import block, facts_table
+from bertflow.display import notebook
 from bertflow.encoders.description import describe_encoder, library_versions
 from bertflow.encoders.embedding import EncodeOptions, count_cut_of, embed
 from bertflow.encoders.precision import resolved_precision
@@ -102,7 +102,7 @@ class Score(Figures):
 
     def _repr_html_(self) -> str:
         grid = scores_grid(Scores(scores={self.task: self}, absent={}))
-        return block(f"{self.task} {self.split}", facts_table(score_facts(self)), grid.html())
+        return notebook(f"{self.task} {self.split}", score_facts(self), [grid])
 
     def to_dict(self) -> dict[str, Any]:
         """The score as JSON has it."""
@@ -131,8 +131,7 @@ class Scores:
         facts = {"model": model_name(several[0])} if several else {}
         if self.absent:
             facts["absent"] = ", ".join(self.absent)
-        grids = [scores_grid(self).html()] if several else []
-        return block("Scores", facts_table(facts), *grids)
+        return notebook("Scores", facts, [scores_grid(self)] if several else [])
 
     def to_dict(self) -> dict[str, Any]:
         """The scores as JSON has them."""

@@ -18,7 +18,7 @@ from sentence_transformers.util import import_from_string
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator, readme
 from bertflow.calibrators.storage import SUBFOLDER, write_calibrator
-from bertflow.display import block, facts_table, unfolded
+from bertflow.display import notebook
 from bertflow.encoders.checks import BUILT_IN, quietly
 from bertflow.encoders.description import describe_encoder, origin_of, vocabulary_hash
 from bertflow.encoders.encoder import CALIBRATOR, PROMPTS, Encoder, calibrating, encoder_of, part_of
@@ -180,8 +180,7 @@ class CalibratedSentenceTransformer(Encoder):
         return f"calibrated: {self.calibrator!r}; {', '.join(facts)}"
 
     def _repr_html_(self) -> str:
-        modules = unfolded("modules", repr(self))
-        return block(type(self).__name__, facts_table(self.facts()), modules)
+        return notebook(type(self).__name__, self.facts(), modules=repr(self))
 
     @classmethod
     def _of(
