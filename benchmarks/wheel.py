@@ -35,6 +35,7 @@ BESIDES = {
     "bertflow/display/notebook.html",
     "bertflow/finetuning/card.md",
     "bertflow/models/card.md",
+    "bertflow/models/scores.md",
     "bertflow/paper/published.toml",
     "bertflow/paper/tables.toml",
     "bertflow/py.typed",

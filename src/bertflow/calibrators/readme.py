@@ -98,6 +98,12 @@ def origin_metadata(origin: Any) -> dict[str, str]:
     return {k: v for k, v in names.items() if isinstance(v, str) and PLAIN_NAME.fullmatch(v)}
 
 
+def told_of(calibrator: Calibrator, part: str) -> Mapping[str, Any]:
+    """What a provenance tells of a part of it, such as "encoder"; empty where it tells nothing."""
+    told = getattr(calibrator, "provenance_", {}).get(part)
+    return told if isinstance(told, Mapping) else {}
+
+
 def made_of(calibrator: Calibrator) -> dict[str, str]:
     """How a calibrator was fitted and on what, by name; cells of Markdown."""
     provenance = getattr(calibrator, "provenance_", {})
@@ -105,7 +111,7 @@ def made_of(calibrator: Calibrator) -> dict[str, str]:
     if preset_of(calibrator)[0] != calibrator_name(calibrator):  # One with a name of its own.
         call = f"{text(preset_name(calibrator))}: {call}"
     facts = {"calibrator": call}
-    if isinstance(encoder := provenance.get("encoder"), Mapping):
+    if encoder := told_of(calibrator, "encoder"):
         facts |= {"encoder": encoder_named(provenance), **encoder_facts(encoder)}
     facts |= {**calibrator.facts(), "files": _files(provenance)}
     if isinstance(job := provenance.get("job"), str):
@@ -155,9 +161,8 @@ def without_folders(calibrator: Calibrator) -> Calibrator:
     for key in ("corpus", "vectors", "query_files", "query_vectors"):
         if key in provenance:
             provenance[key] = _without_folders(provenance[key])
-    encoder, origin = provenance.get("encoder"), provenance.get("origin")
-    public_name = origin.get("base_model") if isinstance(origin, Mapping) else None
-    if isinstance(encoder, Mapping) and encoder.get("name") not in (None, public_name):
+    encoder = told_of(calibrator, "encoder")
+    if encoder.get("name") not in (None, told_of(calibrator, "origin").get("base_model")):
         provenance["encoder"] = {**encoder, "name": _without_folders(encoder["name"])}
     public = copy.copy(calibrator)
     public.provenance_ = provenance

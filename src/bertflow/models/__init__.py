@@ -1,10 +1,16 @@
 """Calibrated models: an encoder and its calibrator as one, saved so that it loads anywhere."""
 
 from bertflow.encoders.module import CalibratorModule
-from bertflow.models.calibrated import CalibratedSentenceTransformer, save_card, save_model
+from bertflow.models.calibrated import (
+    CalibratedSentenceTransformer,
+    is_calibrated,
+    load,
+    open_model,
+    save_card,
+    save_model,
+)
 from bertflow.models.calibrating import attach, calibrate
 from bertflow.models.portable import to_modules
-from bertflow.models.reopening import is_calibrated, load, open_model
 
 __all__ = [
     "CalibratedSentenceTransformer",

@@ -1,4 +1,4 @@
-"""The calibrated model: an encoder and its calibrator as one SentenceTransformer, saved whole."""
+"""The calibrated model: an encoder and its calibrator as one, saved whole, and opened again."""
 
 from __future__ import annotations
 
@@ -15,17 +15,34 @@ from typing import Any, Self
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import import_from_string
 
-from bertflow.arrays import Array
-from bertflow.calibrators import Calibrator, readme
+from bertflow.arrays import Array, check_device
+from bertflow.calibrators import Calibrator, load_calibrator, readme
 from bertflow.calibrators.storage import SUBFOLDER, write_calibrator
 from bertflow.display import notebook
-from bertflow.encoders.checks import BUILT_IN, quietly
+from bertflow.encoders.checks import (
+    BUILT_IN,
+    check_files,
+    check_weights,
+    quietly,
+    read_modules,
+    readable,
+)
 from bertflow.encoders.description import describe_encoder, origin_of, vocabulary_hash
-from bertflow.encoders.encoder import CALIBRATOR, PROMPTS, Encoder, calibrating, encoder_of, part_of
+from bertflow.encoders.encoder import (
+    CALIBRATOR,
+    PROMPTS,
+    Encoder,
+    calibrating,
+    encoder_of,
+    keep_picklable,
+    part_of,
+)
+from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import MODULE_PATH, CalibratorModule
-from bertflow.encoders.precision import kept_from_half, raise_inputs
+from bertflow.encoders.precision import HALF, kept_from_half, raise_inputs
 from bertflow.encoders.probe import check_saved, is_fingerprint_of, probed
-from bertflow.errors import InputError, warn
+from bertflow.encoders.sentence_cache import SentenceCache
+from bertflow.errors import InputError, ModelError, warn
 from bertflow.io import files
 from bertflow.models.card import card_of, fitted_settings
 from bertflow.models.portable import apart
@@ -135,8 +152,9 @@ class CalibratedSentenceTransformer(Encoder):
         Example:
             ``model.add_scores(bertflow.evaluate(model, "stsb"))``
         """
-        lists = [one.scores.values() if hasattr(one, "scores") else [one] for one in scores]
-        several: list[Any] = [score for some in lists for score in some]
+        several: list[Any] = []
+        for one in scores:
+            several += one.scores.values() if hasattr(one, "scores") else [one]
         provenance = getattr(self.calibrator, "provenance_", None)
         own = describe_encoder(self)["weights"], readme.calibrator_name(self.calibrator), provenance
         for score in several:
@@ -195,8 +213,7 @@ class CalibratedSentenceTransformer(Encoder):
         with kept_from_half(m for name, m in every.items() if name.startswith(CALIBRATOR)):
             model = cls(modules=every, **_settings(encoder))
         model.calibrator = calibrator
-        origin = getattr(calibrator, "provenance_", {}).get("origin")
-        model._origin = origin if isinstance(origin, Mapping) else origin_of(encoder)
+        model._origin = readme.told_of(calibrator, "origin") or origin_of(encoder)
         return model.eval()
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
@@ -230,6 +247,86 @@ def _settings(model: SentenceTransformer) -> dict[str, Any]:
         "default_prompt_name": model.default_prompt_name,
         "similarity_fn_name": model.similarity_fn_name,
     }
+
+
+@pinned(seed=True)
+def load(
+    path: str | Path, *, device: str | None = None, trust_remote_code: bool = False
+) -> CalibratedSentenceTransformer:
+    """Load what `save_pretrained` or `bertflow fit --encoder` wrote, with its calibrator.
+
+    `device` and `trust_remote_code` are as in `load_encoder`.
+
+    Raises:
+        ModelError: The folder is not such a model; the message says what is missing.
+    """
+    path = Path(path)
+    if device is not None:
+        check_device(device)
+    for name in ("modules.json", f"{SUBFOLDER}/"):
+        if not (path / name).exists():
+            raise ModelError(
+                f"{path} is no calibrated model: it holds no {name}, as one that was trained or "
+                "set otherwise after it was calibrated; SentenceTransformer may load it"
+            )
+    trust: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    with readable(lambda said: f"{path} cannot be loaded: {said}"):
+        check_files(path)
+        calibrator = load_calibrator(path / SUBFOLDER)
+        entries = read_modules(path / "modules.json", own=MODULE_PATH, **trust)
+        model = CalibratedSentenceTransformer(str(path), device=device, **trust)
+        check_weights(model, str(path), [entry["path"] for entry in entries], **trust)
+        for entry in entries:
+            if (name := entry["name"]).startswith(CALIBRATOR):
+                module: Any = model._modules[name]
+                if model.dtype in HALF and entry["type"] != MODULE_PATH:
+                    # Read it again, in float32.
+                    module = type(module).load(str(path), subfolder=entry["path"])
+                    model._modules[name] = module.to(model.device)
+                raise_inputs(module)
+    log.info("%s: a calibrated model, %r", path, calibrator)
+    model.calibrator = calibrator
+    model._origin, model._card = readme.told_of(calibrator, "origin"), ""
+    with suppress(OSError, ValueError):  # It may be gone, or be no text.
+        model._card = (path / readme.CARD).read_text(encoding="utf-8")
+    if not belongs_to_its_calibrator(model.eval()):
+        raise ModelError(
+            f"{path} holds a calibrator that does not belong to its model, which was trained, "
+            "set otherwise or replaced since; SentenceTransformer loads the model alone"
+        )
+    keep_picklable(model)
+    return model
+
+
+def is_calibrated(name: str | Path) -> bool:
+    """Whether a name is the folder of a saved calibrated model."""
+    return (Path(name) / SUBFOLDER / "config.json").is_file()
+
+
+def open_model(
+    name: str | Path,
+    *,
+    pooling: str | None = None,
+    max_length: int | None = None,
+    device: str | None = None,
+    trust_remote_code: bool = False,
+    cache: SentenceCache | None = None,
+) -> SentenceTransformer:
+    """Open a saved calibrated model, or else an encoder as `load_encoder` does.
+
+    Raises:
+        InputError: A pooling or maximum length for a calibrated model, whose own are fixed.
+        ModelError: It cannot be had.
+    """
+    how: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
+    if not is_calibrated(name):
+        return load_encoder(name, pooling=pooling, max_length=max_length, cache=cache, **how)
+    if pooling is not None or max_length is not None:
+        raise InputError(
+            f"{name} is a calibrated model: its pooling and maximum length are those it was "
+            "fitted with; leave them out"
+        )
+    return load(name, **how)
 
 
 def save_model(model: CalibratedSentenceTransformer, folder: str | Path) -> None:
@@ -269,8 +366,7 @@ def belongs_to_its_calibrator(
     With `weights`, all weights of the encoder are compared as well, which takes a while.
     """
     provenance = getattr(model.calibrator, "provenance_", {})
-    described = provenance.get("encoder")
-    fitted = described if isinstance(described, dict) else {}
+    fitted = readme.told_of(model.calibrator, "encoder")
     # An encoder may itself be a calibrated model.
     count = len(fitted.get("modules") or []) or len(model) - len(calibrating(model))
     encoder = part_of(model, list(model)[:count])

@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from bertflow.arrays import Array, check_device
 from bertflow.calibrators import Calibrator
+from bertflow.calibrators.readme import told_of
 from bertflow.calibrators.storage import (
     as_calibrator,
     calibrator_for,
@@ -134,16 +135,15 @@ def calibrate(
             "progress": None if report is None else partial(report, "encode"),
         }
         asks: dict[str, Any] = {}
+        documents, known = encoder, description
+        if queries is not None or job == "search":
+            documents, known = side_of(encoder, "document"), None
         if queries is not None:
-            found = _encoded("queries", side_of(encoder, "query"), queries, asked, {}, how)
+            found = _encoded("queries", side_of(encoder, "query"), queries, asked, None, how)
             asks = {"queries": found.rows, "distinct_queries": found.distinct}
             asks["prompts"] = _prompts(encoder)
         sentences, drawn = _drawn(sentences, sample, calibrator)
-        if queries is None and job != "search":
-            encoded = _encoded("sentences", encoder, sentences, store, description, how)
-        else:
-            documents = side_of(encoder, "document")
-            encoded = _encoded("sentences", documents, sentences, store, {}, how)
+        encoded = _encoded("sentences", documents, sentences, store, known, how)
         computed, origin = resolved_precision(precision, encoder), origin_of(encoder)
         calibrator.provenance_ = {
             **more,
@@ -197,11 +197,11 @@ def _encoded(
     encoder: SentenceTransformer,
     texts: Iterable[str],
     sink: Rows,
-    description: Mapping[str, Any],
+    description: Mapping[str, Any] | None,
     how: EncodeOptions,
 ) -> Encoded:
     """Encode the sentences or queries to fit on, at least two distinct ones."""
-    encoded = encode_rows(encoder, texts, sink, description=description or None, **how)
+    encoded = encode_rows(encoder, texts, sink, description=description, **how)
     if encoded.distinct < 2:
         raise InputError(
             f"got {encoded.rows} {kind}, {encoded.distinct} of them distinct, but calibrating "
@@ -244,8 +244,7 @@ def attach(
     check_is_fitted(calibrator)
     provenance, differing = getattr(calibrator, "provenance_", {}), []
     if "encoder" in provenance:
-        told, given = provenance["encoder"], describe_encoder(encoder)
-        fitted = told if isinstance(told, Mapping) else {}
+        fitted, given = told_of(calibrator, "encoder"), describe_encoder(encoder)
         differing = [
             f"{name} {fitted.get(name)!r}, not {value!r}"
             for name, value in given.items()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from bertflow.calibrators import readme
 from bertflow.calibrators.readme import code, text
+from bertflow.display.grid import hundredfold, hundredfold_span
 from bertflow.encoders.description import METADATA, describe_settings
 from bertflow.encoders.module import CalibratorModule
 
@@ -40,34 +41,38 @@ def card_of(model: CalibratedSentenceTransformer, name: str | None = None) -> st
 
 def fitted_settings(model: CalibratedSentenceTransformer) -> dict[str, Any]:
     """What `describe_settings` gives, with the name of the encoder that was fitted on."""
-    settings = describe_settings(model)
-    if model._card is not None:  # The name is that of the folder that the model was loaded from.
-        settings["name"] = None
-    fitted = getattr(model.calibrator, "provenance_", {}).get("encoder")
-    return {**settings, "name": fitted.get("name")} if isinstance(fitted, Mapping) else settings
+    settings, fitted = describe_settings(model), readme.told_of(model.calibrator, "encoder")
+    if fitted or model._card is not None:  # A loaded model's is that of its folder.
+        settings["name"] = fitted.get("name")
+    return settings
+
+
+def _filled(name: str, **content: Any) -> str:
+    """A template of this package, filled."""
+    from jinja2 import Template
+
+    source = (files("bertflow.models") / name).read_text(encoding="utf-8")
+    return f"{Template(source).render(content)}\n"
 
 
 def _new_card(model: CalibratedSentenceTransformer) -> str:
-    from jinja2 import Template
-
     calibrator, owner = model.calibrator, model.model_card_data
     kind, name = type(calibrator).__name__, readme.calibrator_name(calibrator)
     # What the calibrator was fitted on says more than the encoder that is there now.
-    about = getattr(calibrator, "provenance_", {}).get("encoder")
-    about = about if isinstance(about, Mapping) else fitted_settings(model)
+    about = readme.told_of(calibrator, "encoder") or fitted_settings(model)
     origin = readme.origin_metadata(model._origin)
     encoder = readme.encoder_named({"encoder": about, "origin": origin})
     base = readme.last_part(str(origin.get("base_model") or about.get("name") or "An encoder"))
     licence = owner.license or origin.get("license")
     portable = not any(isinstance(module, CalibratorModule) for module in model)
     extra = [tag for tag in owner.tags or () if tag not in (*TAGS, "dense", "bertflow")]
-    template = Template((files("bertflow.models") / "card.md").read_text(encoding="utf-8"))
-    card = template.render(
+    return _filled(
+        "card.md",
         metadata=readme.front_matter(
             library_name="sentence-transformers" if portable else "bertflow",
             pipeline_tag="sentence-similarity",
             tags=[*TAGS[0 if portable else 1 :], "bertflow", name, *extra],
-            language=owner.language or None,
+            language=owner.language,
             **{**origin, "license": licence},
         ),
         title=text(owner.model_name or f"{base}, calibrated ({readme.preset_of(calibrator)[0]})"),
@@ -83,14 +88,15 @@ def _new_card(model: CalibratedSentenceTransformer) -> str:
         limits=readme.TEXTS["limits"],
         licence=licence_text(licence, model._origin),
     )
-    return f"{card}\n"
 
 
 def _with_scores(content: str, scores: Sequence[Any]) -> str:
     """A card with these scores in their place, or at its end, and in its metadata."""
     from huggingface_hub import EvalResult, ModelCard
 
-    shown = f"{SCORES}\n{_scores_table(scores)}\n{SCORES_END}"
+    numbers = {"hundredfold": hundredfold, "interval": hundredfold_span, "measures": MEASURES}
+    table = _filled("scores.md", scores=scores, text=text, last_part=readme.last_part, **numbers)
+    shown = f"{SCORES}\n{table}{SCORES_END}"
     between = re.compile(f"{re.escape(SCORES)}.*?{re.escape(SCORES_END)}", re.DOTALL)
     content, placed = between.subn(lambda _: shown, content, count=1)
     if not placed:
@@ -119,50 +125,6 @@ def _with_scores(content: str, scores: Sequence[Any]) -> str:
         ]
         return str(card)
     return content
-
-
-def _scores_table(scores: Sequence[Any]) -> str:
-    rows = [
-        "| task | pairs | measure of cosine, × 100 | value | 95 % interval |",
-        "|---|---:|---|---:|---:|",
-    ]
-    jobs = [score for score in scores if not hasattr(score, "task")]
-    for score in (score for score in scores if hasattr(score, "task")):
-        for aggregation, found in score.aggregations.items():
-            one = found[score.measure]
-            value = "undefined" if one.value is None else f"{100 * one.value:.2f}"
-            ends = "" if one.low is None else f"{100 * one.low:.1f} to {100 * one.high:.1f}"
-            name = f"{MEASURES[score.measure]}, {aggregation}"
-            rows.append(
-                f"| {text(score.task)} {text(score.split)} | {sum(score.scored.values()):,} | "
-                f"{name} | {value} | {ends} |"
-            )
-    for job in jobs:
-        items = f"{job.counts[job.unit]:,} {job.unit}"
-        for name, one in job.measures.items():
-            value = "undefined" if one.value is None else f"{100 * one.value:.2f}"
-            ends = "" if one.low is None else f"{100 * one.low:.1f} to {100 * one.high:.1f}"
-            named = text(f"{job.kind} of {readme.last_part(job.source, 1)}")
-            rows.append(f"| {named} | {items} | {text(name)} | {value} | {ends} |")
-    return "\n".join(["", *rows, "", *(line for job in jobs for line in _thresholds(job))])
-
-
-def _thresholds(job: Any) -> Iterator[str]:
-    """From which cosine on two texts are called the same, by each way to choose it."""
-    chosen = {"best f1": "Best F1", "chosen precision": f"Precision {job.facts.get('precision')}"}
-    for name, wanted in chosen.items():
-        found, held = job.facts.get(name, {}), job.facts.get("held out", {}).get(name, {})
-        if found.get("threshold") is not None:
-            yield f"{wanted}: two texts are the same from a cosine of {found['threshold']:.3f} on."
-            yield f"On these pairs: {_cut(found)}."
-            if held.get("threshold") is not None:
-                yield f"Chosen on one half of them, on the other half: {_cut(held)}."
-            yield ""
-
-
-def _cut(cut: Mapping[str, Any]) -> str:
-    said = {name: cut[name] for name in ("precision", "recall", "f1") if cut[name] is not None}
-    return ", ".join(f"{name} {100 * value:.1f} %" for name, value in said.items())
 
 
 def licence_text(licence: str | None, origin: Mapping[str, str]) -> str:
