@@ -59,7 +59,7 @@ def notebook(
 
     source = (files("bertflow.display") / "notebook.html").read_text(encoding="utf-8")
     template = Template(source, autoescape=True, trim_blocks=True)
-    return template.render(title=title, facts=facts, grids=grids, unfolded=unfolded)
+    return str(template.render(title=title, facts=facts, grids=grids, unfolded=unfolded))
 
 
 def fixed(value: float | None, digits: int = 2, *, signed: bool = False, minus: str = MINUS) -> str:
