@@ -39,6 +39,7 @@ BESIDES = {
     "bertflow/paper/published.toml",
     "bertflow/paper/tables.toml",
     "bertflow/py.typed",
+    "bertflow/report/figures.mplstyle",
     "bertflow/report/templates/page.css",
     "bertflow/report/templates/page.html",
     "bertflow/report/templates/page.js",

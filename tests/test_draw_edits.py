@@ -143,19 +143,6 @@ def test_edit_distance_is_one_axis_for_all_with_every_point_inside(material):
         assert low < values.min() < values.max() < high
 
 
-@pytest.mark.parametrize(
-    ("scale", "limits"), [(1.0, (-0.2, 5.2)), (0.2, None), (20.0, None)], ids=str
-)
-def test_gold_is_shown_from_0_to_5_where_that_is_its_scale(material, scale, limits):
-    panels, distances = material
-    panels["gold"] *= scale
-    found = scatter(panels, distances).axes[0].get_xlim()
-    if limits is not None:
-        assert_allclose(found, limits)
-    else:
-        assert np.ptp(found) < 1.2 * np.ptp(panels["gold"])
-
-
 # That nothing overlaps.
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ from bertflow.analysis.gains import PairGains, measure_gains
 from bertflow.analysis.neighbours import Neighbours, nearest_neighbours, sampled, unit_rows
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
-from bertflow.calibrators.readme import last_part, preset_name
-from bertflow.calibrators.storage import SUBFOLDER
+from bertflow.calibrators.readme import last_part, preset_name, told_of
 from bertflow.data import CATALOG, STS_TASKS, read_corpus, sample_pairs, sample_texts
 from bertflow.data.readers import find_files
 from bertflow.encoders import SentenceCache, embed, library_versions
@@ -26,11 +25,12 @@ from bertflow.errors import (
     InputError,
     MissingDataError,
     MissingDependencyError,
+    ModelError,
     unknown,
 )
 from bertflow.evaluation.jobs import Job, evaluate_job
 from bertflow.io.vectors import read_vectors
-from bertflow.models import attach, load
+from bertflow.models import CalibratedSentenceTransformer, attach, is_calibrated, load
 from bertflow.paper.results import scaled
 from bertflow.report import measures
 from bertflow.report.reproduced import Run, is_run
@@ -184,7 +184,7 @@ def build_report(
         if tasks or any(one is not None for one in (corpus, against, job)):
             raise InputError(f"{path} is a run, whose tables are shown as they are: it goes alone")
         draft.take_run()
-    elif (path / SUBFOLDER / "config.json").is_file():
+    elif is_calibrated(path):
         draft.take_model()
     else:
         problem = "is nothing to report on" if path.exists() else "does not exist"
@@ -229,13 +229,6 @@ class _Draft:
         files = {BEFORE: self.path}
         if self.against is not None and str(self.against).endswith(".npy"):
             files[AFTER] = Path(self.against)
-        self.take_files(files)
-        if self.against is not None and AFTER not in files:
-            calibrator = self.use(self.against)
-            self.sides.append(self.sides[0].under(calibrator, AFTER, str(self.against)))
-
-    def take_files(self, files: Mapping[str, Path]) -> None:
-        """Make the rows of .npy files, with their sentences, the sides."""
         matrices = {name: read_vectors(path) for name, path in files.items()}
         counts: dict[Any, int] = {files[name]: len(one) for name, one in matrices.items()}
         texts = None
@@ -255,24 +248,25 @@ class _Draft:
             self.sides.append(side_of_file(name, files[name], vectors, rows, texts))
             about = f"{files[name]}: {total:,} of {vectors.shape[1]} dimensions"
             self.report.provenance["vectors" if name == BEFORE else name] = about
+        if self.against is not None and AFTER not in files:
+            calibrator = self.use(self.against)
+            self.sides.append(self.sides[0].under(calibrator, AFTER, str(self.against)))
 
     def take_model(self) -> None:
         """Compare the encoder of a saved model before and after its calibrator."""
         calibrator, model = self.use(self.path), load(self.path)
-        saved = calibrator.provenance_
+        saved, other = calibrator.provenance_, self.other_model(model.encoder)
         self.add("words", _words_of, model, self.report.title)
         how: dict[str, Any] = {"precision": saved.get("precision", "auto")}
         how |= {"cache": SentenceCache(), "progress": self.progress}
         if self.job is not None:
-            two = [model.encoder, model]
-            if self.against is not None:
-                two = [model, attach(two[0], load_calibrator(self.against), portable=False)]
+            two = (model, other) if other else (model.encoder, model)
             self.report.job = JobSides(*(evaluate_job(one, self.job, **how) for one in two))
             self.report.provenance["job"] = f"{self.job.kind} of {self.job.source}"
         try:
             texts, self.report.provenance["corpus"] = self.corpus_of(saved)
         except MissingDataError as error:
-            if self.against is not None or self.corpus is not None:
+            if other is not None or self.corpus is not None:
                 raise
             self.report.absent |= dict.fromkeys(OF_VECTORS, str(error))
             return
@@ -282,14 +276,34 @@ class _Draft:
         def encode(sentences: Sequence[str]) -> Array:
             return embed(encoder, sentences, count_cut=False, **how).rows()
 
-        name = str(_encoder_in(calibrator).get("name") or "its encoder")
+        name = str(told_of(calibrator, "encoder").get("name") or "its encoder")
         base = Side(BEFORE, name, encode([texts[n] for n in rows.tolist()]), encode)
+        if other is not None:
+            places = [str(self.path), str(self.against)]
+            names = [Path(place).resolve().name for place in places]
+            if names[0] == names[1] or "gold" in names:
+                names = places
+            pairs = zip((calibrator, other.calibrator), names, places, strict=True)
+            self.sides = [base.under(*one) for one in pairs]
+            return
         self.sides = [base, base.under(calibrator, AFTER, str(self.path))]
-        if self.against is not None:
-            self.compare_calibrators(calibrator, self.against)
-        elif self.corpus is None and saved.get("corpus") == DEMO:
+        if self.corpus is None and saved.get("corpus") == DEMO:
             both = (side.rows for side in self.sides)
             self.report.gains = measure_gains(sample_pairs(), texts, *both)
+
+    def other_model(self, encoder: SentenceTransformer) -> CalibratedSentenceTransformer | None:
+        """The encoder with the other calibrator, if one is set beside it."""
+        if self.against is None:
+            return None
+        calibrator = load_calibrator(self.against)
+        self.report.provenance["against"] = f"{self.against}: {preset_name(calibrator)}"
+        try:
+            return attach(encoder, calibrator, portable=False)
+        except ModelError as error:
+            raise InputError(
+                f"{self.against}: {error}; encode the corpus with both (bertflow encode) and "
+                "compare the files: bertflow report ONE.npy --against OTHER.npy"
+            ) from None
 
     def corpus_of(self, saved: Mapping[str, Any]) -> tuple[list[str], str]:
         """The sentences that a model is shown on, by default those it was fitted on; their name."""
@@ -310,23 +324,6 @@ class _Draft:
             raise MissingDataError(f"{lacking[0]}, which it was fitted on, is not there: {remedy}")
         how: dict[str, Any] = {name: saved.get(name) for name in ("column", "format", "limit")}
         return read_corpus(files, **how), ", ".join(files)
-
-    def compare_calibrators(self, own: Calibrator, against: str | Path) -> None:
-        """Make the model and another calibrator of its encoder the sides."""
-        base, after = self.sides
-        names = [Path(place).resolve().name for place in (self.path, against)]
-        if names[0] == names[1] or "gold" in names:
-            names = [str(self.path), str(against)]
-        other = load_calibrator(against)
-        encoders = [{**_encoder_in(one), "name": None} for one in (own, other)]
-        if min(map(len, encoders)) > 1 and encoders[0] != encoders[1]:
-            raise InputError(
-                f"{against} was fitted on another encoder than {self.path}; encode the corpus with "
-                "both (bertflow encode) and compare the files: bertflow report ONE.npy --against "
-                "OTHER.npy"
-            )
-        self.report.provenance["against"] = f"{against}: {preset_name(other)}"
-        self.sides = [replace(after, name=names[0]), base.under(other, names[1], str(against))]
 
     def take_run(self) -> None:
         """Take the scores and word norms of a run."""
@@ -364,7 +361,7 @@ class _Draft:
     def use(self, place: str | Path) -> Calibrator:
         """Load a saved calibrator, and note it, its encoder and its versions in the provenance."""
         self.calibrator = calibrator = load_calibrator(place)
-        saved, encoder = calibrator.provenance_, _encoder_in(calibrator)
+        saved, encoder = calibrator.provenance_, told_of(calibrator, "encoder")
         facts = {"calibrator": f"{place}: {preset_name(calibrator)}", **calibrator.facts()}
         if encoder:
             told = {name: encoder.get(name) for name in ENCODER_FACTS}
@@ -373,7 +370,7 @@ class _Draft:
             facts["weights"] = f"SHA-256 {str(encoder.get('weights'))[:16]}"
         if "precision" in saved:
             facts["precision"] = str(saved["precision"])
-        if isinstance(versions := saved.get("versions"), Mapping):
+        if versions := told_of(calibrator, "versions"):
             facts["fitted with"] = ", ".join(f"{name} {one}" for name, one in versions.items())
         self.report.provenance |= facts
         return calibrator
@@ -415,12 +412,6 @@ class _Draft:
         if report.job is not None:
             return report.job.headline()
         return report.scores.headline if report.scores else _headline_of(report.gains)
-
-
-def _encoder_in(calibrator: Calibrator) -> Mapping[str, Any]:
-    """The encoder that a calibrator's provenance describes; empty where it describes none."""
-    encoder = calibrator.provenance_.get("encoder")
-    return encoder if isinstance(encoder, Mapping) else {}
 
 
 def _neighbours(sides: Mapping[str, Array], queries: Array) -> dict[str, Neighbours]:

@@ -59,40 +59,12 @@ LOOKS = (Look("#d55e00", (0, (5.0, 3.0)), "^"), Look("#0072b2", "solid", "o"))
 PUBLISHED_COLOR = "#57606a"
 INK, FAINT, GROUND, STRIPE = "#262626", "#8c8c8c", "#ffffff", "#f3f4f6"
 # Light and round for the many, dark and pointed for the few.
-REST: dict[str, Any] = {"color": "#56a0d3", "marker": "o", "alpha": 0.4, "linewidths": 0}
+REST: dict[str, Any] = {"color": "#56a0d3", "marker": "o", "alpha": 0.4, "linewidths": 0, "s": 9}
 SHORT: dict[str, Any] = {"color": "#b34700", "marker": "^", "alpha": 0.9, "linewidths": 0.4}
-SHORT |= {"edgecolors": GROUND, "zorder": 3}
-STYLE: Any = {
-    "axes.edgecolor": FAINT,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.labelsize": 9,
-    "axes.labelcolor": INK,
-    "axes.titlesize": 9,
-    "axes.titlelocation": "left",
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "text.color": INK,
-    "text.parse_math": False,
-    "svg.fonttype": "none",
-    "pdf.fonttype": 42,
-}
-# Minor ticks are shorter; the pads put their labels in line with those of the major ones.
-TICKS = {
-    "color": FAINT,
-    "labelcolor": INK,
-    "labelsize": 8,
-    "major.size": 3,
-    "minor.width": 0.8,
-    "minor.pad": 4.5,
-}
-STYLE |= {f"{axis}tick.{name}": value for axis in "xy" for name, value in TICKS.items()}
-# Areas of markers in points², largest and smallest: up to ROOMY markers are large, more shrink.
-SHORT_AREAS, REST_AREAS, ROOMY = (26.0, 14.0), (26.0, 9.0), 60
+SHORT |= {"edgecolors": GROUND, "zorder": 3, "s": 22}
+STYLE = "bertflow.report.figures"
 PANEL, LABELS = 3.1, 0.5
 TITLE_CHARACTERS = 32
-# The scale of STS; scores from 0 to 1 or to 100 are shown as far as they go.
-GRADES, MARGIN = (0.0, 5.0), 0.2
 # Size of a single picture in inches: a column of a paper.
 FIGURE_WIDTH, FIGURE_HEIGHT = 4.2, 3.0
 SCORE_STEP = 0.17
@@ -104,11 +76,10 @@ RASTER = 2000
 LEGEND_CHARACTERS = 20
 
 
-def check_packages(*names: str) -> None:
-    """Refuse to go on without packages of the extra `report`; the message is the pip line."""
-    for name in names:
-        if find_spec(name) is None:
-            raise MissingDependencyError(f"figures need {name}: pip install 'bertflow[report]'")
+def check_matplotlib() -> None:
+    """Refuse to go on without matplotlib; the message is the pip line."""
+    if find_spec("matplotlib") is None:
+        raise MissingDependencyError("figures need matplotlib: pip install 'bertflow[report]'")
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
@@ -116,7 +87,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        check_packages("matplotlib")
+        check_matplotlib()
         import matplotlib.style
 
         with matplotlib.style.context(["default", STYLE]):
@@ -361,15 +332,10 @@ def edit_distance_scatter(found: EditScatter, panel: str | None = None) -> Figur
 
 def _draw_edits(axes: Axes, found: EditScatter, name: str) -> None:
     values, apart, near = found.panels[name], found.distances, found.is_near
-    for part, (large, small), how in ((near, SHORT_AREAS, SHORT), (~near, REST_AREAS, REST)):
-        area = float(np.clip(large * ROOMY / max(int(part.sum()), 1), small, large))
-        axes.scatter(values[part], apart[part], s=area, **how)
-    is_gold = name == next(iter(found.panels))
-    if is_gold and GRADES[0] <= values.min() and 1 < values.max() <= GRADES[1]:
-        axes.set_xlim(GRADES[0] - MARGIN, GRADES[1] + MARGIN)
-    axes.set_ylim(bottom=min(0.0, float(apart.min())) - 0.03 * float(np.ptp(apart) or 1))
-    similarity = "gold similarity" if is_gold else "cosine similarity"
-    axes.set(xlabel=similarity, ylabel=f"edit distance ({found.unit})")
+    for part, how in ((near, SHORT), (~near, REST)):
+        axes.scatter(values[part], apart[part], **how)
+    similarity = "gold" if name == next(iter(found.panels)) else "cosine"
+    axes.set(xlabel=f"{similarity} similarity", ylabel=f"edit distance ({found.unit})")
 
 
 def _correlations(found: EditScatter, name: str) -> str:
@@ -399,10 +365,10 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 def file_content(figure: Figure, suffix: str, *, salt: str = "bertflow") -> bytes:
     """The bytes of a figure's file, such as ".svg", whose ids are named after the salt."""
-    import matplotlib
+    import matplotlib.style
 
     content = BytesIO()
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": salt}):
+    with matplotlib.style.context(["default", STYLE, {"svg.hashsalt": salt}]):
         figure.savefig(content, format=suffix[1:], dpi=PNG_DPI, metadata=UNDATED[suffix])
     return content.getvalue()
 
@@ -410,7 +376,7 @@ def file_content(figure: Figure, suffix: str, *, salt: str = "bertflow") -> byte
 def check_figure(path: str | Path) -> None:
     """Refuse a file that no figure can be written to, before any work is done for it."""
     _known_suffix(path)
-    check_packages("matplotlib")
+    check_matplotlib()
     check_writable(path)
 
 

@@ -8,7 +8,7 @@ are fewer than 2 rows, or a row is not finite (it is named).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,13 +51,6 @@ class CosineHistogram:
     shares: Mapping[str, Array]
     means: Mapping[str, float]
     pairs: int
-
-    def bins(self) -> Iterator[tuple[float, float, list[str]]]:
-        """Ends of each bin that is not empty, and the share of each side in percent."""
-        ends = self.edges[:-1], self.edges[1:]
-        for low, high, *shares in zip(*ends, *self.shares.values(), strict=True):
-            if any(shares):
-                yield low, high, [f"{100 * share:.2f} %" for share in shares]
 
 
 def measure_cosines(sides: Sides, *, pairs: int = 20000, random_state: int = 0) -> CosineHistogram:
@@ -437,16 +430,15 @@ class Headline:
         better = (change.value or 0.0) > 0
         if not change.real:
             whom = f"{names[-1]} beside {names[0]}" if names else "calibration"
-            same = self.grades and f": how well cosines agree with {self.grades} hardly differs"
-            return f"What {whom} changes on {self.what} may be chance{same or ''} {figures}."
+            return f"What {whom} changes on {self.what} may be chance {figures}."
+        agree = f"{self.measure} is {'higher' if better else 'lower'}"
+        if self.grades is not None:
+            agree = f"cosines agree {'better' if better else 'less'} with {self.grades}"
         if names:
-            came, than = f"{names[-1]} is {'ahead of' if better else 'behind'} {names[0]}", ""
-        else:
-            came, than = f"Calibration {'helped' if better else 'made it worse'}", " than before"
-        agree = f"cosines agree {'better' if better else 'less'} with {self.grades}"
-        if self.grades is None:
-            agree = f"{self.measure} is {'higher' if better else 'lower'}"
-        return f"{came}: on {self.what}, {agree}{than} {figures}."
+            ahead = f"{names[-1]} is {'ahead of' if better else 'behind'} {names[0]}"
+            return f"{ahead}: on {self.what}, {agree} {figures}."
+        helped = "helped" if better else "made it worse"
+        return f"Calibration {helped}: on {self.what}, {agree} than before {figures}."
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def check_page(path: str | Path) -> None:
     """Refuse a file that no page can be written to, before any work is done for it."""
     if Path(path).suffix.lower() not in (".html", ".htm"):
         raise InputError(f"{path} must end in .html to hold a report")
-    draw.check_packages("matplotlib", "jinja2")
+    draw.check_matplotlib()
     check_writable(path)
 
 
@@ -62,7 +62,7 @@ def write_report(report: Report, path: str | Path) -> int:
     Raises:
         InputError: The path does not end in .html or .htm.
         ModelError: It cannot be written.
-        MissingDependencyError: matplotlib or Jinja2 is missing; the message is the pip line.
+        MissingDependencyError: matplotlib is missing; the message is the pip line.
     """
     check_page(path)
     text = render(report)
@@ -74,9 +74,9 @@ def render(report: Report) -> str:
     """A report as HTML that stands alone; the same report gives the same text.
 
     Raises:
-        MissingDependencyError: matplotlib or Jinja2 is missing; the message is the pip line.
+        MissingDependencyError: matplotlib is missing; the message is the pip line.
     """
-    draw.check_packages("matplotlib", "jinja2")
+    draw.check_matplotlib()
     return _template().render(
         report=report,
         style=template_file("page.css"),

@@ -174,40 +174,12 @@ class JobSides:
         """How much higher each measure of the second is."""
         return job_differences(self.before, self.after)
 
-    def verdict(self, change: Difference) -> str:
-        """Whether a difference is more than chance."""
-        if change.value is None:
-            return "undefined"
-        if change.p is None:
-            return f"cannot be told: too few {self.after.unit}"
-        return (
-            f"yes, {'better' if change.value > 0 else 'worse'}" if change.real else "cannot be told"
-        )
-
     def headline(self) -> Headline:
         """The difference by the main measure."""
         measure, change = next(iter(self.differences.items()))
         what = f"{self.after.kind} of {last_part(self.after.source, 3)}"
         old, new = (100 * (one.measures[measure].value or 0) for one in (self.before, self.after))
         return Headline(what, old, new, scaled(change), grades=None, measure=measure)
-
-    def notes(self) -> list[str]:
-        """What was counted, and what must be said beside the measures."""
-        score, notes = self.after, []
-        for said, counts in ((score.source, score.counts), ("does not count", score.skipped)):
-            if listed := ", ".join(f"{count:,} {name}" for name, count in counts.items() if count):
-                notes.append(f"{said}: {listed}")
-        if score.cut:
-            notes.append(f"{score.cut:,} distinct texts are longer than the encoder takes, and cut")
-        notes.append(
-            f"95 %: bootstrap over {score.unit}, the same for both sides; differences are paired, "
-            "and their p-values corrected for their number (Holm)"
-        )
-        if held := score.facts.get("held out"):
-            chosen, others = held["pairs"]
-            halves = f"{chosen:,} pairs choose a threshold that is judged on {others:,} others"
-            notes.append(f"{halves}; {held['texts in both']:,} texts are in both halves")
-        return notes
 
 
 def edits_of(sides: Sequence[Side], data: str | Path | None) -> EditScatter:
