@@ -210,10 +210,10 @@ def test_a_bar_says_its_stage_the_count_and_a_mean_of_the_loss(capsys):
         bars("encode", 7, 9)
     first, second = capsys.readouterr().err.rstrip().split("\n")
     fit, encode = first.split("\r")[-1], second.split("\r")[-1]
-    assert fit.startswith("fit steps: 100%")
+    assert fit.startswith("fit: 100%")
     assert "2000/2000" in fit
     assert "1.100 bits/dim" in fit
-    assert encode.startswith("encode sentences:  78%")
+    assert encode.startswith("encode:  78%")
     assert "7/9" in encode
 
 
@@ -265,7 +265,7 @@ def test_on_a_terminal_a_fit_shows_a_bar():
     )
     said = ran.stdout.decode()
     assert "bits/dim" in said
-    assert "fit steps" in said
+    assert "fit: " in said
 
 
 def test_without_a_terminal_nothing_is_shown(rows, capfd, monkeypatch):
@@ -290,7 +290,7 @@ def seen(monkeypatch, capfd):
 def test_where_someone_watches_a_fit_shows_a_bar_once_it_takes_time(rows, seen, monkeypatch):
     slow = Flow(epochs=1).fit(rows)
     said = seen()
-    assert "fit steps: 100%" in said
+    assert "fit: 100%" in said
     assert "4/4" in said
     assert "bits/dim" in said
     Flow(epochs=1).fit(rows, progress=False)
@@ -304,7 +304,7 @@ def test_where_someone_watches_a_fit_shows_a_bar_once_it_takes_time(rows, seen, 
 def test_both_stages_of_calibrate_have_a_bar(encoder, tiny_sentences, seen):
     calibrate(encoder, tiny_sentences, Flow(epochs=1), progress=True)
     said = seen()
-    assert said.index("encode sentences: 100%") < said.index("fit steps: 100%")
+    assert said.index("encode: 100%") < said.index("fit: 100%")
 
 
 def test_a_function_is_called_as_before(encoder, tiny_sentences, seen):

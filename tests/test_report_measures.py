@@ -11,7 +11,6 @@ from bertflow.analysis import word_statistics
 from bertflow.analysis.frequency import Words
 from bertflow.errors import InputError
 from bertflow.report.measures import (
-    Spectra,
     measure_cosines,
     measure_spectra,
     measure_word_norms,
@@ -67,16 +66,6 @@ def test_spectra_are_singular_values_over_the_first(sides):
     for name, x in sides.items():
         values = np.linalg.svd(x, compute_uv=False)
         assert_allclose(found.values[name], values / values[0])
-
-
-@pytest.mark.parametrize(
-    ("values", "floor", "below"),
-    [([4.0, 2.0], 0.1, 0), ([4.0, 0.02], 1e-3, 0), ([1.0, 1e-17, 0.0], 1e-4, 2), ([1.0], 0.1, 0)],
-)
-def test_the_axis_of_a_spectrum_begins_above_rounding(values, floor, below):
-    found = Spectra({"x": np.array(values) / values[0]}, rows=3)
-    assert found.floor == pytest.approx(floor)
-    assert found.below == {"x": below}
 
 
 def unit(x):

@@ -112,7 +112,7 @@ def made_of(calibrator: Calibrator) -> dict[str, str]:
         call = f"{text(preset_name(calibrator))}: {call}"
     facts = {"calibrator": call}
     if encoder := told_of(calibrator, "encoder"):
-        facts |= {"encoder": encoder_named(provenance), **encoder_facts(encoder)}
+        facts |= {"encoder": encoder_named(provenance), **encoder_cells(encoder)}
     facts |= {**calibrator.facts(), "files": _files(provenance)}
     if isinstance(job := provenance.get("job"), str):
         facts["for"] = text(job)
@@ -126,17 +126,23 @@ def made_of(calibrator: Calibrator) -> dict[str, str]:
 
 
 def encoder_facts(encoder: Mapping[str, Any]) -> dict[str, str]:
-    """Pooling, length and type of an encoder as `describe_encoder` describes it."""
+    """Pooling, length, type and prompt of an encoder as `describe_encoder` describes it."""
     layers, pooling = encoder.get("layers"), encoder.get("pooling")
     states = f", of hidden states {', '.join(map(str, layers))} averaged" if layers else ""
     length, kind, prompt = (encoder.get(name) for name in ("max_length", "dtype", "prompt"))
     facts = {
-        "pooling": text(f"{pooling}{states}") if pooling else "",
-        "maximum length": "" if length is None else text(f"{length} tokens"),
-        "encoder's type": text(kind or ""),
-        "prompt": code(prompt) if prompt else "",
+        "pooling": f"{pooling}{states}" if pooling else "",
+        "maximum length": "" if length is None else f"{length} tokens",
+        "encoder's type": str(kind or ""),
+        "prompt": str(prompt or ""),
     }
-    return {name: cell for name, cell in facts.items() if cell}
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def encoder_cells(encoder: Mapping[str, Any]) -> dict[str, str]:
+    """The same as cells of Markdown."""
+    facts = encoder_facts(encoder)
+    return {name: (code if name == "prompt" else text)(fact) for name, fact in facts.items()}
 
 
 def encoder_named(provenance: Mapping[str, Any]) -> str:

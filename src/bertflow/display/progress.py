@@ -12,14 +12,6 @@ from typing import Any
 
 from bertflow.errors import InputError, shown
 
-LABELS = {
-    "encode": "encode sentences",
-    "fit": "fit steps",
-    "cells": "finished cells",
-    "moments": "moments of rows",
-    "train": "train steps",
-    "transform": "transform rows",
-}
 # Seconds of work before a bar appears that nobody has asked for.
 DELAY = 0.5
 # The loss is a running mean: a single batch says little.
@@ -67,7 +59,7 @@ class Bars:
         from tqdm.auto import tqdm
 
         return tqdm(
-            desc=LABELS.get(stage, stage),
+            desc=stage,
             initial=done,  # The rate leaves out what an earlier, stopped run had done.
             total=total,
             delay=self.delay,

@@ -19,7 +19,7 @@ from torch import nn
 from bertflow.calibrators.readme import (
     CARD,
     TEXTS,
-    encoder_facts,
+    encoder_cells,
     encoder_named,
     front_matter,
     last_part,
@@ -153,7 +153,7 @@ def finetuned_card(result: FineTuned) -> str:
         title=text(last_part(str(name)) if name else "An encoder"),
         about=about,
         encoder=encoder,
-        encoder_table=table({"encoder": encoder, **encoder_facts(about["encoder"])}).rstrip("\n"),
+        encoder_table=table({"encoder": encoder, **encoder_cells(about["encoder"])}).rstrip("\n"),
         sets=", ".join(dict.fromkeys(text(part["name"]) for part in about["sets"])),
         train=train,
         held_out=held_out,

@@ -178,13 +178,9 @@ class CalibratedSentenceTransformer(Encoder):
     def facts(self) -> dict[str, str]:
         """What the model is, by name: encoder, pooling, length, width, calibrator and its facts."""
         settings = fitted_settings(self)
-        pooling = str(settings["pooling"] or "its own")
-        if settings["layers"]:
-            pooling += f" of hidden states {', '.join(map(str, settings['layers']))}"
         return {
             "encoder": str(settings["name"] or "without a name"),
-            "pooling": pooling,
-            "maximum length": f"{self.max_seq_length} tokens",
+            **readme.encoder_facts(settings),
             "modules": f"{len(self)}, {len(calibrating(self))} of which calibrate",
             "calibrator": f"{readme.preset_name(self.calibrator)}: {self.calibrator!r}",
             **self.calibrator.facts(),

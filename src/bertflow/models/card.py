@@ -83,7 +83,7 @@ def _new_card(model: CalibratedSentenceTransformer) -> str:
         sides=calibrator.query_map_ is not None,
         density=kind == "Flow",
         made=readme.table(
-            {"encoder": encoder, **readme.encoder_facts(about), **readme.made_of(calibrator)}
+            {"encoder": encoder, **readme.encoder_cells(about), **readme.made_of(calibrator)}
         ),
         limits=readme.TEXTS["limits"],
         licence=licence_text(licence, model._origin),

@@ -15,7 +15,7 @@ from bertflow.analysis.gains import PairGains, measure_gains
 from bertflow.analysis.neighbours import Neighbours, nearest_neighbours, sampled, unit_rows
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
-from bertflow.calibrators.readme import last_part, preset_name, told_of
+from bertflow.calibrators.readme import encoder_facts, last_part, preset_name, told_of
 from bertflow.data import CATALOG, STS_TASKS, read_corpus, sample_pairs, sample_texts
 from bertflow.data.readers import find_files
 from bertflow.encoders import SentenceCache, embed, library_versions
@@ -50,7 +50,6 @@ from bertflow.report.sides import (
 ROWS, NEIGHBOURS = 10000, 5
 # The corpus of a model of `bertflow demo`, in its provenance.
 DEMO = "demo"
-ENCODER_FACTS = ("pooling", "layers", "max_length", "dtype", "width")
 # The sections that a report may lack, in order.
 SECTIONS = "job cosines spectra cloud neighbours scores words edits training".split()
 OF_VECTORS = ("cosines", "spectra", "cloud", "neighbours", "scores", "edits")
@@ -364,9 +363,8 @@ class _Draft:
         saved, encoder = calibrator.provenance_, told_of(calibrator, "encoder")
         facts = {"calibrator": f"{place}: {preset_name(calibrator)}", **calibrator.facts()}
         if encoder:
-            told = {name: encoder.get(name) for name in ENCODER_FACTS}
-            said = ", ".join(f"{name} {one}" for name, one in told.items() if one is not None)
-            facts["encoder"] = f"{encoder.get('name') or 'unnamed'}: {said}"
+            facts["encoder"] = str(encoder.get("name") or "unnamed")
+            facts |= encoder_facts(encoder)
             facts["weights"] = f"SHA-256 {str(encoder.get('weights'))[:16]}"
         if "precision" in saved:
             facts["precision"] = str(saved["precision"])
@@ -434,7 +432,7 @@ def _headline_of(gains: PairGains | None) -> measures.Headline | None:
     before, after = (
         100 * (one.value or 0) for one in (gains.spearman.before, gains.spearman.after)
     )
-    return measures.Headline(what, before, after, scaled(gains.spearman.difference), "their grades")
+    return measures.Headline(what, before, after, scaled(gains.spearman.difference))
 
 
 def _training(calibrator: Calibrator | None) -> measures.TrainingCurve:

@@ -24,6 +24,7 @@ from bertflow.display.grid import MINUS, fixed, hundredfold
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.io.files import check_writable, write_bytes
 from bertflow.report.measures import (
+    LEAST_SINGULAR,
     Cloud,
     CosineHistogram,
     EditScatter,
@@ -128,7 +129,7 @@ def cosine_histogram(found: CosineHistogram) -> Figure:
 
 @styled
 def spectrum(found: Spectra) -> Figure:
-    """Draw singular values by rank, on logarithmic axes; those below `found.floor` lie on the axis.
+    """Draw singular values by rank, on logarithmic axes; those below 1e-4 lie on the axis.
 
     Example:
         >>> import numpy as np
@@ -139,10 +140,10 @@ def spectrum(found: Spectra) -> Figure:
     """
     figure, axes = _single()
     for (name, values), look in zip(found.values.items(), LOOKS, strict=False):
-        ranks, shown = np.arange(1, len(values) + 1), np.maximum(values, found.floor)
+        ranks, shown = np.arange(1, len(values) + 1), np.maximum(values, LEAST_SINGULAR)
         axes.plot(ranks, shown, label=name, color=look.color, linestyle=look.linestyle)
     axes.set(xlabel="rank of the singular value", ylabel="relative to the first")
-    axes.set(xscale="log", yscale="log", ylim=(found.floor, 1.2))
+    axes.set(xscale="log", yscale="log", ylim=(LEAST_SINGULAR, 1.2))
     _number_logarithms(axes.xaxis)
     _number_logarithms(axes.yaxis)
     return _with_legend(figure, axes)

@@ -31,7 +31,8 @@ Sides = Mapping[str, Array]
 
 # Bins of cosines in 1: the same on every page, so that histograms can be laid side by side.
 BINS = 40
-# Smaller singular values, relative to the first, are rounding or of dimensions that do not vary.
+# The start of a spectrum's axis. Smaller values, relative to the first, are rounding or of
+# dimensions that do not vary.
 LEAST_SINGULAR = 1e-4
 # The height of a cloud's picture is at least this part of its width.
 FLATTEST = 0.6
@@ -91,19 +92,6 @@ class Spectra:
 
     values: Mapping[str, Array]
     rows: int
-
-    @property
-    def floor(self) -> float:
-        """Start of a picture's axis: the power of ten below the least value, at least 1e-4."""
-        least = min(float(values.min()) for values in self.values.values())
-        if least <= LEAST_SINGULAR:
-            return LEAST_SINGULAR
-        return 10.0 ** math.floor(math.log10(least)) if least < 1 else 0.1
-
-    @property
-    def below(self) -> dict[str, int]:
-        """By side, how many values are smaller than `floor` and are drawn on the axis."""
-        return {name: int((values < self.floor).sum()) for name, values in self.values.items()}
 
 
 def measure_spectra(sides: Sides, *, rows: int = 4000, random_state: int = 0) -> Spectra:
@@ -410,7 +398,6 @@ class Headline:
     before: float | None
     after: float | None
     difference: Difference
-    grades: str | None = "people's grades"  # None where the measure is of a job.
     measure: str = "Spearman"
 
     def sentence(self, names: Sequence[str] = ()) -> str:
@@ -418,27 +405,22 @@ class Headline:
 
         Example:
             >>> rise = Difference(2.0, 1.0, 3.0, p=0.001, adjusted=0.001)
-            >>> Headline("STS-B", 58.0, 60.0, rise).sentence().partition(" (")[0]
-            "Calibration helped: on STS-B, cosines agree better with people's grades than before"
+            >>> Headline("STS-B", 58.0, 60.0, rise).sentence().partition(":")[0]
+            'Calibration helped on STS-B (Spearman × 100 from 58.00 to 60.00'
         """
         change = self.difference
         ends = span(change.low, change.high, signed=True)
         figures = (
-            f"({self.measure} × 100 from {fixed(self.before)} to {fixed(self.after)}: "
-            f"{fixed(change.value, signed=True)}{f', 95 % {ends}' if ends else ''})"
+            f"on {self.what} ({self.measure} × 100 from {fixed(self.before)} to "
+            f"{fixed(self.after)}: {fixed(change.value, signed=True)}{ends and f', 95 % {ends}'})."
         )
         better = (change.value or 0.0) > 0
         if not change.real:
             whom = f"{names[-1]} beside {names[0]}" if names else "calibration"
-            return f"What {whom} changes on {self.what} may be chance {figures}."
-        agree = f"{self.measure} is {'higher' if better else 'lower'}"
-        if self.grades is not None:
-            agree = f"cosines agree {'better' if better else 'less'} with {self.grades}"
+            return f"It may be chance what {whom} changes {figures}"
         if names:
-            ahead = f"{names[-1]} is {'ahead of' if better else 'behind'} {names[0]}"
-            return f"{ahead}: on {self.what}, {agree} {figures}."
-        helped = "helped" if better else "made it worse"
-        return f"Calibration {helped}: on {self.what}, {agree} than before {figures}."
+            return f"{names[-1]} is {'ahead of' if better else 'behind'} {names[0]} {figures}"
+        return f"Calibration {'helped' if better else 'did harm'} {figures}"
 
 
 @dataclass(frozen=True)

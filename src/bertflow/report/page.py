@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 # Characters of a sentence that the page shows.
 LONGEST_TEXT = 160
-# The page begins with the first query of such a length, if there is one.
-READABLE = range(25, 91)
 # The variable of the page's style sheet that stands for a colour of the figures.
 VARIABLES = {
     draw.LOOKS[0].color: "first",
@@ -116,7 +114,7 @@ def _digest(text: str) -> str:
 
 def _payload(report: Report) -> dict[str, Any] | None:
     """The data of the script: the neighbours of each query, by row, and the texts of rows."""
-    texts, shown, first = report.texts, None, 0
+    texts, shown = report.texts, None
     if report.neighbours is None or report.cloud is None:
         return None
     queries = report.cloud.rows.tolist()
@@ -124,14 +122,12 @@ def _payload(report: Report) -> dict[str, Any] | None:
     if texts is not None:
         used = np.union1d(queries, near)
         shown = {row: shortened(texts[row]) for row in used.tolist()}
-        first = next((n for n, row in enumerate(queries) if len(texts[row]) in READABLE), 0)
     return {
         "names": list(report.neighbours),
         "texts": shown,
         "queries": queries,
         "near": [rows.tolist() for rows in near],
         "cosines": [one.dots.round(3).tolist() for one in report.neighbours.values()],
-        "first": first,
     }
 
 

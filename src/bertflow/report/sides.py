@@ -179,7 +179,7 @@ class JobSides:
         measure, change = next(iter(self.differences.items()))
         what = f"{self.after.kind} of {last_part(self.after.source, 3)}"
         old, new = (100 * (one.measures[measure].value or 0) for one in (self.before, self.after))
-        return Headline(what, old, new, scaled(change), grades=None, measure=measure)
+        return Headline(what, old, new, scaled(change), measure)
 
 
 def edits_of(sides: Sequence[Side], data: str | Path | None) -> EditScatter:
@@ -213,41 +213,30 @@ def conclude(
         The verdict and its evidence, which may be empty.
     """
     usual = set(names) <= {BEFORE, AFTER}
-    crowding, evenness = _crowding(diagnoses, rows, by="" if usual else "by "), ""
-    if len(diagnoses) > 1:
-        isoscores = ", ".join(f"{one.isoscore:.2f} {name}" for name, one in diagnoses.items())
-        evenness = (
-            f" How evenly they spread over all dimensions (IsoScore, 1 at best): {isoscores}."
-        )
+    crowding = _crowding(diagnoses, rows, by="" if usual else "by ")
     if headline is not None:
-        return headline.sentence(names if not usual else ()), _sentence(crowding) + evenness
+        return headline.sentence(names if not usual else ()), _sentence(crowding)
     if not diagnoses:
         return "Nothing here tells whether calibration helps.", _sentence(lacking)
     if not usual:
         verdict = "Without scores, which of the two is better cannot be told."
-        return verdict, _sentence(crowding) + evenness
+        return verdict, _sentence(crowding)
     several = list(diagnoses.values())
     first, last = several[0], several[-1]
     verdict, reason = VERDICTS[first.verdict], first.reason
     if last.verdict == "uninformative" != first.verdict:
         verdict, reason = "Calibration has left nothing to tell apart", last.reason
-    return f"{verdict}: {crowding}.", _sentence(reason) + evenness
+    return f"{verdict}: {crowding}.", _sentence(reason)
 
 
 def _crowding(diagnoses: Mapping[str, Diagnosis], rows: str, *, by: str) -> str:
     """How alike all rows look, side by side."""
-    told: list[str] = []
+    told = []
     for name, one in diagnoses.items():
-        side = f"{by}{name}" if len(diagnoses) > 1 else ""
-        alike, cosine = f"{max(round(100 * one.mean_cosine), 0)} %", fixed(one.mean_cosine)
-        if told:
-            told.append(f"{side} {alike} ({cosine})")
-        else:
-            told.append(
-                f"{side}{', ' if side else ''}any two unrelated {rows} look {alike} alike (mean "
-                f"cosine {cosine}; it should be near 0)"
-            )
-    return ", and ".join(told)
+        side = f" {by}{name}" if len(diagnoses) > 1 else ""
+        alike = f"{max(round(100 * one.mean_cosine), 0)} % alike{side}"
+        told.append(f"{alike} (mean cosine {fixed(one.mean_cosine)})")
+    return f"any two unrelated {rows} look {' and '.join(told)}; near 0 is right"
 
 
 def _sentence(told: str) -> str:

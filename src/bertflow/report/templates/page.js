@@ -181,5 +181,5 @@
     pick(Math.floor(Math.random() * count));
   });
   offer();
-  pick(data.first);
+  pick(0);
 })();
