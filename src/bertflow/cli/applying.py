@@ -202,7 +202,7 @@ def report(
     from bertflow.evaluation import DuplicatesJob
     from bertflow.report import build_report, write_report
     from bertflow.report.page import check_page
-    from bertflow.report.reproduced import is_run
+    from bertflow.report.sides import is_run
 
     check_page(output)
     own = replace(own, corpus=None if corpus is None else [str(corpus)])

@@ -33,15 +33,16 @@ from bertflow.io.vectors import read_vectors
 from bertflow.models import CalibratedSentenceTransformer, attach, is_calibrated, load
 from bertflow.paper.results import scaled
 from bertflow.report import measures
-from bertflow.report.reproduced import Run, is_run
 from bertflow.report.sides import (
     AFTER,
     BEFORE,
     JobSides,
+    Run,
     Side,
     conclude,
     edits_of,
     first_rows,
+    is_run,
     score_sides,
     side_of_file,
 )
@@ -69,26 +70,15 @@ class Report:
     """All that a page shows; a section without data is None, and `absent` says what would fill it.
 
     Attributes:
-        title: What it is about.
-        verdict: The conclusion, a sentence.
-        evidence: What the verdict rests on, some sentences.
-        sides: By name, what each side is.
+        verdict: The conclusion, a sentence; `evidence` is what it rests on.
+        sides: By name, what each side is; `diagnoses` are the measures of its cloud.
         gains: What the demonstration's model is worth on the pairs that come with bertflow.
         job: What both sides are worth on a job of the user's own.
-        diagnoses: By side, the measures of its cloud.
-        cosines: Cosines of random pairs.
-        spectra: Singular values.
-        cloud: Two dimensions of each side.
         neighbours: By side, the nearest of the measured rows to each row that the cloud draws.
         measured: How many rows are measured.
         texts: Text of each of them; None where rows have none.
-        scores: Scores of tasks.
-        words: Norms of words by frequency.
-        edits: Similarity against edit distance.
-        training: The loss over the steps of the fit.
         provenance: What all of it depends on, by name.
         notes: What must be said beside it.
-        absent: By section, what would fill it.
     """
 
     title: str

@@ -1,35 +1,53 @@
-"""The sides that a report compares: rows of vectors, their scores, and the verdict on them."""
+"""What a report compares: rows of files, models and runs, their scores, and the verdict on them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from bertflow.analysis import Diagnosis
 from bertflow.analysis.diagnosis import VERDICTS
+from bertflow.analysis.frequency import Mean, WordGroup
 from bertflow.analysis.lexical import edit_distances
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator
 from bertflow.calibrators.readme import last_part
 from bertflow.data import CATALOG, STS_TASKS, Pairs, read_task
 from bertflow.display.grid import fixed
-from bertflow.errors import InputError, MissingDataError
+from bertflow.errors import InputError, MissingDataError, ModelError
 from bertflow.evaluation import Difference, Estimate, figures, holm, paired_cosine
 from bertflow.evaluation.jobs import JobScore, job_differences
 from bertflow.evaluation.scores import Figures, average, on_all_pairs
 from bertflow.evaluation.tasks import read_available
-from bertflow.paper.declared import AVERAGE
+from bertflow.io.reading import read_json
+from bertflow.io.result_store import ResultStore
+from bertflow.paper.declared import AVERAGE, SCORE_TABLES
 from bertflow.paper.results import CellResult, RowResult, TableResult, scaled, shown_estimate
-from bertflow.report.measures import EditScatter, Headline, ScoreTable, relate_to_edits
+from bertflow.report.measures import (
+    EditScatter,
+    Headline,
+    ScoreTable,
+    WordNorms,
+    published_norms,
+    relate_to_edits,
+)
 
 BEFORE, AFTER = "before", "after"
 # By characters hardly any pairs are close: 14 of the 1,500 of STS-B dev.
 EDIT_UNIT = "words"
+# By table, the row of an encoder and the row of its flow, fitted on the target's text.
+BEFORE_AFTER = {
+    "table2": ("last2avg", "flow target"),
+    "table5": ("", "flow target"),
+    "table7": ("last2avg", "flow"),
+    "table3": ("nli last2avg", "nli flow target"),
+}
+TABLES, LARGEST_TABLE = "table[1-8].json", 2 * 10**7
 # Gives the vectors of sentences, shape (N, D), or raises MissingDataError.
 VectorsOf: TypeAlias = Callable[[Sequence[str]], Array]
 
@@ -70,11 +88,11 @@ def side_of_file(
     row_of = first_rows(texts or ())
 
     def vectors_of(sentences: Sequence[str]) -> Array:
-        if texts is None:
-            raise MissingDataError("the rows have no text; --corpus FILE names the sentences")
-        for text in sentences:
-            if text not in row_of:
-                raise MissingDataError(f"{path} has no vector of {text[:80]!r}")
+        if lacking := [text for text in sentences if text not in row_of]:
+            raise MissingDataError(
+                f"{path} has no vector of {lacking[0][:80]!r}; --corpus FILE names the sentences "
+                "of its rows"
+            )
         return finite_rows(np.array([row_of[text] for text in sentences], dtype=np.int64))
 
     def finite_rows(numbers: Array) -> Array:
@@ -94,13 +112,8 @@ def side_of_file(
 def cosines_of(pairs: Pairs, sides: Sequence[Side]) -> Array:
     """Each side's cosines of the graded pairs, shape (sides, graded)."""
     first, second, _ = pairs.graded()
-    place = {text: n for n, text in enumerate(dict.fromkeys([*first, *second]))}
-    halves = [[place[text] for text in half] for half in (first, second)]
-    cosines = []
-    for side in sides:
-        vectors = side.vectors_of(list(place))
-        cosines.append(paired_cosine(*(vectors[half] for half in halves)))
-    return np.stack(cosines)
+    several = [side.vectors_of([*first, *second]) for side in sides]
+    return np.stack([paired_cosine(*np.split(vectors, 2)) for vectors in several])
 
 
 def score_sides(sides: Sequence[Side], data: str | Path | None, tasks: Sequence[str]) -> ScoreTable:
@@ -162,6 +175,90 @@ def headline_of(before: RowResult, after: RowResult) -> Headline | None:
     return None
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a folder is one of `bertflow reproduce`: of tables, or of all its records."""
+    return (folder / "records").is_dir() or any(folder.glob(TABLES))
+
+
+class Run:
+    """A folder of tables, or one that holds `records` and a single folder of tables."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = _folder_of_tables(Path(folder))
+        self.records = ResultStore(self.folder.parent / "records")
+        self.tables = {path.stem: _read_table(path) for path in sorted(self.folder.glob(TABLES))}
+        self.settings = next(iter(self.tables.values())).settings
+        # The first of several encoders: the paper's base.
+        self.encoder: str = next(iter(self.settings["encoders"]))
+
+    def words(self) -> WordNorms:
+        """Mean norms by frequency, from the record of Table 1."""
+        about = self.settings["encoders"][self.encoder]
+        digest = f"hub:{about['revision']}" if about["revision"] else about["files"]
+        for one in self.records:
+            if one.kind == "words" and str(one.recipe["encoder"]).startswith(digest):
+                groups = [
+                    WordGroup(**{**group, "norm": group["norm"] and Mean(**group["norm"])})
+                    for group in one.result["groups"]
+                ]
+                return WordNorms(groups, published_norms(groups), self.encoder)
+        raise ModelError("bertflow reproduce table1 with this encoder would fill it")
+
+    def scores(self) -> ScoreTable:
+        """The run's table of scores, with the claim that the flow beats its encoder."""
+        for name, (below, above) in BEFORE_AFTER.items():
+            rows = self.tables[name].rows if name in self.tables else ()
+            own = {row.name: row for row in rows if row.encoder == self.encoder}
+            if below in own and above in own:
+                return self._compared(self.tables[name], own[below], own[above])
+        raise ModelError("bertflow reproduce table2 with this encoder would fill it")
+
+    def _compared(self, table: TableResult, before: RowResult, after: RowResult) -> ScoreTable:
+        labels = zip(table.rows, table.labels(), strict=True)
+        rows = [replace(row, label=label) for row, label in labels]
+        title = f"{table.title} ({table.name.replace('table', 'Table ')})"
+        texts = [
+            claim.text
+            for claim in SCORE_TABLES[table.name].claims
+            if (claim.below, claim.above, claim.column) == (before.name, after.name, AVERAGE)
+        ]
+        marked = after
+        for claim in table.claims:
+            if claim.encoder == self.encoder and claim.text in texts:
+                column = AVERAGE if AVERAGE in table.columns else table.columns[0]
+                marked = after.marked({column: claim.difference})
+        shown = replace(table, title=title, rows=rows)
+        return ScoreTable(shown, drawn=[before, after], headline=headline_of(before, marked))
+
+    def provenance(self) -> dict[str, str]:
+        """All that the tables depend on, by name."""
+        first = next(iter(self.tables.values()))
+        about = {"run": str(self.folder), **first.facts(), "tables": ", ".join(self.tables)}
+        return {**about, **self.settings["versions"]}
+
+
+def _read_table(path: Path) -> TableResult:
+    saved: Any = read_json(path, largest=LARGEST_TABLE)
+    try:
+        table = TableResult.from_dict(saved)
+        if table.name != path.stem or not table.settings["encoders"]:
+            raise ValueError(f"{table.name} of {len(table.settings['encoders'])} encoders")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        said = f"{path} is no table of bertflow reproduce ({error!r}); make it again"
+        raise ModelError(said) from None
+    return table
+
+
+def _folder_of_tables(folder: Path) -> Path:
+    if any(folder.glob(TABLES)):
+        return folder
+    runs = sorted({path.parent for path in folder.glob(f"*/{TABLES}")})
+    if len(runs) != 1:
+        given = ", ".join(map(str, runs)) or "the one that bertflow reproduce table2 writes"
+        raise InputError(f"{folder} holds the tables of {len(runs)} runs; give one of {given}")
+    return runs[0]
+
+
 @dataclass(frozen=True)
 class JobSides:
     """What two models are worth on a job."""
@@ -200,17 +297,9 @@ def conclude(
     lacking: str = "",
     rows: str = "sentences",
 ) -> tuple[str, str]:
-    """Say what the scores tell, or else what the cloud does, in plain words.
+    """The verdict and its evidence: what the scores tell, or else what the clouds of the sides do.
 
-    Args:
-        names: Of the sides.
-        diagnoses: Of each side whose vectors are there.
-        headline: The difference in score, if it is known.
-        lacking: What would fill the sections about vectors, where there are none.
-        rows: What the vectors are of.
-
-    Returns:
-        The verdict and its evidence, which may be empty.
+    `rows` is what the vectors are of; `lacking` says what would give some where there are none.
     """
     usual = set(names) <= {BEFORE, AFTER}
     crowding = _crowding(diagnoses, rows, by="" if usual else "by ")
