@@ -91,12 +91,7 @@ def span(low: float | None, high: float | None, digits: int = 2, **how: Any) -> 
 
 
 def hundredfold(value: float | None, digits: int = 2, minus: str = "-", **how: bool) -> str:
-    """A value × 100 as `fixed` shows it on a terminal; "undefined" where there is none.
-
-    Example:
-        >>> hundredfold(0.8512), hundredfold(-0.01, signed=True), hundredfold(None)
-        ('85.12', '-1.00', 'undefined')
-    """
+    """A value × 100 as `fixed` shows it on a terminal; "undefined" where there is none."""
     return "undefined" if value is None else fixed(100 * value, digits, minus=minus, **how)
 
 
@@ -108,22 +103,11 @@ def hundredfold_span(one: Any, digits: int = 1, *, signed: bool = False) -> str:
 
 
 def with_interval(one: Any, *, signed: bool = False) -> str:
-    """An estimate or difference × 100 with its interval, as far as there is one, for a terminal.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> with_interval(SimpleNamespace(value=0.5, low=0.4, high=0.6))
-        '50.00 (40.0 to 60.0)'
-    """
+    """Such as "50.00 (40.0 to 60.0)": an estimate or difference × 100, for a terminal."""
     shown, ends = hundredfold(one.value, signed=signed), hundredfold_span(one, signed=signed)
     return f"{shown} ({ends})" if ends else shown
 
 
 def p_value(value: float | None) -> str:
-    """A p-value with three digits; nothing where there is none.
-
-    Example:
-        >>> p_value(0.0317), p_value(1e-9)
-        ('0.032', '<0.001')
-    """
+    """A p-value with three digits, or "<0.001"; nothing where there is none."""
     return "<0.001" if value is not None and value < 0.001 else fixed(value, 3)

@@ -395,13 +395,7 @@ class Headline:
     measure: str = "Spearman"
 
     def sentence(self, names: Sequence[str] = ()) -> str:
-        """The difference in plain words; the names are of sides that are not before and after.
-
-        Example:
-            >>> rise = Difference(2.0, 1.0, 3.0, p=0.001, adjusted=0.001)
-            >>> Headline("STS-B", 58.0, 60.0, rise).sentence().partition(":")[0]
-            'Calibration helped on STS-B (Spearman × 100 from 58.00 to 60.00'
-        """
+        """The difference in plain words; the names are of sides that are not before and after."""
         change = self.difference
         ends = span(change.low, change.high, signed=True)
         figures = (
