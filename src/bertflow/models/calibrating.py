@@ -135,7 +135,8 @@ def calibrate(
             "progress": None if report is None else partial(report, "encode"),
         }
         asks: dict[str, Any] = {}
-        documents, known = encoder, cast("dict[str, Any] | None", description)
+        documents = encoder
+        known: Mapping[str, Any] | None = description
         if queries is not None or job == "search":
             documents, known = side_of(encoder, "document"), None
         if queries is not None:

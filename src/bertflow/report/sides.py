@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,7 +20,7 @@ from bertflow.calibrators.readme import last_part
 from bertflow.data import CATALOG, STS_TASKS, Pairs, read_task
 from bertflow.display.grid import fixed
 from bertflow.errors import InputError, MissingDataError, ModelError
-from bertflow.evaluation import Difference, Estimate, figures, holm, paired_cosine
+from bertflow.evaluation import Difference, figures, holm, paired_cosine
 from bertflow.evaluation.jobs import JobScore, job_differences
 from bertflow.evaluation.scores import Figures, average, on_all_pairs
 from bertflow.evaluation.tasks import read_available
@@ -128,17 +128,18 @@ def score_sides(sides: Sequence[Side], data: str | Path | None, tasks: Sequence[
         return figures(pairs, on_all_pairs(pairs, cosines_of(pairs, sides)))
 
     scored, absent = read_available(tasks, read)
-    estimates = [
-        _estimates({task: several[number] for task, several in scored.items()})
-        for number in range(len(sides))
-    ]
     aggregation = "wmean" if any(CATALOG[task].subsets for task in scored) else None
-    rows = []
-    for side, columns in zip(sides, estimates, strict=True):
+    estimates, rows = [], []
+    for number, side in enumerate(sides):
+        found = {task: several[number] for task, several in scored.items()}
+        columns = {task: one.main("wmean") for task, one in found.items()}
+        if set(found) == set(STS_TASKS):
+            columns[AVERAGE] = average(found, "wmean")
         cells = {
             name: CellResult(**shown_estimate(one), reason=one.undefined)
             for name, one in columns.items()
         }
+        estimates.append(columns)
         rows.append(RowResult(label=side.name, cells=cells, aggregation=aggregation))
     notes = ["95 %: bootstrap over pairs, within subsets; the sides are scored on the same pairs"]
     if len(sides) > 1:
@@ -155,14 +156,6 @@ def score_sides(sides: Sequence[Side], data: str | Path | None, tasks: Sequence[
         title="Semantic textual similarity", columns=list(estimates[0]), rows=rows, notes=notes
     )
     return ScoreTable(table, drawn=rows, headline=headline_of(rows[0], rows[-1]))
-
-
-def _estimates(scored: Mapping[str, Figures]) -> dict[str, Estimate]:
-    """The score of each task and, where all seven ran, their average."""
-    columns = {task: one.main("wmean") for task, one in scored.items()}
-    if set(scored) == set(STS_TASKS):
-        columns[AVERAGE] = average(scored, "wmean")
-    return columns
 
 
 def headline_of(before: RowResult, after: RowResult) -> Headline | None:
@@ -214,9 +207,6 @@ class Run:
         raise ModelError("bertflow reproduce table2 with this encoder would fill it")
 
     def _compared(self, table: TableResult, before: RowResult, after: RowResult) -> ScoreTable:
-        labels = zip(table.rows, table.labels(), strict=True)
-        rows = [replace(row, label=label) for row, label in labels]
-        title = f"{table.title} ({table.name.replace('table', 'Table ')})"
         texts = [
             claim.text
             for claim in SCORE_TABLES[table.name].claims
@@ -227,8 +217,7 @@ class Run:
             if claim.encoder == self.encoder and claim.text in texts:
                 column = AVERAGE if AVERAGE in table.columns else table.columns[0]
                 marked = after.marked({column: claim.difference})
-        shown = replace(table, title=title, rows=rows)
-        return ScoreTable(shown, drawn=[before, after], headline=headline_of(before, marked))
+        return ScoreTable(table, drawn=[before, after], headline=headline_of(before, marked))
 
     def provenance(self) -> dict[str, str]:
         """All that the tables depend on, by name."""
