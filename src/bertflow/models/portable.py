@@ -23,7 +23,7 @@ built-in `Normalize` before that; principal axes, gains and offset are part of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -205,6 +205,7 @@ def check_portable(
         )
 
 
+@torch.no_grad()
 def apart(
     calibrator: Calibrator,
     modules: Sequence[Any],
@@ -213,21 +214,12 @@ def apart(
     device: torch.device | str = "cpu",
 ) -> float:
     """How far modules are from their calibrator on rows, which arrive at them whole."""
-    roles = ["document"] if calibrator.query_map_ is None else ["document", "query"]
-    exact = rows.astype(np.float64)
-    return max(
-        difference(calibrator._rows(exact, role), image_of(modules, whole, device, role))
-        for role in roles
-    )
-
-
-@torch.no_grad()
-def image_of(
-    modules: Iterable[Any], rows: Array, device: torch.device | str = "cpu", role: str = "document"
-) -> Array:
-    """The vectors that modules make of rows of a role."""
-    features: dict[str, Any] = {"sentence_embedding": torch.from_numpy(rows).to(device)}
-    for module in modules:
-        takes = "task" in getattr(module, "forward_kwargs", ())
-        features = module(features, task=role) if takes else module(features)
-    return np.asarray(features["sentence_embedding"].float().cpu())
+    off, exact = [], rows.astype(np.float64)
+    for role in ("document",) if calibrator.query_map_ is None else ("document", "query"):
+        features: dict[str, Any] = {"sentence_embedding": torch.from_numpy(whole).to(device)}
+        for module in modules:
+            takes = "task" in getattr(module, "forward_kwargs", ())
+            features = module(features, task=role) if takes else module(features)
+        image = np.asarray(features["sentence_embedding"].float().cpu())
+        off.append(difference(calibrator._rows(exact, role), image))
+    return max(off)
