@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 from bertflow.errors import InputError
 from bertflow.evaluation import Difference, Resamples, bootstrap, holm, paired_difference
-from bertflow.evaluation.bootstrap import interval
+from bertflow.evaluation.bootstrap import interval, mean_of
 
 PAIRS = 60
 STRATA = {
@@ -97,13 +97,15 @@ def test_the_size_of_a_block_changes_nothing(monkeypatch, measure, block):
     assert_allclose(getattr(draws, measure)(similarity, gold), expected, rtol=0, atol=1e-14)
 
 
-def test_a_mean_is_that_of_the_resample_written_out():
+def test_a_measure_of_counts_is_that_of_the_resample_written_out():
     for strata in STRATA.values():
         values, _ = scores("spearman", "ties")
         draws = Resamples(strata, resamples=20)
-        expected = [[row[drawn].mean() for drawn in written_out(draws)] for row in values]
-        assert_allclose(draws.mean(values), expected, rtol=0, atol=1e-12)
-        assert_allclose(draws.mean(values[0]), expected[0], rtol=0, atol=1e-12)
+        in_order = values[:, np.concatenate(strata)]
+        got = draws.of({number: mean_of(row) for number, row in enumerate(in_order)})
+        for number, row in enumerate(values):
+            expected = [row[drawn].mean() for drawn in written_out(draws)]
+            assert_allclose(got[number], expected, rtol=0, atol=1e-12)
 
 
 def test_a_model_alone_has_the_numbers_that_it_has_among_others():
@@ -156,15 +158,6 @@ def test_strata_of_one_size_are_not_drawn_alike():
     drawn = written_out(Resamples(strata, resamples=20))
     alike = [np.array_equal(one[:20] + 20, one[20:]) for one in drawn]
     assert not any(alike)
-
-
-def test_a_subset_alone_is_drawn_as_it_is_within_the_whole():
-    strata = STRATA["interleaved"]
-    whole = written_out(Resamples(strata, resamples=20, random_state=[2, 3]))
-    for number, stratum in enumerate(strata):
-        alone = Resamples([stratum], resamples=20, random_state=[2, 3], first=number)
-        for one, all_of_them in zip(written_out(alone), whole, strict=True):
-            assert_array_equal(one, all_of_them[np.isin(all_of_them, stratum)])
 
 
 def test_numbers_outside_the_strata_are_not_looked_at():

@@ -17,8 +17,9 @@ from bertflow.cli.score_pages import comparison_page
 from bertflow.encoders import load_encoder
 from bertflow.errors import InputError
 from bertflow.evaluation import METHODS, holm
+from bertflow.evaluation.bootstrap import mean_of
 from bertflow.evaluation.job_comparison import JOB_METHODS, compare_job, default_methods
-from bertflow.evaluation.jobs import Judgement, estimates, job_vectors, mean_of
+from bertflow.evaluation.jobs import Judgement, estimates, job_vectors
 from bertflow.evaluation.scores import paired_cosine
 
 

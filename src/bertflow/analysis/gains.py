@@ -13,6 +13,7 @@ from bertflow.arrays import Array
 from bertflow.data import Pairs
 from bertflow.errors import InputError
 from bertflow.evaluation import Difference, Estimate, Resamples, figures, holm, paired_cosine
+from bertflow.evaluation.bootstrap import mean_of
 
 # Pairs with this grade or a higher one say the same, but for unimportant details.
 PARAPHRASE = 4.0
@@ -91,10 +92,10 @@ def measure_gains(pairs: Pairs, texts: Sequence[str], before: Array, after: Arra
     ordered = figures(pairs, cosines)
     spearman = [one.main("all") for one in ordered]
     hits = (places == 1).astype(np.float64)
-    resampled = Resamples([np.arange(len(searched))]).mean(hits)
-    shares = [
-        Estimate.of(float(hit.mean()), drawn) for hit, drawn in zip(hits, resampled, strict=True)
-    ]
+    drawn = Resamples([np.arange(len(searched))]).of(
+        {n: mean_of(hit) for n, hit in enumerate(hits)}
+    )
+    shares = [Estimate.of(float(hit.mean()), drawn[n]) for n, hit in enumerate(hits)]
     changes = holm(
         {"spearman": spearman[1].above(spearman[0]), "first hit": shares[1].above(shares[0])}
     )

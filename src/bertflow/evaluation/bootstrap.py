@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import scipy.stats
@@ -17,6 +17,13 @@ RESAMPLES = 1000
 CONFIDENCE = 0.95
 # Resamples are counted and ranked in blocks of about this many numbers.
 BLOCK_ENTRIES = 2**18
+
+T = TypeVar("T")
+# From counts, shape (B, N), similarities of M models, (M, N), and gold, (N,), to values, (M, B).
+Statistic: TypeAlias = Callable[[Array, Array, Array], Array]
+
+# From how often each of N items counts, shape (B, N), to a value or values, shape (..., B).
+Measure: TypeAlias = Callable[[Array], Array]
 
 
 class Resamples:
@@ -36,8 +43,6 @@ class Resamples:
         resamples: How many.
         random_state: Seed of the draw, one number or several. Models scored on the same pairs with
             the same seed see the same resamples, so what they share cancels in the difference.
-        first: The number of the first stratum, which its draw depends on: a subset alone is drawn
-            as it is among others.
 
     Example:
         >>> draws = Resamples([np.arange(50)], resamples=200)
@@ -52,56 +57,45 @@ class Resamples:
         *,
         resamples: int = RESAMPLES,
         random_state: int | Sequence[int] = 0,
-        first: int = 0,
     ) -> None:
         if resamples < 2:
             raise InputError(f"resamples must be at least 2, got {resamples}")
         self.strata = [np.asarray(stratum, dtype=np.int64) for stratum in strata]
         self.resamples = resamples
         self.seed = [*random_state] if isinstance(random_state, Sequence) else [int(random_state)]
-        self.first = first
 
     def spearman(self, similarity: Array, gold: Array) -> Array:
         """Spearman's correlation in each resample."""
-        return self._statistic(_ranks, _pearson, similarity, gold)
+        return self._statistic(spearman, similarity, gold)
 
     def pearson(self, similarity: Array, gold: Array) -> Array:
         """Pearson's correlation in each resample."""
-        return self._statistic(_as_given, _pearson, similarity, gold)
+        return self._statistic(pearson, similarity, gold)
 
     def auc(self, similarity: Array, gold: Array) -> Array:
         """The area under the ROC curve in each resample, gold being 1 and 0."""
-        return self._statistic(_ranks, _auc, similarity, gold)
+        return self._statistic(auc, similarity, gold)
 
-    def mean(self, values: Array) -> Array:
-        """The mean of one number a pair in each resample."""
-        return self._statistic(_as_given, _mean, values, np.zeros(values.shape[-1]))
-
-    def _statistic(
-        self,
-        prepare: Callable[[Array, Array], Array],
-        combine: Callable[[Array, Array, Array], Array],
-        similarity: Array,
-        gold: Array,
-    ) -> Array:
-        models = np.atleast_2d(similarity)
-        found, done = np.full((len(models), self.resamples), np.nan), 0
+    def _statistic(self, statistic: Statistic, similarity: Array, gold: Array) -> Array:
         numbers = np.concatenate([*self.strata, np.empty(0, dtype=np.int64)])
-        with np.errstate(invalid="ignore", divide="ignore"):
-            for counts in self.counts() if len(numbers) else ():
-                grades = gold[numbers].astype(np.float64)
-                target = grades[None, :] if combine is _auc else prepare(counts, grades)
-                span = slice(done, done := done + len(counts))
-                for row, values in zip(found, models, strict=True):
-                    prepared = prepare(counts, values[numbers].astype(np.float64))
-                    row[span] = combine(counts, prepared, target)
+        models, grades = np.atleast_2d(similarity)[:, numbers], gold[numbers]
+        found = self.of({"": lambda counts: statistic(counts, models, grades)})[""]
         return found if similarity.ndim == 2 else found[0]
+
+    def of(self, measures: Mapping[T, Measure]) -> dict[T, Array]:
+        """Each measure in each resample, shape (..., resamples); items count strata in order."""
+        drawn: dict[T, list[Array]] = {name: [] for name in measures}
+        with np.errstate(invalid="ignore", divide="ignore"):
+            for counts in self.counts():
+                for name, measure in measures.items():
+                    drawn[name].append(measure(counts))
+        return {name: np.concatenate(parts, axis=-1) for name, parts in drawn.items()}
 
     def counts(self) -> Iterator[Array]:
         """How often each pair occurs, strata in order, shape (block, pairs)."""
         draws = [
             (np.random.default_rng([*self.seed, number]), len(stratum))
-            for number, stratum in enumerate(self.strata, self.first)
+            for number, stratum in enumerate(self.strata)
         ]
         total = sum(size for _, size in draws)
         block = max(1, BLOCK_ENTRIES // max(total, 1))
@@ -111,12 +105,35 @@ class Resamples:
                 drawn = [
                     np.bincount(random.integers(n, size=n), minlength=n) for random, n in draws
                 ]
-                np.concatenate(drawn, out=row)
+                row[:] = np.concatenate([*drawn, row[:0]])
             yield counts
 
 
-def _as_given(counts: Array, values: Array) -> Array:
-    return values[None, :]
+def mean_of(values: Array) -> Measure:
+    """The mean of a number of each item, shape (N,), as a measure."""
+    return lambda counts: np.asarray(counts @ values / counts.sum(axis=1))
+
+
+def spearman(counts: Array, similarities: Array, gold: Array) -> Array:
+    """Spearman's correlations of models' similarities, shape (M, N), in resamples, (M, B)."""
+    target = _ranks(counts, gold)
+    return np.stack([_pearson(counts, _ranks(counts, one), target) for one in similarities])
+
+
+def pearson(counts: Array, similarities: Array, gold: Array) -> Array:
+    """Pearson's correlations, as `spearman`."""
+    sides = [side.astype(np.float64) for side in (*similarities, gold)]
+    return np.stack([_pearson(counts, one[None, :], sides[-1][None, :]) for one in sides[:-1]])
+
+
+def auc(counts: Array, similarities: Array, gold: Array) -> Array:
+    """Areas under the ROC curve, as `spearman`."""
+    positive = counts * gold
+    ones = positive.sum(axis=1)
+    zeros = counts.sum(axis=1) - ones
+    # Copies of a pair tie with each other; average ranks share that out.
+    sums = np.stack([_dot(positive, _ranks(counts, one)) for one in similarities])
+    return np.asarray((sums - ones * (ones + 1) / 2) / (ones * zeros))
 
 
 def _ranks(counts: Array, values: Array) -> Array:
@@ -129,11 +146,6 @@ def _ranks(counts: Array, values: Array) -> Array:
     return np.take((lower + upper + 1) / 2, group, axis=1)
 
 
-def _mean(counts: Array, values: Array, _: Array) -> Array:
-    mean: Array = _dot(counts, values) / counts.sum(axis=1)
-    return mean
-
-
 def _pearson(counts: Array, x: Array, y: Array) -> Array:
     total = counts.sum(axis=1)
     a, b = (side - (_dot(counts, side) / total)[:, None] for side in (x, y))
@@ -142,17 +154,9 @@ def _pearson(counts: Array, x: Array, y: Array) -> Array:
     correlation: Array = _dot(weighted_a, b) / np.sqrt(squares[0] * squares[1])
     for square, side in zip(squares, (x, y), strict=True):
         # Where a side is constant only rounding is left of its variance.
-        correlation[square <= 1e-24 * total * np.square(side).max(axis=1)] = np.nan
+        largest = np.square(side).max(axis=1, initial=0)
+        correlation[square <= 1e-24 * total * largest] = np.nan
     return correlation.clip(-1.0, 1.0)
-
-
-def _auc(counts: Array, ranks: Array, gold: Array) -> Array:
-    positive = counts * gold
-    ones = positive.sum(axis=1)
-    zeros = counts.sum(axis=1) - ones
-    # Copies of a pair tie with each other; average ranks share that out.
-    area: Array = (_dot(positive, ranks) - ones * (ones + 1) / 2) / (ones * zeros)
-    return area
 
 
 def _dot(a: Array, b: Array) -> Array:

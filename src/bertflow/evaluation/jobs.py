@@ -6,10 +6,10 @@ often each item (query, text or pair) counts, so one bootstrap over items serves
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeAlias, Unpack
+from typing import Any, Protocol, Unpack
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
@@ -19,15 +19,13 @@ from bertflow.encoders.description import describe_encoder, library_versions
 from bertflow.encoders.embedding import EncodeOptions, embed
 from bertflow.encoders.encoder import Role, side_of
 from bertflow.encoders.precision import resolved_precision
-from bertflow.evaluation.bootstrap import RESAMPLES, Difference, Resamples, holm
+from bertflow.evaluation.bootstrap import RESAMPLES, Difference, Measure, Resamples, holm
 from bertflow.evaluation.scores import Estimate, as_json
 from bertflow.evaluation.tasks import describe_calibrator
 from bertflow.models import CalibratedSentenceTransformer
 
 # Fewer items have no interval: their resamples are too much alike, and chance would look real.
 FEWEST = 10
-# From how often each of N items counts, shape (B, N), to the measure, shape (B,).
-Measure: TypeAlias = Callable[[Array], Array]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,24 +67,15 @@ class Job(Protocol):
         """Judge the vectors of those texts, shape (N, D), row by row; other rows may be zero."""
 
 
-def mean_of(values: Array) -> Measure:
-    """The mean of a number of each item, shape (N,), as a measure."""
-    return lambda counts: np.asarray(counts @ values / counts.sum(axis=1))
-
-
 def estimates(
     found: Judgement, *, resamples: int = RESAMPLES, random_state: int = 0
 ) -> dict[str, Estimate]:
     """Each measure with its 95 % interval; every model sees the same resamples."""
     draws = Resamples([np.arange(found.items)], resamples=resamples, random_state=random_state)
-    drawn: dict[str, list[Array]] = {name: [] for name in found.measures}
-    for block in draws.counts():
-        for name, measure in found.measures.items():
-            drawn[name].append(measure(block))
     once = np.ones((1, found.items))
     done = {}
-    for name, measure in found.measures.items():
-        value, replicates = float(measure(once)[0]), np.concatenate(drawn[name])
+    for name, replicates in draws.of(found.measures).items():
+        value = float(found.measures[name](once)[0])
         if found.items < FEWEST:
             replicates[:] = np.nan
         known = None if np.isnan(value) else value

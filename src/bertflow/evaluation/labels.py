@@ -19,7 +19,8 @@ from bertflow.arrays import Array, as_tensor, unit_length
 from bertflow.data import LabelledTexts, read_labelled
 from bertflow.encoders.encoder import Role
 from bertflow.errors import InputError
-from bertflow.evaluation.jobs import Judgement, Measure, mean_of
+from bertflow.evaluation.bootstrap import Measure, mean_of
+from bertflow.evaluation.jobs import Judgement
 
 FOLDS, NEIGHBOURS = 5, 5
 # Runs of k-means, whose measures are averaged. One run, also the best of many, differs by points of

@@ -15,7 +15,8 @@ from bertflow.arrays import Array, as_tensor, chunks, finite, matrix, taken, uni
 from bertflow.data import Collection, read_collection
 from bertflow.encoders.encoder import Role
 from bertflow.errors import InputError, check_number
-from bertflow.evaluation.jobs import Judgement, mean_of
+from bertflow.evaluation.bootstrap import mean_of
+from bertflow.evaluation.jobs import Judgement
 from bertflow.process_state import pinned
 
 # How many documents are looked at for a query, as in runs for trec_eval.

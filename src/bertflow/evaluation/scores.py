@@ -18,12 +18,16 @@ from bertflow.errors import InputError
 from bertflow.evaluation.bootstrap import (
     RESAMPLES,
     Difference,
+    Measure,
     Resamples,
+    Statistic,
+    auc,
     interval,
     paired_difference,
+    pearson,
+    spearman,
 )
 
-Measure: TypeAlias = Literal["spearman", "pearson", "auc"]
 # Those under which the average of the seven tasks is published.
 AVERAGES = ("wmean", "all")
 
@@ -169,7 +173,7 @@ class Figures:
         scored: How many pairs count, by subset; "" is the only one where there is none.
     """
 
-    measure: Measure
+    measure: Literal["spearman", "auc"]
     aggregations: Mapping[str, Mapping[str, Estimate]]
     subsets: Mapping[str, Mapping[str, Estimate]]
     scored: Mapping[str, int]
@@ -238,30 +242,38 @@ def figures(
     names = np.array(pairs.subset) if pairs.subset else np.full(len(gold), "")
     # In the order in which they come.
     order = list(dict.fromkeys(names.tolist()))
-    strata = {name: np.flatnonzero((names == name) & used) for name in order}
-    whole = np.concatenate([*strata.values(), np.empty(0, dtype=np.int64)])
-    parts = {"": whole} if len(strata) == 1 else {**strata, "": whole}
+    strata = [np.flatnonzero((names == name) & used) for name in order]
+    rows = np.concatenate([*strata, np.empty(0, dtype=np.int64)])
+    names, cosines, gold = names[rows], cosines[:, rows], gold[rows]
+    # Subsets, and all pairs together, as columns of the resamples.
+    parts = {name: np.flatnonzero(names == name) for name in order if len(order) > 1}
+    parts[""] = np.arange(len(rows))
+    statistics = {"auc": auc} if pairs.binary else {"spearman": spearman, "pearson": pearson}
+    # Tasks are drawn independently of each other.
+    seed = [random_state, zlib.crc32(f"{pairs.task} {pairs.split}".encode())]
+    drawn = Resamples(strata, resamples=resamples, random_state=seed).of(
+        {
+            (name, measure): _within(columns, statistic, cosines, gold)
+            for name, columns in parts.items()
+            for measure, statistic in statistics.items()
+        }
+    )
     found: list[Parts] = [{name: {} for name in parts} for _ in cosines]
-    for number, (name, rows) in enumerate(parts.items()):
-        draws = Resamples(
-            list(strata.values()) if name == "" else [rows],
-            resamples=resamples,
-            # A subset is drawn by itself as it is drawn within the whole, and tasks are drawn
-            # independently of each other.
-            random_state=[random_state, zlib.crc32(f"{pairs.task} {pairs.split}".encode())],
-            first=0 if name == "" else number,
-        )
-        measures: tuple[Measure, ...] = ("auc",) if pairs.binary else ("spearman", "pearson")
-        for measure in measures:
-            drawn = getattr(draws, measure)(cosines, gold)
-            for model, cosine, replicates in zip(found, cosines, drawn, strict=True):
-                one = _estimate(measure, cosine[rows], gold[rows], replicates)
-                model[name][measure] = one
-    sizes = {name: len(rows) for name, rows in parts.items()}
+    for (name, measure), of_models in drawn.items():
+        columns = parts[name]
+        for model, cosine, replicates in zip(found, cosines[:, columns], of_models, strict=True):
+            model[name][measure] = _estimate(measure, cosine, gold[columns], replicates)
+    sizes = {name: len(columns) for name, columns in parts.items()}
     return [_aggregated(pairs, model, sizes) for model in found]
 
 
-def _estimate(measure: Measure, cosine: Array, gold: Array, replicates: Array) -> Estimate:
+def _within(columns: Array, statistic: Statistic, cosines: Array, gold: Array) -> Measure:
+    """A statistic of some of the pairs, as a measure of resamples of all of them."""
+    cosines, gold = cosines[:, columns], gold[columns]
+    return lambda counts: statistic(counts[:, columns], cosines, gold)
+
+
+def _estimate(measure: str, cosine: Array, gold: Array, replicates: Array) -> Estimate:
     if measure == "auc":
         value, undefined = area_under_curve(cosine, gold)
     else:
