@@ -34,8 +34,7 @@ from bertflow import SentenceCache, load_encoder
 from bertflow.data import Collection, Pairs, read_nli, read_task
 from bertflow.demo import default_encoder
 from bertflow.evaluation import DuplicatesJob, LabelsJob, RetrievalJob, read_retrieval
-from bertflow.evaluation.job_comparison import JobComparison, compare_job, default_methods
-from bertflow.evaluation.jobs import Job
+from bertflow.evaluation.jobs import Job, JobComparison, compare_job, default_methods
 
 FITTED_QUERIES = (0, 10, 30, 100, 300, 1351)
 METHODS = ("adaptive-whitening", "standardization", "whitening", "all-but-the-top")

@@ -13,8 +13,7 @@ from bertflow import calibrate, load_encoder
 from bertflow.cli import opening
 from bertflow.data import read_pairs
 from bertflow.evaluation import DuplicatesJob, read_labels, read_retrieval
-from bertflow.evaluation.job_comparison import compare_job, default_methods
-from bertflow.evaluation.jobs import evaluate_job, job_differences
+from bertflow.evaluation.jobs import compare_job, default_methods, evaluate_job, job_differences
 from bertflow.models import save_model
 
 pytestmark = pytest.mark.usefixtures("as_in_a_process_of_its_own")

@@ -156,7 +156,7 @@ def test_every_method_is_there_in_its_order(everything):
     assert list(everything.entries) == list(METHODS)
     for name, entry in everything.entries.items():
         assert entry.method == name
-        assert list(entry.estimates) == list(entry.spread) == ["wmean", "all"]
+        assert list(entry.estimates) == ["wmean", "all"]
         for tasks in entry.estimates.values():
             assert list(tasks) == list(TASKS)
             for one in tasks.values():
@@ -341,7 +341,9 @@ def test_flows_are_the_mean_over_seeds_by_hand(everything, folder, method):
             one, other = (value[name] for value in values)
             got = entry.estimates[name][task].value
             assert got == pytest.approx((one + other) / 2, abs=1e-3)
-            assert entry.spread[name][task] == pytest.approx(abs(one - other) / 2, abs=1e-3)
+            assert entry.estimates[name][task].deviation == pytest.approx(
+                abs(one - other) / 2, abs=1e-3
+            )
         # Resamples take the seeds in turn, so that the interval holds both sources of chance.
         stack = np.stack([cosines(pairs, flow.transform) for flow in flows])
         drawn = [found.replicates["all"] for found in figures(pairs, stack)]
@@ -352,7 +354,7 @@ def test_flows_are_the_mean_over_seeds_by_hand(everything, folder, method):
 def test_only_methods_with_a_seed_vary_with_it(everything):
     assert everything.seeds == 2
     for name, entry in everything.entries.items():
-        spread = [value for tasks in entry.spread.values() for value in tasks.values()]
+        spread = [one.deviation for tasks in entry.estimates.values() for one in tasks.values()]
         assert any(spread) == METHODS[name].seeded
         assert min(spread) >= 0
 
@@ -366,8 +368,8 @@ def test_more_seeds_keep_the_first(encoder, folder):
         found.entries["flow"].estimates["all"]["stsb"].replicates for found in (one, three)
     )
     assert_array_equal(mixed[::3], first[::3])
-    assert one.entries["flow"].spread["all"]["stsb"] == 0
-    assert three.entries["flow"].spread["all"]["stsb"] > 0
+    assert one.entries["flow"].estimates["all"]["stsb"].deviation == 0
+    assert three.entries["flow"].estimates["all"]["stsb"].deviation > 0
 
 
 # What is fitted on.
@@ -600,7 +602,7 @@ def test_a_comparison_survives_json(everything):
                 one = everything.entries[name].estimates[aggregation][task]
                 assert shown["value"] == one.value
                 assert shown["interval"] == [one.low, one.high]
-                spread = everything.entries[name].spread[aggregation][task]
+                spread = everything.entries[name].estimates[aggregation][task].deviation
                 assert shown["seed_deviation"] == spread
             best = everything.best[aggregation]
             references = {"none", best} - {name}
@@ -676,7 +678,6 @@ def test_results_do_not_depend_on_the_number_of_processes(encoder, folder, every
         assert other.components == entry.components
         for aggregation, tasks in entry.estimates.items():
             assert other.estimates[aggregation] == tasks
-            assert other.spread[aggregation] == entry.spread[aggregation]
             for task, one in tasks.items():
                 assert_array_equal(other.estimates[aggregation][task].replicates, one.replicates)
 

@@ -149,8 +149,8 @@ def test_spectral_measures_are_blind_to_rotation_shift_and_scale(rng, measure):
         rotated(vectors),
         vectors + 7.0,
         1e30 * vectors,
-        1e-200 * vectors,
-        1e200 * vectors,
+        1e-38 * vectors,
+        1e38 * vectors,
     ):
         assert measure(same) == pytest.approx(value, rel=1e-9)
 

@@ -18,8 +18,14 @@ from bertflow.encoders import load_encoder
 from bertflow.errors import InputError
 from bertflow.evaluation import METHODS, holm
 from bertflow.evaluation.bootstrap import mean_of
-from bertflow.evaluation.job_comparison import JOB_METHODS, compare_job, default_methods
-from bertflow.evaluation.jobs import Judgement, estimates, job_vectors
+from bertflow.evaluation.jobs import (
+    JOB_METHODS,
+    Judgement,
+    compare_job,
+    default_methods,
+    estimates,
+    job_vectors,
+)
 from bertflow.evaluation.scores import paired_cosine
 
 
@@ -117,7 +123,7 @@ def test_seeds_are_averaged(encoder, classes):
         values.append(estimates(classes.judge({"document": flow.transform(rows)}))["cosine"].value)
     entry = found.entries["flow"]
     assert entry.overall("cosine").value == pytest.approx(np.mean(values), abs=1e-6)
-    assert entry.spread["cosine"]["classes"] == pytest.approx(np.std(values), abs=1e-6)
+    assert entry.estimates["cosine"]["classes"].deviation == pytest.approx(np.std(values), abs=1e-6)
 
 
 def test_differences_are_paired_and_corrected_for_their_number(encoder, classes):
@@ -178,12 +184,12 @@ def test_work_and_results_pass_between_processes(encoder, search, monkeypatch):
         used.append(jobs)
         yield from ((number, passed(passed(work)())) for number, work in enumerate(works))
 
-    monkeypatch.setattr("bertflow.evaluation.job_comparison.run_all", run_all)
+    monkeypatch.setattr("bertflow.evaluation.jobs.run_all", run_all)
     others = compare_job(encoder, search, methods=["none", "whitening"])
     for name, entry in alone.entries.items():
         assert entry.estimates == others.entries[name].estimates
     # Copies of many vectors would fill the memory.
-    monkeypatch.setattr("bertflow.evaluation.job_comparison.LARGE", 16 * 4 * 129)
+    monkeypatch.setattr("bertflow.evaluation.jobs.LARGE", 16 * 4 * 129)
     compare_job(encoder, search, methods=["none"])
     assert used == [None, 1]
 

@@ -142,10 +142,10 @@ def test_a_model_is_scored_as_alone():
 
 def test_an_undefined_subset_leaves_its_means_undefined_and_all_defined():
     for case, reason in [
-        ("gold equal", "undefined for two: all gold scores are equal"),
-        ("cosines equal", "undefined for two: all similarities are equal"),
-        ("one pair", "undefined for two: 1 scored pairs, but it takes 2"),
-        ("no pair", "undefined for two: 0 scored pairs, but it takes 2"),
+        ("gold equal", "two is undefined: all gold scores are equal"),
+        ("cosines equal", "two is undefined: all similarities are equal"),
+        ("one pair", "two is undefined: 1 scored pairs, but it takes 2"),
+        ("no pair", "two is undefined: 0 scored pairs, but it takes 2"),
     ]:
         gold = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
         cosine = np.array([0.1, 0.4, 0.3, 0.7, 0.6, 0.8])
@@ -162,7 +162,7 @@ def test_an_undefined_subset_leaves_its_means_undefined_and_all_defined():
                 assert found.aggregations[name][measure] == Estimate(None, undefined=reason)
             two = found.subsets["two"][measure]
             assert (two.value, two.low, two.high) == (None, None, None)
-            assert f"undefined for two: {two.undefined}" == reason
+            assert f"two is undefined: {two.undefined}" == reason
             assert found.subsets["one"][measure].value is not None
         used = np.array([grade is not None for grade in gold])
         expected = spearmanr(cosine[used], np.array(gold, dtype=float)[used]).statistic

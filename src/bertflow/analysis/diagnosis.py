@@ -292,7 +292,9 @@ def _measured(vectors: Array, pairs: tuple[Array, Array] | None, random_state: i
         cosine = isotropy.mean_cosine(vectors, random_state=random_state)
         deviation = _cosine_deviation(vectors, random_state)
         verdict, reason = _judge(cosine, deviation, width)
-        scaled = _mean_length_one(vectors)
+        # At a common scale: partition functions of others cannot be compared.
+        rows = vectors.astype(np.float64)
+        scaled = rows / np.linalg.norm(rows, axis=1).mean()
         return Diagnosis(
             verdict=verdict,
             reason=reason,
@@ -347,12 +349,3 @@ def _warnings(rows: int, width: int, *, zeros: int) -> tuple[str, ...]:
             f"below some {10 * width:,}"
         )
     return tuple(said)
-
-
-def _mean_length_one(vectors: Array) -> Array:
-    """The vectors at a common scale: partition functions of others cannot be compared."""
-    size = np.abs(vectors).max().astype(np.float64)
-    scaled = vectors.astype(np.float64) / (size or 1.0)
-    length = np.linalg.norm(scaled, axis=1).mean()
-    scaled /= length or 1.0
-    return scaled

@@ -15,12 +15,11 @@ from bertflow.analysis.neighbours import (
     directed,
     sampled,
     unit_rows,
-    within_range,
 )
 from bertflow.arrays import CHUNK_ROWS, Array, as_tensor, chunks, finite
 from bertflow.calibrators.moments import ROUNDING, moments_of
 from bertflow.errors import InputError, check_number
-from bertflow.evaluation import paired_cosine
+from bertflow.evaluation.scores import cosines_of_rows
 from bertflow.flows import bounded_deviation
 
 # Above what rounding adds to a cosine, and far below what a float32 vector can tell.
@@ -48,13 +47,6 @@ def random_pairs(count: int, pairs: int, random_state: int) -> tuple[Array, Arra
     return first, (first + random.integers(1, count, size=pairs)) % count
 
 
-def cosines_of_rows(vectors: Array, first: Array, second: Array) -> Array:
-    """Cosines of pairs of rows by number, a few thousand pairs at a time."""
-    parts = [slice(start, start + CHUNK_ROWS) for start in range(0, len(first), CHUNK_ROWS)]
-    cosines = [paired_cosine(vectors[first[part]], vectors[second[part]]) for part in parts]
-    return np.concatenate(cosines)
-
-
 def partition_isotropy(vectors: Array, *, rows: int = 20000, random_state: int = 0) -> float:
     r"""How alike the partition function is in all directions: 1 where it is constant.
 
@@ -73,16 +65,14 @@ def partition_isotropy(vectors: Array, *, rows: int = 20000, random_state: int =
         >>> round(partition_isotropy(cross + [3.0, 0.0]), 4)
         0.0025
     """
-    sample, size = within_range(sampled(checked(vectors), rows, random_state))
-    # Beyond that, exp of any difference that float64 can tell is 0 already.
-    size = min(size, 1e100)
+    sample = sampled(checked(vectors), rows, random_state)
     gram = torch.zeros(sample.shape[1], sample.shape[1], dtype=torch.float64)
     for chunk in chunks(sample):
         gram += chunk.double().T @ chunk.double()
     directions = torch.linalg.eigh(gram).eigenvectors
     log_z = torch.full((2, sample.shape[1]), -math.inf, dtype=torch.float64)
     for chunk in chunks(sample):
-        exponent = size * (chunk.double() @ directions)
+        exponent = chunk.double() @ directions
         both = torch.stack([exponent.logsumexp(dim=0), (-exponent).logsumexp(dim=0)])
         log_z = torch.logaddexp(log_z, both)
     return math.exp(float(log_z.min() - log_z.max()))
@@ -106,7 +96,7 @@ def isoscore(vectors: Array) -> float:
         >>> isoscore(np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
         1.0
     """
-    rows = within_range(checked(vectors))[0]
+    rows = checked(vectors)
     width = rows.shape[1]
     if width < 2:
         raise InputError("IsoScore compares dimensions and needs at least 2, got 1")
@@ -187,7 +177,7 @@ def effective_rank(vectors: Array) -> float:
         >>> round(effective_rank(cross + 5.0), 6)
         2.0
     """
-    covariance = moments_of(within_range(checked(vectors))[0]).covariance()
+    covariance = moments_of(checked(vectors)).covariance()
     eigenvalues = torch.linalg.eigvalsh(covariance)
     # They are good to about this part of the largest.
     singular = eigenvalues[eigenvalues > ROUNDING * eigenvalues[-1]].sqrt()
@@ -257,7 +247,7 @@ def dead_dimensions(vectors: Array) -> Array:
         >>> dead_dimensions(np.array([[1.0, 7.0, 2.0], [2.0, 7.0, 4.0]]))
         array([1])
     """
-    moments = moments_of(within_range(checked(vectors))[0], covariance=False)
+    moments = moments_of(checked(vectors), covariance=False)
     floor = ROUNDING * moments.mean.abs()
     deviation = moments.deviation()
     live = (deviation > floor) & (bounded_deviation(deviation, floor) == deviation)
@@ -281,18 +271,16 @@ def alignment(first: Array, second: Array) -> float:
     first, second = checked(first), checked(second)
     if first.shape != second.shape:
         raise InputError(f"pairs need equal shapes, got {first.shape} and {second.shape}")
-    whole = np.logical_and(first.any(axis=1), second.any(axis=1))
-    count = int(whole.sum())
-    if count < 2:
+    whole = np.flatnonzero(first.any(axis=1) & second.any(axis=1))
+    if len(whole) < 2:
         raise InputError(
-            f"cosines take at least 2 pairs without a zero row, got {count} of {len(first)}"
+            f"cosines take at least 2 pairs without a zero row, got {len(whole)} of {len(first)}"
         )
     total = 0.0
-    for start in range(0, len(first), CHUNK_ROWS):
-        part = slice(start, start + CHUNK_ROWS)
-        apart = np.square(unit_rows(first[part]) - unit_rows(second[part])).sum(axis=1)
-        total += float(apart[whole[part]].sum())
-    return total / count
+    for start in range(0, len(whole), CHUNK_ROWS):
+        part = whole[start : start + CHUNK_ROWS]
+        total += float(np.square(unit_rows(first[part]) - unit_rows(second[part])).sum())
+    return total / len(whole)
 
 
 def uniformity(vectors: Array, *, rows: int = 5000, random_state: int = 0) -> float:

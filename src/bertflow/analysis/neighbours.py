@@ -52,20 +52,9 @@ def sampled(vectors: Array, rows: int, random_state: int) -> Array:
     return vectors[np.sort(drawn)]
 
 
-def within_range(vectors: Array) -> tuple[Array, float]:
-    """Rows whose squares stay in the range of float64, and their divisor for that."""
-    size = max(float(vectors.max()), -float(vectors.min()))
-    if size == 0 or 1e-100 < size < 1e100:
-        return vectors, 1.0
-    return vectors / size, size
-
-
 def unit_rows(vectors: Array) -> Array:
     """Each row divided by its length, in float64; rows that are zero stay so."""
     wide = vectors.astype(np.float64)
-    # By the largest entry first: squares of tiny or huge numbers leave the range of float64.
-    largest = np.abs(wide).max(axis=1, keepdims=True)
-    wide /= np.where(largest > 0, largest, 1.0)
     length = np.linalg.norm(wide, axis=1, keepdims=True)
     wide /= np.where(length > 0, length, 1.0)
     return wide
@@ -143,11 +132,6 @@ def nearest_neighbours(
     vectors = checked(vectors)
     check_number("k", k, 1, len(vectors) - 1, integer=True)
     numbers = np.asarray(rows, dtype=np.int64)
-    if numbers.size and not 0 <= numbers.min() <= numbers.max() < len(vectors):
-        raise InputError(
-            f"row numbers must be between 0 and {len(vectors) - 1}, "
-            f"got {numbers.min()} to {numbers.max()}"
-        )
     centre = vectors.mean(axis=0, dtype=np.float64)
     centred = vectors - centre
     scale = float(np.abs(centred).max()) or 1.0

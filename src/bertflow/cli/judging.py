@@ -178,7 +178,7 @@ def compare(
     )
     from bertflow import evaluation
     from bertflow.cli.score_pages import comparison_page
-    from bertflow.evaluation.job_comparison import compare_job
+    from bertflow.evaluation.jobs import compare_job
 
     if job == "duplicates":
         posed = evaluation.DuplicatesJob.of(pairs[0])

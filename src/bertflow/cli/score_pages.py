@@ -14,8 +14,7 @@ from bertflow.display import Grid
 from bertflow.display.grid import hundredfold, hundredfold_span, p_value
 from bertflow.evaluation import Comparison, Difference, Estimate, Score, Scores, differences
 from bertflow.evaluation import score_grids as grids
-from bertflow.evaluation.job_comparison import JOB_METHODS
-from bertflow.evaluation.jobs import JobScore, job_differences
+from bertflow.evaluation.jobs import JOB_METHODS, JobScore, job_differences
 from bertflow.evaluation.scores import counted
 
 NEXT = {

@@ -1,7 +1,7 @@
 """Encoders: text to matrices. Calibrated models are in `bertflow.models`."""
 
 from bertflow.encoders.description import describe_encoder, library_versions
-from bertflow.encoders.embedding import Embedded, EncodeOptions, embed, fill
+from bertflow.encoders.embedding import Computing, Embedded, EncodeOptions, embed, fill
 from bertflow.encoders.encoder import Role, side_of
 from bertflow.encoders.encoding import DevicesEncoding, encode_distinct, parse_devices
 from bertflow.encoders.loading import load_encoder, load_layers, load_poolings, load_word_vectors
@@ -22,6 +22,7 @@ from bertflow.encoders.streaming import (
 __all__ = [
     "CalibratorModule",
     "DevicesEncoding",
+    "Computing",
     "Embedded",
     "EncodeOptions",
     "Encoded",

@@ -42,21 +42,29 @@ Progress = Callable[[int, int], None]
 Store = EncoderVectors | Unfinished
 
 
-class EncodeOptions(TypedDict, total=False):
-    """How a corpus is encoded.
+class Computing(TypedDict, total=False):
+    """How sentences become vectors.
 
     Attributes:
         batch_size: Sentences a forward pass; 32 by default.
         cache: Gives and keeps vectors; None encodes all of them.
         precision: As in `resolved_precision`; "auto" by default.
         devices: Of the processes that encode, see `DevicesEncoding`; None encodes in this one.
-        progress: Called with the distinct sentences done, and how many are known so far.
     """
 
     batch_size: int
     cache: SentenceCache | None
     precision: Precision
     devices: Sequence[str] | None
+
+
+class EncodeOptions(Computing, total=False):
+    """How a corpus is encoded: the options of `Computing`, and progress.
+
+    Attributes:
+        progress: Called with the distinct sentences done, and how many are known so far.
+    """
+
     progress: Progress | None
 
 

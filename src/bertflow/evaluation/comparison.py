@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
@@ -21,7 +21,7 @@ from bertflow.calibrators import AllButTheTop, Calibrator, Flow, Whitening
 from bertflow.data import CATALOG, STS_TASKS, Pairs, read_sentences, read_task
 from bertflow.data.readers import Texts, read_texts
 from bertflow.display import notebook
-from bertflow.encoders import Precision, SentenceCache, describe_encoder, embed, library_versions
+from bertflow.encoders import Computing, describe_encoder, embed, library_versions
 from bertflow.errors import InputError, MissingDataError, check_number, unknown
 from bertflow.evaluation import scores
 from bertflow.evaluation.bootstrap import Difference, holm
@@ -101,7 +101,6 @@ class Entry:
         method: Its name.
         label: Its name in a table.
         estimates: By aggregation and task, the mean over seeds with its interval.
-        spread: By aggregation and task, the deviation over seeds; 0 where there is one.
         components: By task, the n_components chosen on a dev split.
         fit_seconds: Of one seed, all tasks together.
         megabytes: Size of one saved calibrator.
@@ -110,7 +109,6 @@ class Entry:
     method: str
     label: str
     estimates: Mapping[str, Mapping[str, Estimate]]
-    spread: Mapping[str, Mapping[str, float]]
     components: Mapping[str, int]
     fit_seconds: float
     megabytes: float
@@ -119,6 +117,23 @@ class Entry:
         """The mean over the tasks that count: the STS ones, or all if there is none."""
         tasks = self.estimates[aggregation]
         return scores.mean_over({name: tasks[name] for name in scores.counted(list(tasks))})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The results as JSON has them."""
+        return {
+            "label": self.label,
+            "tasks": {
+                aggregation: {
+                    task: {**scores.as_json(one), "seed_deviation": one.deviation}
+                    for task, one in tasks.items()
+                }
+                for aggregation, tasks in self.estimates.items()
+            },
+            "overall": {name: scores.as_json(self.overall(name)) for name in self.estimates},
+            "components": dict(self.components),
+            "fit_seconds": self.fit_seconds,
+            "megabytes": self.megabytes,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,35 +206,20 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """The comparison as JSON has it."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        del plain["entries"]
+        against = {
+            f"{aggregation}, against {reference}": self.against(reference, aggregation)
+            for aggregation in self.aggregations
+            for reference in dict.fromkeys(["none", self.best[aggregation] or "none"])
+            if reference in self.entries
+        }
         return {
             **plain,
             "counted": scores.counted(list(self.tasks)),
-            "entries": {name: self._entry(name) for name in self.entries},
-        }
-
-    def _entry(self, name: str) -> dict[str, Any]:
-        entry = self.entries[name]
-        differences = {}
-        for aggregation in self.aggregations:
-            for reference in dict.fromkeys(["none", self.best[aggregation] or "none"]):
-                if reference in self.entries and reference != name:
-                    one = self.against(reference, aggregation)[name]
-                    differences[f"{aggregation}, against {reference}"] = one.to_dict()
-        return {
-            "label": entry.label,
-            "tasks": {
-                aggregation: {
-                    task: {**scores.as_json(one), "seed_deviation": entry.spread[aggregation][task]}
-                    for task, one in tasks.items()
-                }
-                for aggregation, tasks in entry.estimates.items()
+            "entries": {
+                name: entry.to_dict()
+                | {"differences": {k: v[name].to_dict() for k, v in against.items() if name in v}}
+                for name, entry in self.entries.items()
             },
-            "overall": {name: scores.as_json(entry.overall(name)) for name in self.aggregations},
-            "differences": differences,
-            "components": dict(entry.components),
-            "fit_seconds": entry.fit_seconds,
-            "megabytes": entry.megabytes,
         }
 
 
@@ -271,11 +271,9 @@ def compare(
     methods: Sequence[str] = tuple(METHODS),
     seeds: int = 5,
     data: str | Path | None = None,
-    batch_size: int = 32,
     jobs: int | None = None,
-    cache: SentenceCache | None = None,
-    precision: Precision = "auto",
     progress: Progress | None = None,
+    **options: Unpack[Computing],
 ) -> Comparison:
     """Fit every calibrator on an encoder's vectors, and score them on the same pairs and resamples.
 
@@ -290,12 +288,10 @@ def compare(
         methods: Names in `METHODS`.
         seeds: How often methods with a seed are fitted, with seeds from 0.
         data: Folder of the data; None takes the environment variable BERTFLOW_DATA.
-        batch_size: Sentences a forward pass.
         jobs: Processes that fit; None takes one a CPU. Results do not depend on it.
-        cache: Where vectors and fits are taken from and kept, such as `SentenceCache()`, so that a
-            stopped comparison goes on; None computes all.
-        precision: What the encoder computes in, as in `bertflow.calibrate`.
         progress: Called with "encode", "fit" or "score", the steps done and their total.
+        options: See `bertflow.encoders.Computing`. The cache also keeps fits, so that a stopped
+            comparison goes on.
 
     Raises:
         InputError: A task, method or fit is unknown, the encoder is calibrated, or data are not
@@ -303,22 +299,12 @@ def compare(
         MissingDataError: The data of all tasks, or those to fit on, are not there.
     """
     began = time.perf_counter()
-    methods = list(dict.fromkeys(methods))
-    check_number("seeds", seeds, 1, integer=True)
-    if isinstance(encoder, CalibratedSentenceTransformer):
-        raise InputError("the model is calibrated already; give the encoder that it was fitted on")
+    methods = compared(encoder, methods, METHODS, seeds)
     report = progress or (lambda stage, done, total: None)
     material, absent = _gather(tasks, fit, methods, data)
     texts = material.texts()
     start = time.perf_counter()
-    embedded = embed(
-        encoder,
-        texts,
-        batch_size=batch_size,
-        cache=cache,
-        precision=precision,
-        progress=partial(report, "encode"),
-    )
+    embedded = embed(encoder, texts, progress=partial(report, "encode"), **options)
     encode_seconds = time.perf_counter() - start
     log.info("%d distinct sentences in %.1f s", len(embedded.vectors), encode_seconds)
     width = embedded.vectors.shape[1]
@@ -327,7 +313,7 @@ def compare(
     outcomes = run_trials(
         embedded.vectors,
         trials,
-        cache=cache,
+        cache=options.get("cache"),
         jobs=jobs,
         report=lambda done: report("fit", done, len(trials)),
     )
@@ -362,6 +348,24 @@ def compare(
     )
 
 
+def compared(
+    encoder: SentenceTransformer,
+    methods: Sequence[str],
+    known: Mapping[str, Method],
+    seeds: int,
+) -> list[str]:
+    """The distinct methods of a comparison, if there can be one."""
+    check_number("seeds", seeds, 1, integer=True)
+    if isinstance(encoder, CalibratedSentenceTransformer):
+        raise InputError("the model is calibrated already; give the encoder that it was fitted on")
+    if not methods:
+        raise InputError("nothing to compare: give at least one method")
+    for name in methods:
+        if name not in known:
+            raise unknown("method", name, known)
+    return list(dict.fromkeys(methods))
+
+
 def _gather(
     tasks: Sequence[str | Pairs],
     fit: str | Sequence[str],
@@ -369,11 +373,8 @@ def _gather(
     data: str | Path | None,
 ) -> tuple[_Material, dict[str, str]]:
     """Read the tasks and corpora; also say why a task is absent."""
-    if not methods or not tasks:
-        raise InputError(f"nothing to compare: give at least one {'method' if tasks else 'task'}")
-    for name in methods:
-        if name not in METHODS:
-            raise unknown("method", name, METHODS)
+    if not tasks:
+        raise InputError("nothing to compare: give at least one task")
     known = [task for task in tasks if isinstance(task, str)]
     tests, absent = read_tasks(known, data) if known else ([], {})
     tests += [task for task in tasks if isinstance(task, Pairs)]
@@ -487,21 +488,17 @@ def _entry(
     scored: Mapping[str, Sequence[Figures]],
 ) -> Entry:
     """The results of a method's fits, given by task the figures of each seed."""
-    estimates: dict[str, dict[str, Estimate]] = {}
-    spread: dict[str, dict[str, float]] = {}
     subsets = any(len(seeds[0].aggregations) > 1 for seeds in scored.values())
-    for aggregation in ("wmean", "all") if subsets else ("all",):
-        over = {
-            task: scores.over_seeds([seed.main(aggregation) for seed in seeds])
-            for task, seeds in scored.items()
-        }
-        estimates[aggregation] = {task: estimate for task, (estimate, _) in over.items()}
-        spread[aggregation] = {task: deviation or 0.0 for task, (_, deviation) in over.items()}
     return Entry(
         method=method.name,
         label=method.label.format(dim=published_dim(width)),
-        estimates=estimates,
-        spread=spread,
+        estimates={
+            aggregation: {
+                task: scores.over_seeds([seed.main(aggregation) for seed in seeds])
+                for task, seeds in scored.items()
+            }
+            for aggregation in (("wmean", "all") if subsets else ("all",))
+        },
         components={
             trial.tests[0].task: outcome.components
             for trial, outcome in ran

@@ -10,12 +10,12 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from bertflow.arrays import CHUNK_ROWS, Array
+from bertflow.arrays import Array
 from bertflow.data import Pairs
 from bertflow.encoders.encoder import Role
 from bertflow.errors import InputError, check_number
 from bertflow.evaluation.jobs import Judgement
-from bertflow.evaluation.scores import paired_cosine
+from bertflow.evaluation.scores import cosines_of_rows
 
 # Fewer pairs of a kind say nothing about a threshold, and cannot be halved.
 FEWEST = 4
@@ -117,10 +117,7 @@ class DuplicatesJob:
         each with its precision, recall and F1; how they fare on one half of the pairs if they are
         chosen on the other ("held out"); how many pairs have no cosine.
         """
-        rows = vectors["document"]
-        steps = range(0, len(self.rows), CHUNK_ROWS)
-        parts = [self.rows[start : start + CHUNK_ROWS].T for start in steps]
-        cosine = np.concatenate([paired_cosine(rows[one], rows[other]) for one, other in parts])
+        cosine = cosines_of_rows(vectors["document"], *self.rows.T)
         ranked = _Ranked(cosine, self.alike)
         chosen, shared = _half(self.rows, self.alike)
         other = _Ranked(cosine[~chosen], self.alike[~chosen])

@@ -99,20 +99,30 @@ def run_trial(vectors: Array, trial: Trial) -> Outcome:
     rows = vectors[trial.corpus] if trial.corpus.ndim == 1 else trial.corpus
     began = time.perf_counter()
     chosen = None
-    with warnings.catch_warnings():  # Whoever reads the scores is told how many rows there were.
-        warnings.simplefilter("ignore", FewRowsWarning)
-        if trial.dev is not None and isinstance(calibrator, AllButTheTop):
-            others = rows if trial.dev_corpus is None else vectors[trial.dev_corpus]
-            chosen = _best_count(calibrator, others, vectors, trial.dev)
-            calibrator.set_params(n_components=chosen)
-        calibrator.fit(rows, progress=False)
+    if trial.dev is not None and isinstance(calibrator, AllButTheTop):
+        others = rows if trial.dev_corpus is None else vectors[trial.dev_corpus]
+        chosen = _best_count(calibrator, others, vectors, trial.dev)
+        calibrator.set_params(n_components=chosen)
+    fit(calibrator, rows)
     seconds = time.perf_counter() - began
     return Outcome(
         cosines=[_cosines(vectors, test, calibrator) for test in trial.tests],
         seconds=seconds,
-        bytes=sum(t.numel() * t.element_size() for t in calibrator._learned().values()),
+        bytes=size_of(calibrator),
         components=chosen,
     )
+
+
+def fit(calibrator: Calibrator, rows: Array, queries: Array | None = None) -> None:
+    """Fit without a warning of few rows: whoever reads the scores is told how many there were."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FewRowsWarning)
+        calibrator.fit(rows, queries=queries, progress=False)
+
+
+def size_of(calibrator: Calibrator) -> int:
+    """The bytes of a fitted calibrator."""
+    return sum(t.numel() * t.element_size() for t in calibrator._tensors().values())
 
 
 def trial_recipes(vectors: Array, trials: Sequence[Trial]) -> list[Recipe]:
@@ -193,7 +203,7 @@ def _best_count(calibrator: AllButTheTop, rows: Array, vectors: Array, dev: Pair
     One fit gives all: its components are in order, and each count takes the first of them.
     """
     most = min(MOST_COMPONENTS, vectors.shape[1] - 1)
-    calibrator.set_params(n_components=most).fit(rows)
+    fit(calibrator.set_params(n_components=most), rows)
     scores = []
     for count in range(1, most + 1):
         fewer = copy.copy(calibrator)

@@ -134,27 +134,19 @@ class LabelsJob:
         return measures
 
     def _few_labels(self, rows: Array) -> list[dict[str, Any]]:
-        sizes = np.bincount(self._classes)
-        curve = []
+        classes, sizes, curve = self._classes, np.bincount(self._classes), []
         for few in FEW:
             enough = sizes > few
             if enough.sum() < 2:
                 break
-            points = []
+            shares: dict[str, list[float]] = {name: [] for name in CLASSIFIERS}
             for draw in range(1, DRAWS + 1):
-                place = _places(self._classes, seed=draw)
-                known = enough[self._classes] & (place < few)
-                rest = enough[self._classes] & (place >= few)
-                points.append(
-                    [
-                        np.mean(
-                            classify(rows[known], self._classes[known], rows[rest])
-                            == self._classes[rest]
-                        )
-                        for classify in CLASSIFIERS.values()
-                    ]
-                )
-            means = dict(zip(CLASSIFIERS, np.mean(points, axis=0).tolist(), strict=True))
+                place = _places(classes, seed=draw)
+                known, rest = (enough[classes] & part for part in (place < few, place >= few))
+                for name, classify in CLASSIFIERS.items():
+                    guessed = classify(rows[known], classes[known], rows[rest])
+                    shares[name].append(float(np.mean(guessed == classes[rest])))
+            means = {name: float(np.mean(several)) for name, several in shares.items()}
             curve.append({"labels": few, "classes": int(enough.sum()), **means})
         return curve
 

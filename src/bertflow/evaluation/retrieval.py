@@ -25,9 +25,9 @@ DEPTH = 1000
 QUERIES, DOCUMENTS = 1280, 4096
 # Cosines in float32 may be wrong by a tenth of this; so many more than k are held for their sake.
 CLOSE, SPARE = 1e-6, 32
-# Below every key.
+# Below every key; a key's upper half is a cosine in these units, far finer than CLOSE.
 LEAST = np.iinfo(np.int64).min
-LOW_HALF = 2**32 - 1
+LOW_HALF, UNIT = 2**32 - 1, np.float32(2**30)
 
 
 class RetrievalJob:
@@ -228,13 +228,13 @@ class _Best:
         self._forget()
         if (cut := table.shape[1] - self.k) >= 0:
             table = np.partition(table, cut, axis=1)[:, cut:].copy()
-            self.floor = _scores(table[:, 0])
+            self.floor = _cosines(table[:, 0]).astype(np.float32)
         self.kept = table
 
 
 def _ranked(keys: Array, asked: Any, rows: Any, k: int) -> tuple[Array, Array]:
     """Numbers and cosines of the first k; cosines that rounding may have swapped are mended."""
-    numbers, cosines = LOW_HALF - (keys & LOW_HALF), _scores(keys).astype(np.float64)
+    numbers, cosines = LOW_HALF - (keys & LOW_HALF), _cosines(keys)
     close = -np.diff(cosines, axis=1) < CLOSE
     query, rank = np.nonzero(np.pad(close, ((0, 0), (1, 0))) | np.pad(close, ((0, 0), (0, 1))))
     for start in range(0, len(query), DOCUMENTS):
@@ -263,16 +263,10 @@ def _unit(chunk: Tensor, name: str, rows: Any) -> Array:
     return unit.numpy()
 
 
-def _keys(scores: Array, numbers: Array) -> Array:
-    ordered = _flipped((scores + np.float32(0)).view(np.int32)).astype(np.int64)  # No -0.0.
-    keys: Array = (ordered << 32) | (LOW_HALF - numbers)
+def _keys(cosines: Array, numbers: Array) -> Array:
+    keys: Array = ((cosines * UNIT).astype(np.int64) << 32) | (LOW_HALF - numbers)
     return keys
 
 
-def _scores(keys: Array) -> Array:
-    return _flipped((keys >> 32).astype(np.int32)).view(np.float32)
-
-
-def _flipped(bits: Array) -> Array:
-    """Integers that order floats of those bits, and back: below 0 the bits order downwards."""
-    return np.asarray(np.where(bits < 0, bits ^ np.int32(2**31 - 1), bits))
+def _cosines(keys: Array) -> Array:
+    return (keys >> 32) / UNIT

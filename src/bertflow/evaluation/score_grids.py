@@ -82,18 +82,6 @@ def _plain(value: Any) -> str:
     return fixed(value, 3) if isinstance(value, float) else str("" if value is None else value)
 
 
-def score_facts(score: Score) -> dict[str, str]:
-    """Data, pairs, model and time of a score."""
-    skipped = sum(score.skipped.values())
-    counted = f"{sum(score.scored.values()):,}"
-    return {
-        "data": score.data,
-        "pairs": f"{counted} scored, {skipped:,} not" if skipped else counted,
-        "model": model_name(score),
-        "when": score.time,
-    }
-
-
 def model_name(score: Score | JobScore) -> str:
     """The encoder by its name, after the calibrator if there is one."""
     encoder = encoder_name(score)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import scipy.stats
 from sklearn.metrics import roc_auc_score
 
-from bertflow.arrays import Array
+from bertflow.arrays import CHUNK_ROWS, Array
 from bertflow.data import CATALOG, STS_TASKS, Pairs
 from bertflow.errors import InputError
 from bertflow.evaluation.bootstrap import (
@@ -51,13 +51,20 @@ def paired_cosine(first: Array, second: Array) -> Array:
         raise InputError(f"pairs need equal shapes, got {first.shape} and {second.shape}")
     first, second = first.astype(np.float64), second.astype(np.float64)
     with np.errstate(all="ignore"):
-        a = first / np.abs(first).max(axis=1, keepdims=True, initial=0)
-        b = second / np.abs(second).max(axis=1, keepdims=True, initial=0)
-        product = np.einsum("nd,nd->n", a, b)
-        square = np.einsum("nd,nd->n", a, a) * np.einsum("nd,nd->n", b, b)
-        cosine: Array = product / np.sqrt(square)
+        product, square, other = (
+            np.einsum("nd,nd->n", a, b)
+            for a, b in ((first, second), (first, first), (second, second))
+        )
+        cosine: Array = product / np.sqrt(square * other)
         cosine[(first == second).all(axis=1) & np.isfinite(cosine)] = 1.0
     return cosine
+
+
+def cosines_of_rows(vectors: Array, first: Array, second: Array) -> Array:
+    """Cosines of pairs of rows by number, a few thousand pairs at a time."""
+    parts = [slice(start, start + CHUNK_ROWS) for start in range(0, len(first), CHUNK_ROWS)]
+    cosines = [paired_cosine(vectors[first[part]], vectors[second[part]]) for part in parts]
+    return np.concatenate([*cosines, np.empty(0)])
 
 
 @dataclass(frozen=True)
@@ -121,13 +128,15 @@ class Estimate:
         low: Lower end of the 95 % interval by bootstrap over pairs; None where there is none.
         high: Upper end.
         undefined: Why there is no value, or None.
-        replicates: The figure in each resample, shape (resamples,); none in JSON.
+        deviation: Over seeds (ddof 0), 0 where there is one; not in JSON, as the next.
+        replicates: The figure in each resample, shape (resamples,).
     """
 
     value: float | None
     low: float | None = None
     high: float | None = None
     undefined: str | None = None
+    deviation: float = 0.0
     replicates: Array = field(default_factory=lambda: np.empty(0), repr=False, compare=False)
 
     @classmethod
@@ -135,7 +144,7 @@ class Estimate:
         """A value with the interval that its resamples give."""
         span = None if value is None else interval(replicates)
         low, high = span or (None, None)
-        return cls(value, low, high, undefined, replicates)
+        return cls(value, low, high, undefined, replicates=replicates)
 
     @classmethod
     def from_json(cls, shown: Mapping[str, Any]) -> Self:
@@ -285,14 +294,18 @@ def _estimate(measure: str, cosine: Array, gold: Array, replicates: Array) -> Es
 def _aggregated(pairs: Pairs, parts: Parts, sizes: Mapping[str, int]) -> Figures:
     """Figures of estimates and numbers of pairs by subset, "" being all pairs together."""
     whole, subsets = parts[""], {name: found for name, found in parts.items() if name}
-    weights: dict[str, Array] = {}
-    if subsets or (pairs.task in CATALOG and CATALOG[pairs.task].subsets):
+    means: dict[str, dict[str, Estimate]] = {}
+    if subsets:
         counts = np.array([sizes[name] for name in subsets], dtype=np.float64)
-        weights = {"wmean": counts, "mean": np.ones(len(counts))}
-    means = {
-        name: {measure: _weighted(subsets, measure, each, one) for measure, one in whole.items()}
-        for name, each in weights.items()
-    }
+        for name, weights in (("wmean", counts), ("mean", np.ones(len(counts)))):
+            means[name] = {
+                measure: mean_over({key: one[measure] for key, one in subsets.items()}, weights)
+                for measure in whole
+            }
+    elif pairs.task in CATALOG and CATALOG[pairs.task].subsets:
+        reason = "the source does not tell the subsets apart"
+        untold = {measure: _undefined(one, reason) for measure, one in whole.items()}
+        means = {"wmean": untold, "mean": untold}
     return Figures(
         measure="auc" if pairs.binary else "spearman",
         aggregations={**means, "all": whole},
@@ -301,27 +314,20 @@ def _aggregated(pairs: Pairs, parts: Parts, sizes: Mapping[str, int]) -> Figures
     )
 
 
-def _weighted(subsets: Parts, measure: str, weights: Array, whole: Estimate) -> Estimate:
-    """The weighted mean of a measure over subsets; `whole` is that of all pairs together."""
-    several = {name: found[measure] for name, found in subsets.items()}
-    reason = None if subsets else "the source does not tell the subsets apart"
-    for name, one in several.items():
-        if one.value is None:
-            reason = f"undefined for {name}: {one.undefined}"
-    if reason is not None:
-        return Estimate.of(None, np.full(len(whole.replicates), np.nan), reason)
-    share = weights / weights.sum()
-    mixed = share @ np.array([one.replicates for one in several.values()])
-    return Estimate.of(float(share @ np.array([one.value for one in several.values()])), mixed)
+def _undefined(like: Estimate, reason: str) -> Estimate:
+    return Estimate.of(None, np.full_like(like.replicates, np.nan), reason)
 
 
-def mean_over(tasks: Mapping[str, Estimate]) -> Estimate:
-    """The plain mean over tasks, each resampled by itself; undefined if one of them is."""
-    for name, one in tasks.items():
+def mean_over(estimates: Mapping[str, Estimate], weights: Array | None = None) -> Estimate:
+    """The mean of estimates, each resampled by itself, weighted or plain; undefined if one is."""
+    for name, one in estimates.items():
         if one.value is None:
-            return Estimate(None, undefined=f"{name} is undefined: {one.undefined}")
-    drawn: Array = np.mean([one.replicates for one in tasks.values()], axis=0)
-    return Estimate.of(float(np.mean([one.value for one in tasks.values()])), drawn)
+            return _undefined(one, f"{name} is undefined: {one.undefined}")
+    several = list(estimates.values())
+    share = np.ones(len(several)) if weights is None else weights
+    share = share / share.sum()
+    mixed = share @ np.array([one.replicates for one in several])
+    return Estimate.of(float(share @ np.array([one.value for one in several])), mixed)
 
 
 def average(scores: Mapping[str, Figures], aggregation: str) -> Estimate:
@@ -336,8 +342,8 @@ def counted(tasks: Sequence[str]) -> list[str]:
     return [task for task in tasks if task in STS_TASKS] or list(tasks)
 
 
-def over_seeds(estimates: Sequence[Estimate]) -> tuple[Estimate, float | None]:
-    """The mean over seeds (undefined if one is), and the deviation over them (ddof 0).
+def over_seeds(estimates: Sequence[Estimate]) -> Estimate:
+    """The mean over seeds, undefined if one is, with the deviation over them.
 
     The estimates are of the same resamples. Those of the mean take the seeds in turn, so that its
     interval covers pairs and seeds.
@@ -347,6 +353,6 @@ def over_seeds(estimates: Sequence[Estimate]) -> tuple[Estimate, float | None]:
     mixed: Array = replicates[turns % len(replicates), turns]
     for one in estimates:
         if one.value is None:
-            return Estimate.of(None, mixed, one.undefined), None
+            return Estimate.of(None, mixed, one.undefined)
     values = np.array([one.value for one in estimates], dtype=np.float64)
-    return Estimate.of(float(values.mean()), mixed), float(values.std())
+    return replace(Estimate.of(float(values.mean()), mixed), deviation=float(values.std()))

@@ -21,7 +21,7 @@ from bertflow.encoders.embedding import EncodeOptions, count_cut_of, embed
 from bertflow.encoders.precision import resolved_precision
 from bertflow.errors import InputError, MissingDataError, unknown
 from bertflow.evaluation.bootstrap import Difference, holm
-from bertflow.evaluation.score_grids import model_name, score_facts, score_line, scores_grid
+from bertflow.evaluation.score_grids import model_name, score_line, scores_grid
 from bertflow.evaluation.scores import (
     AVERAGES,
     Estimate,
@@ -40,22 +40,48 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score(Figures):
-    """A score and everything it depends on; measure, aggregations, subsets and scored as `Figures`.
+class Provenance:
+    """All that a score depends on beside what it is a score of.
+
+    Attributes:
+        encoder: Name, pooling, length, type and fingerprint.
+        calibrator: Its name and arguments, or None.
+        fitted_on: Provenance of the calibrator, or None.
+        cut: How many distinct texts the encoder cuts, being longer than it takes.
+        versions: Of the libraries.
+        time: When, UTC.
+    """
+
+    encoder: Mapping[str, Any]
+    calibrator: Mapping[str, Any] | None
+    fitted_on: Mapping[str, Any] | None
+    cut: int
+    versions: Mapping[str, str] = field(default_factory=library_versions)
+    time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    @staticmethod
+    def of(model: SentenceTransformer, options: EncodeOptions) -> dict[str, Any]:
+        """The encoder, calibrator and fit of a model that encodes by these options."""
+        calibrator = model.calibrator if isinstance(model, CalibratedSentenceTransformer) else None
+        precision = resolved_precision(options.get("precision", "auto"), model)
+        return {
+            "encoder": {**describe_encoder(model), "precision": precision},
+            "calibrator": calibrator and describe_calibrator(calibrator),
+            "fitted_on": getattr(calibrator, "provenance_", None),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score(Figures, Provenance):
+    """A score of a task as `Figures`, and everything that it depends on.
 
     Attributes:
         task: The task's name.
         split: Which part of it.
         pairs: How many pairs the split has.
         skipped: How many of them do not count, by reason.
-        encoder: Name, pooling, length, type and fingerprint.
-        calibrator: Its name and arguments, or None.
-        fitted_on: Provenance of the calibrator, or None.
         data: The file, folder or hub revision.
         texts: How many distinct texts the graded pairs have.
-        cut: How many of these the encoder cuts, being longer than it takes.
-        versions: Of the libraries.
-        time: When, UTC.
         graded: The pairs; not part of the JSON.
         cosines: One for each pair, NaN where it has none; not part of the JSON.
     """
@@ -64,14 +90,8 @@ class Score(Figures):
     split: str
     pairs: int
     skipped: Mapping[str, int]
-    encoder: Mapping[str, Any]
-    calibrator: Mapping[str, Any] | None
-    fitted_on: Mapping[str, Any] | None
     data: str
     texts: int
-    cut: int
-    versions: Mapping[str, str] = field(default_factory=library_versions)
-    time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     graded: Pairs = field(repr=False, compare=False)
     cosines: Array = field(repr=False, compare=False)
 
@@ -90,19 +110,11 @@ class Score(Figures):
         """Over all pairs together."""
         return self.main("all")
 
-    def by_row(self) -> list[tuple[str, str, float | None, float]]:
-        """For each pair its subset (or ""), row in the file, gold (or None) and cosine (or NaN)."""
-        pairs, count = self.graded, len(self.graded)
-        rows = pairs.rows or [str(number) for number in range(1, count + 1)]
-        subsets = pairs.subset or [""] * count
-        return list(zip(subsets, rows, pairs.gold, self.cosines.tolist(), strict=True))
-
     def __repr__(self) -> str:
         return f"Score({score_line(self)})"
 
     def _repr_html_(self) -> str:
-        grid = scores_grid(Scores(scores={self.task: self}, absent={}))
-        return notebook(f"{self.task} {self.split}", score_facts(self), [grid])
+        return Scores(scores={self.task: self}, absent={})._repr_html_()
 
     def to_dict(self) -> dict[str, Any]:
         """The score as JSON has it."""
@@ -128,7 +140,8 @@ class Scores:
 
     def _repr_html_(self) -> str:
         several = list(self.scores.values())
-        facts = {"model": model_name(several[0])} if several else {}
+        data = ", ".join(dict.fromkeys(score.data for score in several))
+        facts = {"data": data, "model": model_name(several[0])} if several else {}
         if self.absent:
             facts["absent"] = ", ".join(self.absent)
         return notebook("Scores", facts, [scores_grid(self)] if several else [])
@@ -241,19 +254,14 @@ def score_all(
     if texts:  # Those that are cut are counted for each task below.
         embedded = embed(model, texts, finite=False, count_cut=False, **options)
         vectors, rows = embedded.vectors, embedded.index
-    precision = resolved_precision(options.get("precision", "auto"), model)
-    calibrated = isinstance(model, CalibratedSentenceTransformer)
-    about: dict[str, Any] = {
-        "encoder": {**describe_encoder(model), "precision": precision},
-        "calibrator": describe_calibrator(model.calibrator) if calibrated else None,
-        "fitted_on": getattr(model.calibrator, "provenance_", None) if calibrated else None,
-    }
+    about = Provenance.of(model, options)
     scores = []
     for pairs, (first, second) in zip(tasks, sides, strict=True):
         one, other, rows = np.split(rows, [len(first), 2 * len(first)])
         distinct = list(dict.fromkeys([*first, *second]))
         about |= {"texts": len(distinct), "cut": count_cut_of(model, distinct)}
         scores.append(_score(pairs, vectors[one], vectors[other], about))
+    precision = about["encoder"]["precision"]
     log.info("%d tasks scored in %s on %s", len(scores), precision, model.device)
     return scores
 

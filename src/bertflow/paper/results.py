@@ -406,7 +406,7 @@ class EncoderRows:
             one = Estimate.from_json(shown[name])
             estimates.append(replace(one, replicates=record.arrays[f"replicates_{name}"]))
         return Seen(
-            estimate=over_seeds(estimates)[0],
+            estimate=over_seeds(estimates),
             values=[one.value for one in estimates if one.value is not None],
             scored=records[-1].result["scored"],
             components=records[0].about["n_components"],

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 
 from bertflow.analysis.frequency import RANGES, WordGroup, Words, check_rows, mean_of
-from bertflow.analysis.isotropy import cosines_of_rows, random_pairs, singular_spectrum
-from bertflow.analysis.neighbours import checked, sampled, unit_rows, within_range
+from bertflow.analysis.isotropy import random_pairs, singular_spectrum
+from bertflow.analysis.neighbours import checked, sampled, unit_rows
 from bertflow.arrays import Array
 from bertflow.calibrators.moments import moments_of
 from bertflow.display.grid import fixed, span
 from bertflow.errors import InputError, check_number
 from bertflow.evaluation import Difference
-from bertflow.evaluation.scores import correlate
+from bertflow.evaluation.scores import correlate, cosines_of_rows
 from bertflow.paper.declared import published
 from bertflow.paper.results import RowResult, TableResult
 from bertflow.process_state import one_thread
@@ -175,9 +175,8 @@ def project(sides: Sides, *, points: int = 1500, random_state: int = 0) -> Cloud
     for name, vectors in sides.items():
         if vectors.shape[1] < 2:
             raise InputError(f"{name} has 1 dimension, but a cloud in two takes at least 2")
-        rows, _ = within_range(vectors)
         with one_thread():
-            moments = moments_of(rows, normalize=True)
+            moments = moments_of(vectors, normalize=True)
             second = moments.covariance() + torch.outer(moments.mean, moments.mean)
             values, directions = torch.linalg.eigh(second)
         axes = directions[:, -2:].flip(1)
@@ -186,7 +185,7 @@ def project(sides: Sides, *, points: int = 1500, random_state: int = 0) -> Cloud
         if abs(along) > 1e-9:  # A shorter mean has no direction.
             signs[0] = math.copysign(1.0, along)
         axes *= signs
-        cloud.points[name] = unit_rows(rows[cloud.rows]) @ axes.numpy()
+        cloud.points[name] = unit_rows(vectors[cloud.rows]) @ axes.numpy()
         cloud.explained[name] = (values[-2:].flip(0).clamp(min=0) / second.trace()).numpy()
         cloud.means[name] = (moments.mean @ axes).numpy()
         cloud.lengths[name] = float(moments.mean.norm())
