@@ -187,14 +187,12 @@ def diagnose(
     r"""Measure a cloud of vectors without labels, and judge whether calibration will help.
 
     The verdict goes by the mean cosine of random pairs: "yes" from 0.35 up, where whitening and
-    flows gained on all nine clouds we measured, "no" below 0.1, where on the one cloud we measured
-    all lost, and else "unclear". The other measures tell what is wrong, not whether.
-
-    Two things go before the mean. If an encoder's modules or card say that it was trained to be
-    compared by cosine, the verdict is "no": text of one field has a high mean cosine there, too.
-    It is "uninformative" where all cosines are nearly equal: with :math:`\bar u` the mean of the
-    directions :math:`u_i = x_i / |x_i|`, the cosines of :math:`u_i - \bar u` vary by less than half
-    of :math:`1/\sqrt D`, as only a map fitted on few of these very rows leaves them.
+    flows gained on all nine clouds we measured, "no" below 0.1, where all lost on the one we
+    measured, and else "unclear". Two things go before the mean. It is "no" for an encoder whose
+    modules or card say that it was trained to be compared by cosine. It is "uninformative" where,
+    with :math:`\bar u` the mean of the directions :math:`u_i = x_i / |x_i|`, the cosines of
+    :math:`u_i - \bar u` vary by less than half of :math:`1/\sqrt D`, as only a map fitted on few of
+    these very rows leaves them.
 
     For another job than similarity the verdict and its reason are what encoders of the same kind,
     crowded or not, gained or lost on that job where we measured it.

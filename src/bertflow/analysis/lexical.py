@@ -124,7 +124,7 @@ def lexical_statistics(
     .. math:: \rho(s, d), \quad \rho(s, g), \quad
         \text{and both over the pairs with } d_i \leq \text{short}
 
-    All count the same pairs: those with gold and with every similarity.
+    All count the same pairs, those with gold and with every similarity.
 
     Args:
         gold: Gold scores, NaN where a pair was never graded, shape (N,).

@@ -87,10 +87,7 @@ def nearest(queries: Array, vectors: Array, k: int) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """Numbers and distances of the nearest rows, and numbers and dot products of the largest.
-
-    Every array has shape (Q, k), best first.
-    """
+    """The nearest rows with distances, and the largest by dot product, shape (Q, k), best first."""
 
     nearest: Array
     distances: Array
@@ -112,9 +109,8 @@ def nearest_neighbours(
     .. math:: \lVert q - x \rVert \sim \tfrac12 \lVert x' \rVert^2 - q' \cdot x', \qquad
         q \cdot x \sim q' \cdot x' + \tfrac{\mu}{\sigma} \cdot x'
 
-    so one product in float64 serves both, and loses no digits to a mean far from the origin. The
-    measures of the k are then taken from the rows as they are: equal rows have distance 0. A row is
-    no neighbour of itself, but one equal to it is.
+    so one product serves both, and loses no digits to a mean far from the origin. The measures of
+    the k are taken from the rows as they are. A row is no neighbour of itself, but an equal one is.
 
     Args:
         rows: Numbers of the rows whose neighbours are sought, shape (Q,).

@@ -15,9 +15,8 @@ from typing import Any, TypeAlias, Unpack
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from bertflow import calibrators
 from bertflow.arrays import Array
-from bertflow.calibrators import AllButTheTop, Calibrator, Flow, Whitening
+from bertflow.calibrators import AllButTheTop, Calibrator, Whitening, named_calibrator
 from bertflow.data import CATALOG, STS_TASKS, Pairs, read_sentences, read_task
 from bertflow.data.readers import Texts, read_texts
 from bertflow.display import notebook
@@ -67,14 +66,19 @@ def _whitening(power: float, width: int, seed: int) -> Whitening:
     return Whitening(published_dim(width), power=power, shrinkage=0.0)
 
 
-def _flow(preset: str, width: int, seed: int) -> Flow:
-    return Flow(**Flow.names[preset], random_state=seed)
+def named(name: str, *, seeded: bool = False) -> Method:
+    """A calibrator by the name that it has for `calibrate`."""
+
+    def build(width: int, seed: int) -> Calibrator:
+        return named_calibrator(name, **({"random_state": seed} if seeded else {}))
+
+    return Method(name, name if seeded else name.replace("-", " "), build, seeded)
 
 
 _DECLARED = (
     Method("none", "none", lambda *_: None),
-    Method("adaptive-whitening", "adaptive whitening", lambda *_: calibrators.AdaptiveWhitening()),
-    Method("standardization", "standardization", lambda *_: calibrators.Standardization()),
+    named("adaptive-whitening"),
+    named("standardization"),
     Method("all-but-the-top", "all-but-the-top", lambda *_: AllButTheTop(), tuned=True),
     Method(
         "standardization+all-but-the-top",
@@ -85,10 +89,7 @@ _DECLARED = (
     Method("whitening", "whitening", lambda *_: Whitening(shrinkage=0.0)),
     Method("whitening-dim", "whitening {dim}", partial(_whitening, 1.0)),
     Method("soft-whitening", f"soft whitening {{dim}} (power {SOFT})", partial(_whitening, SOFT)),
-    *(
-        Method(name, name, partial(_flow, name), seeded=True)
-        for name in ("flow", "released-flow", "tempered-flow")
-    ),
+    *(named(flow, seeded=True) for flow in ("flow", "released-flow", "tempered-flow")),
 )
 METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _DECLARED})
 

@@ -31,9 +31,7 @@ class DuplicatesJob:
     Pairs whose cosine is not defined, because a vector is zero, are never called duplicates.
 
     Attributes:
-        source: The file.
-        counts: Pairs, duplicates among them, and distinct texts.
-        skipped: Rows that do not count, by reason.
+        source: As of every job; so are counts and skipped.
         distinct: The distinct texts, T of them.
         rows: The two texts of each pair, as their numbers, shape (N, 2).
         alike: Whether each pair is duplicates, shape (N,).

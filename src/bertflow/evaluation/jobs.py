@@ -16,8 +16,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bertflow.arrays import Array
-from bertflow.calibrators import Calibrator
-from bertflow.calibrators.storage import JOBS, named_calibrator
+from bertflow.calibrators.storage import JOBS
 from bertflow.encoders import Computing, describe_encoder
 from bertflow.encoders.embedding import EncodeOptions, embed
 from bertflow.encoders.encoder import Role, side_of
@@ -31,6 +30,7 @@ from bertflow.evaluation.comparison import (
     Method,
     Progress,
     compared,
+    named,
     published_dim,
 )
 from bertflow.evaluation.experiment import fit, run_all, size_of
@@ -128,10 +128,8 @@ def evaluate_job(
 ) -> JobScore:
     """Encode the texts of a job, each side with its prompt and map, and judge them.
 
-    Args:
-        model: A SentenceTransformer, calibrated or not.
-        job: What `read_retrieval`, `read_labels` or `DuplicatesJob.of` gives.
-        options: See `bertflow.encoders.EncodeOptions`.
+    The job is what `read_retrieval`, `read_labels` or `DuplicatesJob.of` gives; options as of
+    `bertflow.encoders.EncodeOptions`.
     """
     vectors, cut = job_vectors(model, job, **options)
     found = job.judge(vectors)
@@ -172,16 +170,9 @@ def job_differences(before: JobScore, after: JobScore) -> dict[str, Difference]:
     )
 
 
-def _preset(name: str, width: int, seed: int) -> Calibrator:
-    return named_calibrator(name)
-
-
 # Those of tasks, and what `calibrate` takes by default for some job.
 JOB_METHODS: Mapping[str, Method] = {
-    **{
-        name: Method(name, name.replace("-", " "), partial(_preset, name))
-        for name, _ in JOBS.values()
-    },
+    **{name: named(name) for name, _ in JOBS.values()},
     **METHODS,
 }
 

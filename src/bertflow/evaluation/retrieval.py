@@ -31,13 +31,7 @@ LOW_HALF, UNIT = 2**32 - 1, np.float32(2**30)
 
 
 class RetrievalJob:
-    """Search in a collection, judged query by query by the relevant documents found.
-
-    Attributes: see `bertflow.evaluation.jobs.Job`.
-
-    Args:
-        collection: Documents, queries and what is relevant.
-    """
+    """Search in a collection, judged query by query by the relevant documents found."""
 
     kind = "search"
     unit = "queries"
