@@ -87,7 +87,7 @@ def duplicates() -> Iterator[tuple[str, Job]]:
 
 def _entailed(name: str, first: Sequence[str], second: Sequence[str], gold: Sequence[str]) -> Job:
     same = [float(label == "entailment") for label in gold]
-    return DuplicatesJob.of(Pairs(name, "all", first, second, same, name, binary=True))
+    return DuplicatesJob(Pairs(name, "all", first, second, same, name, binary=True))
 
 
 JOBS: dict[str, Callable[[], Iterator[tuple[str, Job]]]] = {

@@ -29,7 +29,7 @@ def job(kind: str):
         return read_retrieval("collection")
     if kind == "classes":
         return read_labels("labels.csv", columns=("what", "kind"))
-    return DuplicatesJob.of(read_pairs("pairs.tsv"))
+    return DuplicatesJob(read_pairs("pairs.tsv"))
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ def job_of(tmp_path, lines, **options) -> DuplicatesJob:
     """A job of lines of text, text and score."""
     file = tmp_path / "mine.tsv"
     file.write_text("text1\ttext2\tlabel\n" + "\n".join(lines) + "\n", encoding="utf-8")
-    return DuplicatesJob.of(read_pairs(file), **options)
+    return DuplicatesJob(read_pairs(file), **options)
 
 
 def numbered(tmp_path, alike, **options) -> DuplicatesJob:
@@ -59,7 +59,7 @@ def test_measures_are_those_of_scikit_learn_on_every_resample_written_out(tmp_pa
         vectors = vectors_with(job, cosines)
         cosines = paired_cosine(*(vectors["document"][side] for side in job.rows.T))
         found = job.judge(vectors)
-        counts = np.concatenate(list(Resamples([np.arange(60)], resamples=40).counts()))
+        counts = np.concatenate(list(Resamples([60], resamples=40).counts()))
         drawn = [np.repeat(np.arange(60), row.astype(int)) for row in counts]
         for name, reference in (("average precision", average_precision_score), ("best f1", f1_of)):
             expected = [reference(alike[one], cosines[one]) for one in drawn]

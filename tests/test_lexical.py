@@ -14,7 +14,7 @@ from bertflow.analysis.lexical import edit_distances, lexical_statistics
 from bertflow.data import read_task
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.evaluation import Resamples
-from bertflow.evaluation.bootstrap import interval
+from bertflow.evaluation.bootstrap import interval, spearman
 
 PAIRS = 80
 
@@ -130,23 +130,27 @@ def test_gold_goes_with_itself_exactly_and_without_an_interval(material):
         assert estimates["gold"].high is None
 
 
+def in_resamples(values, other):
+    draws = Resamples([len(values)], resamples=60, random_state=3)
+    return draws.of({"": lambda counts: spearman(counts, values[None, :], other)})[""][0]
+
+
 def test_intervals_come_from_the_resamples_that_scores_use(material):
     gold, similarities, distances = material
     found = lexical_statistics(gold, similarities, distances, short=9, resamples=60, random_state=3)
-    draws = Resamples([np.arange(PAIRS)], resamples=60, random_state=3)
     for name, values in {"gold": gold, **similarities}.items():
         for column, other in {"edit": distances, "gold": gold}.items():
             estimate = getattr(found, column)[name]
             if (name, column) != ("gold", "gold"):
-                drawn = draws.spearman(values, other)
+                drawn = in_resamples(values, other)
                 assert_array_equal(estimate.replicates, drawn)
                 assert (estimate.low, estimate.high) == interval(drawn)
-    near = Resamples([np.flatnonzero(distances <= 9)], resamples=60, random_state=3)
+    near = distances <= 9
     for name, values in similarities.items():
         short = found.short_edit[name]
-        assert (short.low, short.high) == interval(near.spearman(values, distances))
+        assert (short.low, short.high) == interval(in_resamples(values[near], distances[near]))
         short = found.short_gold[name]
-        assert (short.low, short.high) == interval(near.spearman(values, gold))
+        assert (short.low, short.high) == interval(in_resamples(values[near], gold[near]))
 
 
 def test_the_seed_decides_the_resamples(material):

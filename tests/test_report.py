@@ -441,7 +441,7 @@ def test_too_few_queries_are_said_to_tell_nothing(material, model):
 
 def test_a_threshold_that_nothing_reaches_is_no_number(material, model):
     pairs = Pairs("pairs", "all", material[:8], material[8:16], [0.0, 1.0] * 4, "p.csv")
-    job = DuplicatesJob.of(pairs, precision=1.0)
+    job = DuplicatesJob(pairs, precision=1.0)
     found = build_report(model / "saved", job=job)
     for score in (found.job.before, found.job.after):
         score.facts["chosen precision"] = {

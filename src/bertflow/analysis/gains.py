@@ -92,9 +92,7 @@ def measure_gains(pairs: Pairs, texts: Sequence[str], before: Array, after: Arra
     ordered = figures(pairs, cosines)
     spearman = [one.main("all") for one in ordered]
     hits = (places == 1).astype(np.float64)
-    drawn = Resamples([np.arange(len(searched))]).of(
-        {n: mean_of(hit) for n, hit in enumerate(hits)}
-    )
+    drawn = Resamples([len(searched)]).of({n: mean_of(hit) for n, hit in enumerate(hits)})
     shares = [Estimate.of(float(hit.mean()), drawn[n]) for n, hit in enumerate(hits)]
     changes = holm(
         {"spearman": spearman[1].above(spearman[0]), "first hit": shares[1].above(shares[0])}

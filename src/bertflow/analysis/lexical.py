@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from bertflow.arrays import Array
 from bertflow.errors import InputError, MissingDependencyError, check_number
-from bertflow.evaluation.bootstrap import RESAMPLES, Difference, Resamples
+from bertflow.evaluation.bootstrap import RESAMPLES, Difference, Resamples, spearman
 from bertflow.evaluation.scores import Estimate, as_json, correlate
 
 GOLD = "gold"
@@ -161,7 +162,7 @@ def lexical_statistics(
     found = []
     for part in (used, near):
         named = dict(zip([GOLD, *similarities], rows[:, part], strict=True))
-        draws = Resamples([np.arange(len(part))], resamples=resamples, random_state=random_state)
+        draws = Resamples([len(part)], resamples=resamples, random_state=random_state)
         found += [_correlations(named, distances[part], draws, EDIT)]
         found += [_correlations(named, gold[part], draws, GRADES)]
     return Lexical(len(used), len(near), len(gold) - len(used), short, *found)
@@ -171,7 +172,8 @@ def _correlations(
     values: Mapping[str, Array], other: Array, draws: Resamples, kind: str
 ) -> dict[str, Estimate]:
     """By name, the correlation with edit distances or with gold scores."""
-    drawn = draws.spearman(np.stack([*values.values()]), other)
+    measure = partial(spearman, similarities=np.stack([*values.values()]), gold=other)
+    drawn = draws.of({kind: measure})[kind]
     found = {}
     for (name, one), replicates in zip(values.items(), drawn, strict=True):
         correlation = correlate(one, other, (GRADES if name == GOLD else OTHERS, kind))

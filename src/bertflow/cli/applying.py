@@ -220,7 +220,7 @@ def report(
                 f"{own.pairs} has graded pairs; --pairs takes labels 1 and 0 here, and bertflow "
                 "evaluate scores grades"
             )
-        job = DuplicatesJob.of(pairs[0])
+        job = DuplicatesJob(pairs[0])
     with console.progress_bar("encode") as told:
         found = build_report(
             source,

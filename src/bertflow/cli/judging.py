@@ -82,7 +82,7 @@ def evaluate(
     few = []
     if pairs and pairs[0].binary:
         try:
-            job = evaluation.DuplicatesJob.of(pairs[0])
+            job = evaluation.DuplicatesJob(pairs[0])
         except InputError as error:  # There may be an area all the same.
             few = [f"no thresholds: {error}"]
     sides = [model] if against is None else [model, against]
@@ -181,7 +181,7 @@ def compare(
     from bertflow.evaluation.jobs import compare_job
 
     if job == "duplicates":
-        posed = evaluation.DuplicatesJob.of(pairs[0])
+        posed = evaluation.DuplicatesJob(pairs[0])
     found, absent = _read(names, STS_TASKS, data)
     loaded, cache = opening.open_any(encoder, how), how.cache
     fits = None if cache is None or posed is not None else cache.folder

@@ -29,61 +29,41 @@ Measure: TypeAlias = Callable[[Array], Array]
 class Resamples:
     r"""Resamples of pairs with replacement, drawn within each subset, the same for every model.
 
-    Every statistic is the one scipy or scikit-learn gives on the resample written out, NaN where it
-    is undefined. It has shape (resamples,) for similarities of shape (N,), and (M, resamples) for
-    those of M models, shape (M, N). A resample is how often each pair occurs in it, so values are
-    sorted once: the average rank of a value is
+    A resample is how often each pair occurs in it, so values are sorted once: the average rank of
+    a value is
 
     .. math:: r(v) = \#\{u < v\} + \tfrac{1}{2} (\#\{u = v\} + 1)
 
     by the running sum of counts in sorted order.
 
     Args:
-        strata: The pairs' numbers, subset by subset; each keeps its size in every resample.
+        sizes: How many pairs each subset has, which it keeps in every resample.
         resamples: How many.
         random_state: Seed of the draw, one number or several. Models scored on the same pairs with
             the same seed see the same resamples, so what they share cancels in the difference.
 
     Example:
-        >>> draws = Resamples([np.arange(50)], resamples=200)
-        >>> ordered = np.arange(50.0)
-        >>> set(draws.spearman(ordered, ordered).round(6).tolist())
-        {1.0}
+        >>> draws = Resamples([50], resamples=200)
+        >>> sums = draws.of({"sum": lambda counts: counts.sum(axis=1)})["sum"]
+        >>> set(sums.tolist())
+        {50.0}
     """
 
     def __init__(
         self,
-        strata: Sequence[Array],
+        sizes: Sequence[int],
         *,
         resamples: int = RESAMPLES,
         random_state: int | Sequence[int] = 0,
     ) -> None:
         if resamples < 2:
             raise InputError(f"resamples must be at least 2, got {resamples}")
-        self.strata = [np.asarray(stratum, dtype=np.int64) for stratum in strata]
+        self.sizes = list(sizes)
         self.resamples = resamples
         self.seed = [*random_state] if isinstance(random_state, Sequence) else [int(random_state)]
 
-    def spearman(self, similarity: Array, gold: Array) -> Array:
-        """Spearman's correlation in each resample."""
-        return self._statistic(spearman, similarity, gold)
-
-    def pearson(self, similarity: Array, gold: Array) -> Array:
-        """Pearson's correlation in each resample."""
-        return self._statistic(pearson, similarity, gold)
-
-    def auc(self, similarity: Array, gold: Array) -> Array:
-        """The area under the ROC curve in each resample, gold being 1 and 0."""
-        return self._statistic(auc, similarity, gold)
-
-    def _statistic(self, statistic: Statistic, similarity: Array, gold: Array) -> Array:
-        numbers = np.concatenate([*self.strata, np.empty(0, dtype=np.int64)])
-        models, grades = np.atleast_2d(similarity)[:, numbers], gold[numbers]
-        found = self.of({"": lambda counts: statistic(counts, models, grades)})[""]
-        return found if similarity.ndim == 2 else found[0]
-
     def of(self, measures: Mapping[T, Measure]) -> dict[T, Array]:
-        """Each measure in each resample, shape (..., resamples); items count strata in order."""
+        """Each measure in each resample, shape (..., resamples)."""
         drawn: dict[T, list[Array]] = {name: [] for name in measures}
         with np.errstate(invalid="ignore", divide="ignore"):
             for counts in self.counts():
@@ -92,12 +72,12 @@ class Resamples:
         return {name: np.concatenate(parts, axis=-1) for name, parts in drawn.items()}
 
     def counts(self) -> Iterator[Array]:
-        """How often each pair occurs, strata in order, shape (block, pairs)."""
+        """How often each pair occurs, subset by subset, shape (block, pairs)."""
         draws = [
-            (np.random.default_rng([*self.seed, number]), len(stratum))
-            for number, stratum in enumerate(self.strata)
+            (np.random.default_rng([*self.seed, number]), size)
+            for number, size in enumerate(self.sizes)
         ]
-        total = sum(size for _, size in draws)
+        total = sum(self.sizes)
         block = max(1, BLOCK_ENTRIES // max(total, 1))
         for start in range(0, self.resamples, block):
             counts = np.empty((min(block, self.resamples - start), total))
@@ -115,7 +95,11 @@ def mean_of(values: Array) -> Measure:
 
 
 def spearman(counts: Array, similarities: Array, gold: Array) -> Array:
-    """Spearman's correlations of models' similarities, shape (M, N), in resamples, (M, B)."""
+    """Spearman's correlations of models' similarities, shape (M, N), in resamples, (M, B).
+
+    As the other statistics they are those that scipy or scikit-learn gives on a resample written
+    out, NaN where undefined.
+    """
     target = _ranks(counts, gold)
     return np.stack([_pearson(counts, _ranks(counts, one), target) for one in similarities])
 

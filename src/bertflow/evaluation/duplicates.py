@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -24,52 +23,36 @@ PRECISION = 0.95
 Cut: TypeAlias = dict[str, Any]
 
 
-@dataclass(kw_only=True)
 class DuplicatesJob:
     """Pairs that are duplicates or not, judged by their cosines.
 
     Pairs whose cosine is not defined, because a vector is zero, are never called duplicates.
 
-    Attributes:
-        source: As of every job; so are counts and skipped.
-        distinct: The distinct texts, T of them.
-        rows: The two texts of each pair, as their numbers, shape (N, 2).
-        alike: Whether each pair is duplicates, shape (N,).
-        precision: What `facts["chosen precision"]` asks for.
+    Args:
+        pairs: Such as `bertflow.data.read_pairs` reads; without a score they do not count.
+        alike: From which score on pairs are duplicates; None where scores are 1 and 0.
+        precision: Of the threshold for those who want few false alarms, above 0 and at most 1.
+
+    Raises:
+        InputError: Scores are not 1 and 0 and `alike` is not given, or there are fewer than four
+            pairs of a kind.
+
+    Example:
+        >>> from bertflow.data import sample_pairs
+        >>> job = DuplicatesJob(sample_pairs(), alike=4)
+        >>> job.counts
+        {'pairs': 180, 'duplicates': 55, 'texts': 360}
+        >>> found = job.judge({"document": np.random.default_rng(0).normal(size=(360, 8))})
+        >>> list(found.measures), found.facts["no cosine"]
+        (['average precision', 'best f1'], 0)
     """
 
-    source: str
-    counts: Mapping[str, int]
-    skipped: Mapping[str, int]
-    distinct: Sequence[str]
-    rows: Array
-    alike: Array
-    precision: float = PRECISION
-    kind: str = "duplicates"
-    unit: str = "pairs"
+    kind = "duplicates"
+    unit = "pairs"
 
-    @classmethod
-    def of(cls, pairs: Pairs, alike: float | None = None, *, precision: float = PRECISION) -> Self:
-        """The job that pairs pose.
-
-        Args:
-            pairs: Such as `bertflow.data.read_pairs` reads; without a score they do not count.
-            alike: From which score on pairs are duplicates; None where scores are 1 and 0.
-            precision: Of the threshold for those who want few false alarms, above 0 and at most 1.
-
-        Raises:
-            InputError: Scores are not 1 and 0 and `alike` is not given, or there are fewer than
-                four pairs of a kind.
-
-        Example:
-            >>> from bertflow.data import sample_pairs
-            >>> job = DuplicatesJob.of(sample_pairs(), alike=4)
-            >>> job.counts
-            {'pairs': 180, 'duplicates': 55, 'texts': 360}
-            >>> found = job.judge({"document": np.random.default_rng(0).normal(size=(360, 8))})
-            >>> list(found.measures), found.facts["no cosine"]
-            (['average precision', 'best f1'], 0)
-        """
+    def __init__(
+        self, pairs: Pairs, alike: float | None = None, *, precision: float = PRECISION
+    ) -> None:
         check_number("precision", precision, 0, 1, above=True)
         if alike is not None:
             check_number("alike", alike)
@@ -79,24 +62,26 @@ class DuplicatesJob:
                 f"{pairs.source}: score {other:g} is neither 1 (duplicates) nor 0; give `alike`, "
                 "the score from which on pairs are duplicates"
             )
-        same = np.array(gold, dtype=np.float64) >= (1 if alike is None else alike)
-        few = int(same.sum()), int((~same).sum())
+        # Whether each pair is duplicates, shape (N,).
+        self.alike = np.array(gold, dtype=np.float64) >= (1 if alike is None else alike)
+        few = int(self.alike.sum()), int((~self.alike).sum())
         if min(few) < FEWEST:
             raise InputError(
                 f"{pairs.source}: {few[0]} pairs are duplicates and {few[1]} are not, but it takes "
                 f"{FEWEST} of each; add pairs{'' if alike is None else ', or change `alike`'}"
             )
         number = {text: n for n, text in enumerate(dict.fromkeys([*first, *second]))}
+        # The distinct texts, and the two of each pair as their numbers, shape (N, 2).
+        self.distinct = list(number)
+        self.rows = np.array([[number[one] for one in side] for side in (first, second)]).T
+        self.source, self.precision = pairs.source, precision
+        self.counts: Mapping[str, int] = {
+            "pairs": len(gold),
+            "duplicates": few[0],
+            "texts": len(number),
+        }
         ungraded = {"no gold score": len(pairs) - len(gold)} if len(gold) < len(pairs) else {}
-        return cls(
-            source=pairs.source,
-            counts={"pairs": len(gold), "duplicates": few[0], "texts": len(number)},
-            skipped={**pairs.skipped, **ungraded},
-            distinct=list(number),
-            rows=np.array([[number[one] for one in side] for side in (first, second)]).T,
-            alike=same,
-            precision=precision,
-        )
+        self.skipped: Mapping[str, int] = {**pairs.skipped, **ungraded}
 
     def texts(self) -> Mapping[Role, Sequence[str]]:
         """The distinct texts."""

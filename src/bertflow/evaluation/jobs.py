@@ -87,7 +87,7 @@ def estimates(
     found: Judgement, *, resamples: int = RESAMPLES, random_state: int = 0
 ) -> dict[str, Estimate]:
     """Each measure with its 95 % interval; every model sees the same resamples."""
-    draws = Resamples([np.arange(found.items)], resamples=resamples, random_state=random_state)
+    draws = Resamples([found.items], resamples=resamples, random_state=random_state)
     once = np.ones((1, found.items))
     done = {}
     for name, replicates in draws.of(found.measures).items():
@@ -128,7 +128,7 @@ def evaluate_job(
 ) -> JobScore:
     """Encode the texts of a job, each side with its prompt and map, and judge them.
 
-    The job is what `read_retrieval`, `read_labels` or `DuplicatesJob.of` gives; options as of
+    The job is what `read_retrieval`, `read_labels` or `DuplicatesJob` gives; options as of
     `bertflow.encoders.EncodeOptions`.
     """
     vectors, cut = job_vectors(model, job, **options)
@@ -261,7 +261,7 @@ def compare_job(
 
     Args:
         encoder: Any SentenceTransformer that is not calibrated.
-        job: Such as `bertflow.evaluation.DuplicatesJob.of` gives.
+        job: Such as `bertflow.evaluation.DuplicatesJob` gives.
         methods: Names in `METHODS`, "search-whitening" or "soft-standardization"; None takes all
             but the flows, after "none" what `calibrate` takes for the job.
         main: The measure that comes first; None takes the job's own first one.
@@ -278,7 +278,7 @@ def compare_job(
             are given to a job without any.
 
     Example:
-        ``compare_job(load_encoder("bert-base-uncased"), DuplicatesJob.of(read_pairs("mine.csv")))``
+        ``compare_job(load_encoder("bert-base-uncased"), DuplicatesJob(read_pairs("mine.csv")))``
     """
     began = time.perf_counter()
     methods = default_methods(job.kind) if methods is None else methods

@@ -260,7 +260,7 @@ def figures(
     statistics = {"auc": auc} if pairs.binary else {"spearman": spearman, "pearson": pearson}
     # Tasks are drawn independently of each other.
     seed = [random_state, zlib.crc32(f"{pairs.task} {pairs.split}".encode())]
-    drawn = Resamples(strata, resamples=resamples, random_state=seed).of(
+    drawn = Resamples(list(map(len, strata)), resamples=resamples, random_state=seed).of(
         {
             (name, measure): _within(columns, statistic, cosines, gold)
             for name, columns in parts.items()

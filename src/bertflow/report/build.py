@@ -137,7 +137,7 @@ def build_report(
         tasks: STS tasks to score vectors or a model on, as in `bertflow.evaluate`. None takes all
             whose files are in `data`, if that is given.
         job: A job of your own to judge a model by, from `bertflow.evaluation.read_retrieval`,
-            `read_labels` or `DuplicatesJob.of`.
+            `read_labels` or `DuplicatesJob`.
         progress: Called with the distinct sentences that a model has encoded and their total.
 
     Returns:
