@@ -40,9 +40,8 @@ def within(strata, **options) -> Resamples:
 
 def drawn_by(draws: Resamples, measure: str, similarity, gold) -> np.ndarray:
     """A statistic in each resample, of one model or of several."""
-    statistic = getattr(bootstrap, measure)
-    models = np.atleast_2d(similarity)
-    found = draws.of({measure: lambda counts: statistic(counts, models, gold)})[measure]
+    statistic = getattr(bootstrap, f"{measure}_of")
+    found = draws.of({measure: statistic(np.atleast_2d(similarity), gold)})[measure]
     return found if similarity.ndim == 2 else found[0]
 
 

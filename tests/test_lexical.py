@@ -14,7 +14,7 @@ from bertflow.analysis.lexical import edit_distances, lexical_statistics
 from bertflow.data import read_task
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.evaluation import Resamples
-from bertflow.evaluation.bootstrap import interval, spearman
+from bertflow.evaluation.bootstrap import interval, spearman_of
 
 PAIRS = 80
 
@@ -132,7 +132,7 @@ def test_gold_goes_with_itself_exactly_and_without_an_interval(material):
 
 def in_resamples(values, other):
     draws = Resamples([len(values)], resamples=60, random_state=3)
-    return draws.of({"": lambda counts: spearman(counts, values[None, :], other)})[""][0]
+    return draws.of({"": spearman_of(values[None, :], other)})[""][0]
 
 
 def test_intervals_come_from_the_resamples_that_scores_use(material):

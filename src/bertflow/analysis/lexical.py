@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from bertflow.arrays import Array
 from bertflow.errors import InputError, MissingDependencyError, check_number
-from bertflow.evaluation.bootstrap import RESAMPLES, Difference, Resamples, spearman
+from bertflow.evaluation.bootstrap import RESAMPLES, Difference, Resamples, spearman_of
 from bertflow.evaluation.scores import Estimate, as_json, correlate
 
 GOLD = "gold"
@@ -172,8 +171,7 @@ def _correlations(
     values: Mapping[str, Array], other: Array, draws: Resamples, kind: str
 ) -> dict[str, Estimate]:
     """By name, the correlation with edit distances or with gold scores."""
-    measure = partial(spearman, similarities=np.stack([*values.values()]), gold=other)
-    drawn = draws.of({kind: measure})[kind]
+    drawn = draws.of({kind: spearman_of(np.stack([*values.values()]), other)})[kind]
     found = {}
     for (name, one), replicates in zip(values.items(), drawn, strict=True):
         correlation = correlate(one, other, (GRADES if name == GOLD else OTHERS, kind))

@@ -19,8 +19,6 @@ CONFIDENCE = 0.95
 BLOCK_ENTRIES = 2**18
 
 T = TypeVar("T")
-# From counts, shape (B, N), similarities of M models, (M, N), and gold, (N,), to values, (M, B).
-Statistic: TypeAlias = Callable[[Array, Array, Array], Array]
 
 # From how often each of N items counts, shape (B, N), to a value or values, shape (..., B).
 Measure: TypeAlias = Callable[[Array], Array]
@@ -94,40 +92,54 @@ def mean_of(values: Array) -> Measure:
     return lambda counts: np.asarray(counts @ values / counts.sum(axis=1))
 
 
-def spearman(counts: Array, similarities: Array, gold: Array) -> Array:
-    """Spearman's correlations of models' similarities, shape (M, N), in resamples, (M, B).
+def spearman_of(similarities: Array, gold: Array) -> Measure:
+    """Spearman's correlations of models' similarities, shape (M, N), with gold, (N,), as a measure.
 
-    As the other statistics they are those that scipy or scikit-learn gives on a resample written
-    out, NaN where undefined.
+    Like `pearson_of` and `auc_of` it is the one that scipy or scikit-learn gives on a resample
+    written out, NaN where undefined.
     """
-    target = _ranks(counts, gold)
-    return np.stack([_pearson(counts, _ranks(counts, one), target) for one in similarities])
+    models, target = [_ranks_of(one) for one in similarities], _ranks_of(gold)
+
+    def measure(counts: Array) -> Array:
+        ranks = target(counts)
+        return np.stack([_pearson(counts, model(counts), ranks) for model in models])
+
+    return measure
 
 
-def pearson(counts: Array, similarities: Array, gold: Array) -> Array:
-    """Pearson's correlations, as `spearman`."""
-    sides = [side.astype(np.float64) for side in (*similarities, gold)]
-    return np.stack([_pearson(counts, one[None, :], sides[-1][None, :]) for one in sides[:-1]])
+def pearson_of(similarities: Array, gold: Array) -> Measure:
+    """Pearson's correlations."""
+    *models, target = (side.astype(np.float64)[None, :] for side in (*similarities, gold))
+    return lambda counts: np.stack([_pearson(counts, model, target) for model in models])
 
 
-def auc(counts: Array, similarities: Array, gold: Array) -> Array:
-    """Areas under the ROC curve, as `spearman`."""
-    positive = counts * gold
-    ones = positive.sum(axis=1)
-    zeros = counts.sum(axis=1) - ones
-    # Copies of a pair tie with each other; average ranks share that out.
-    sums = np.stack([_dot(positive, _ranks(counts, one)) for one in similarities])
-    return np.asarray((sums - ones * (ones + 1) / 2) / (ones * zeros))
+def auc_of(similarities: Array, gold: Array) -> Measure:
+    """Areas under the ROC curve, gold being 1 and 0."""
+    models = [_ranks_of(one) for one in similarities]
+
+    def measure(counts: Array) -> Array:
+        positive = counts * gold
+        ones = positive.sum(axis=1)
+        zeros = counts.sum(axis=1) - ones
+        # Copies of a pair tie with each other; average ranks share that out.
+        sums = np.stack([_dot(positive, model(counts)) for model in models])
+        return np.asarray((sums - ones * (ones + 1) / 2) / (ones * zeros))
+
+    return measure
 
 
-def _ranks(counts: Array, values: Array) -> Array:
-    """Average rank of each value in each resample, shape (B, n)."""
+def _ranks_of(values: Array) -> Measure:
+    """Average rank of each value in each resample, shape (B, N)."""
     _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
-    ordered = counts[:, np.argsort(group, kind="stable")]
-    # How many are no larger than the values of each group of equals, and how many are smaller.
-    upper = np.cumsum(ordered, axis=1)[:, np.cumsum(sizes) - 1]
-    lower = np.concatenate([np.zeros((len(counts), 1)), upper[:, :-1]], axis=1)
-    return np.take((lower + upper + 1) / 2, group, axis=1)
+    order, ends = np.argsort(group, kind="stable"), np.cumsum(sizes) - 1
+
+    def ranks(counts: Array) -> Array:
+        # How many are no larger than the values of each group of equals, and how many are smaller.
+        upper = np.cumsum(np.take(counts, order, axis=1), axis=1)[:, ends]
+        lower = np.concatenate([np.zeros((len(counts), 1)), upper[:, :-1]], axis=1)
+        return np.take((lower + upper + 1) / 2, group, axis=1)
+
+    return ranks
 
 
 def _pearson(counts: Array, x: Array, y: Array) -> Array:

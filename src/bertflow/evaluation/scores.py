@@ -20,12 +20,11 @@ from bertflow.evaluation.bootstrap import (
     Difference,
     Measure,
     Resamples,
-    Statistic,
-    auc,
+    auc_of,
     interval,
     paired_difference,
-    pearson,
-    spearman,
+    pearson_of,
+    spearman_of,
 )
 
 # Those under which the average of the seven tasks is published.
@@ -257,14 +256,14 @@ def figures(
     # Subsets, and all pairs together, as columns of the resamples.
     parts = {name: np.flatnonzero(names == name) for name in order if len(order) > 1}
     parts[""] = np.arange(len(rows))
-    statistics = {"auc": auc} if pairs.binary else {"spearman": spearman, "pearson": pearson}
+    measures = {"auc": auc_of} if pairs.binary else {"spearman": spearman_of, "pearson": pearson_of}
     # Tasks are drawn independently of each other.
     seed = [random_state, zlib.crc32(f"{pairs.task} {pairs.split}".encode())]
     drawn = Resamples(list(map(len, strata)), resamples=resamples, random_state=seed).of(
         {
-            (name, measure): _within(columns, statistic, cosines, gold)
+            (name, measure): _within(columns, of(cosines[:, columns], gold[columns]))
             for name, columns in parts.items()
-            for measure, statistic in statistics.items()
+            for measure, of in measures.items()
         }
     )
     found: list[Parts] = [{name: {} for name in parts} for _ in cosines]
@@ -276,10 +275,9 @@ def figures(
     return [_aggregated(pairs, model, sizes) for model in found]
 
 
-def _within(columns: Array, statistic: Statistic, cosines: Array, gold: Array) -> Measure:
-    """A statistic of some of the pairs, as a measure of resamples of all of them."""
-    cosines, gold = cosines[:, columns], gold[columns]
-    return lambda counts: statistic(counts[:, columns], cosines, gold)
+def _within(columns: Array, measure: Measure) -> Measure:
+    """A measure of some of the pairs, as one of resamples of all of them."""
+    return lambda counts: measure(np.take(counts, columns, axis=1))
 
 
 def _estimate(measure: str, cosine: Array, gold: Array, replicates: Array) -> Estimate:
