@@ -135,7 +135,7 @@ def _ranks_of(values: Array) -> Measure:
 
     def ranks(counts: Array) -> Array:
         # How many are no larger than the values of each group of equals, and how many are smaller.
-        upper = np.cumsum(np.take(counts, order, axis=1), axis=1)[:, ends]
+        upper = np.cumsum(counts[:, order], axis=1)[:, ends]
         lower = np.concatenate([np.zeros((len(counts), 1)), upper[:, :-1]], axis=1)
         return np.take((lower + upper + 1) / 2, group, axis=1)
 
