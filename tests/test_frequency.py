@@ -148,12 +148,6 @@ def test_k_must_leave_a_row(rng):
             nearest_neighbours([0], rng.normal(size=(4, 2)), k=k)
 
 
-def test_a_row_that_is_not_there_is_refused(rng):
-    for rows, named in [([0, 4], "0 to 4"), ([-1], "-1 to -1")]:
-        with pytest.raises(InputError, match=f"between 0 and 3, got {named}"):
-            nearest_neighbours(rows, rng.normal(size=(4, 2)), k=1)
-
-
 def test_a_row_that_is_not_finite_is_named(rng):
     vectors = rng.normal(size=(4, 2))
     vectors[2, 1] = np.nan
