@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias, Unpack
@@ -177,7 +177,7 @@ class Comparison:
         """Both "wmean" and "all", or "all" alone where no task has subsets."""
         return list(next(iter(self.entries.values())).estimates)
 
-    @cached_property
+    @property
     def best(self) -> dict[str, str | None]:
         """By aggregation, the method with the highest overall value."""
         found: dict[str, str | None] = {}
@@ -206,15 +206,14 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """The comparison as JSON has it."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         against = {
             f"{aggregation}, against {reference}": self.against(reference, aggregation)
-            for aggregation in self.aggregations
-            for reference in dict.fromkeys(["none", self.best[aggregation] or "none"])
+            for aggregation, best in self.best.items()
+            for reference in dict.fromkeys(["none", best or "none"])
             if reference in self.entries
         }
         return {
-            **plain,
+            **vars(self),
             "counted": scores.counted(list(self.tasks)),
             "entries": {
                 name: entry.to_dict()
@@ -254,14 +253,6 @@ class _Material:
             first, second, _ = pairs.graded()
             texts += [*first, *second]
         return texts
-
-    def described(self) -> dict[str, Any]:
-        """The text to fit on, as `Comparison.fitted_on` describes it."""
-        return {
-            "sets": [name for name in self.read if name in NLI],
-            "sentences": {name: len(corpus) for name, corpus in self.corpora.items()},
-            "skipped": {name: dict(one.skipped) for name, one in self.read.items() if one.skipped},
-        }
 
 
 def compare(
@@ -335,7 +326,12 @@ def compare(
             for pairs in material.tests
         },
         absent=absent,
-        fitted_on={"fit": fit if isinstance(fit, str) else CORPUS, **material.described()},
+        fitted_on={
+            "fit": fit if isinstance(fit, str) else CORPUS,
+            "sets": [name for name in material.read if name in NLI],
+            "sentences": {name: len(corpus) for name, corpus in material.corpora.items()},
+            "skipped": {n: dict(one.skipped) for n, one in material.read.items() if one.skipped},
+        },
         dev={
             task: f"{dev[0].task} {dev[0].split}" if dev else None
             for task, dev in material.devs.items()

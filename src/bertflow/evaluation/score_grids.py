@@ -110,7 +110,12 @@ def comparison_grids(result: Comparison) -> list[Grid]:
     if result.entries and (job := job_of(result)):
         main, *others = result.aggregations
         gains = gains_grid(result, main)
-        return [gains, measures_grid(result, f"{job}, × 100")] if others else [gains]
+        rows = [
+            [one.label, *(hundredfold(one.overall(name).value) for name in result.aggregations)]
+            for one in result.entries.values()
+        ]
+        measures = Grid(f"{job}, × 100", ["calibrator", *result.aggregations], rows)
+        return [gains, measures] if others else [gains]
     grids = []
     for aggregation in result.aggregations if result.entries else ():
         if len(result.tasks) > 1:
@@ -146,15 +151,6 @@ def tasks_grid(result: Comparison, aggregation: str) -> Grid:
             cells.append(hundredfold(entry.overall(aggregation).value))
         rows.append([entry.label, *cells])
     return Grid(_title(result, aggregation), ["calibrator", *tasks, *mean], rows)
-
-
-def measures_grid(result: Comparison, title: str) -> Grid:
-    """Every method by every aggregation or, of a job, measure."""
-    rows = [
-        [one.label, *(hundredfold(one.overall(name).value) for name in result.aggregations)]
-        for one in result.entries.values()
-    ]
-    return Grid(title, ["calibrator", *result.aggregations], rows)
 
 
 def gains_grid(result: Comparison, aggregation: str) -> Grid:
