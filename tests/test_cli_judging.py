@@ -383,11 +383,11 @@ def test_markdown_holds_what_is_shown(done, tiny_bert, tiny_calibrated):
         (["--task", "stsb", "--columns", "a,b,c"], "--columns goes with --pairs"),
         (
             ["--pairs", "mine.csv", "--columns", "left,right"],
-            "columns must be three",
+            "columns must be 3 different ones",
         ),
         (
             ["--pairs", "mine.csv", "--columns", "left,right,stars,id"],
-            "columns must be three",
+            "columns must be 3 different ones",
         ),
         (["--pairs", "mine.csv", "--columns", "left,right,nope"], "nope"),
         (["--pairs", "mine.csv"], "mine.csv: cannot tell which columns"),
