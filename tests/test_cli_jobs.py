@@ -215,7 +215,7 @@ BOTH = [
     (["--task", "stsb", "--labels", "labels.csv"], "--task and --labels do not go together"),
     (["--pairs", "pairs.tsv", *JOBS["search"]], "--pairs and --retrieval do not go together"),
     (["--retrieval", "collection", "--columns", "a,b"], "--columns goes with --pairs"),
-    (["--labels", "labels.csv", "--columns", "a,b,c"], "columns must be two"),
+    (["--labels", "labels.csv", "--columns", "a,b,c"], "columns must be 2 different ones"),
     (["--labels", "labels.csv", "--columns", "what,no"], "labels.csv"),
     (["--labels", "nothing.csv"], "nothing.csv"),
     (["--retrieval", "nothing"], "nothing is no folder"),

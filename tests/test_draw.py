@@ -248,10 +248,3 @@ def test_files_are_the_same_every_time_and_small(drawn, tmp_path):
         one, other = (tmp_path / f"{name}{number}.svg" for number in range(2))
         assert one.read_bytes() == other.read_bytes()
         assert len(one.read_bytes()) < 200_000
-
-
-def test_many_points_are_an_image_within_a_vector_file(rng, tmp_path):
-    x = rng.normal(size=(draw.RASTER + 1, 3))
-    figure = draw.cloud(measures.project({"many": x}, points=len(x)))
-    save_figure(figure, tmp_path / "cloud.svg")
-    assert b"data:image/png" in (tmp_path / "cloud.svg").read_bytes()

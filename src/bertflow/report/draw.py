@@ -71,8 +71,6 @@ FIGURE_WIDTH, FIGURE_HEIGHT = 4.2, 3.0
 SCORE_STEP = 0.17
 # A shorter arrow could not be seen.
 LEAST_ARROW = 0.05
-# More points than this are an image within a vector file.
-RASTER = 2000
 # Longer labels stand below each other.
 LEGEND_CHARACTERS = 20
 
@@ -154,8 +152,7 @@ def cloud(found: Cloud, side: str | None = None) -> Figure:
     """Draw each side's rows at length 1 on two axes through the origin, a panel a side.
 
     All panels have one scale. The cross is the origin, and the arrow goes from it to the mean of
-    all rows. More than 2,000 points become an image within the figure, so that vector files stay
-    small. If a `side` is named it is drawn alone, without its title.
+    all rows. If a `side` is named it is drawn alone, without its title.
 
     Example:
         >>> import numpy as np
@@ -178,13 +175,9 @@ def cloud(found: Cloud, side: str | None = None) -> Figure:
 
 
 def _draw_cloud(axes: Axes, found: Cloud, name: str, look: Look) -> None:
+    dots: dict[str, Any] = {"color": look.color, "marker": look.marker, "gid": ".dots"}
     x, y = found.points[name].T
-    dots: dict[str, Any] = {
-        "color": look.color,
-        "marker": look.marker,
-        "rasterized": len(x) > RASTER,
-    }
-    axes.scatter(x, y, s=7, alpha=0.45, linewidths=0, gid=".dots", **dots)
+    axes.scatter(x, y, s=7, alpha=0.45, linewidths=0, **dots)
     axes.plot(0, 0, "+", markersize=9, markeredgewidth=1.2, color=INK, zorder=3, gid=".origin")
     if found.lengths[name] > LEAST_ARROW:
         arrow = {"arrowstyle": "->", "color": INK, "shrinkA": 0, "shrinkB": 0, "gid": ".shared"}
@@ -319,29 +312,23 @@ def edit_distance_scatter(found: EditScatter, panel: str | None = None) -> Figur
     figure = _figure(PANEL * len(names) + LABELS, PANEL + LABELS)
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for name, axes in zip(names, panels, strict=True):
-        _draw_edits(axes, found, name)
+        near = found.is_near
+        for part, how in ((near, SHORT), (~near, REST)):
+            axes.scatter(found.panels[name][part], found.distances[part], **how)
+        similarity = "gold" if name == next(iter(found.panels)) else "cosine"
+        axes.set(xlabel=f"{similarity} similarity", ylabel=f"edit distance ({found.unit})")
         axes.label_outer()
         if panel is None:
-            _entitle(axes, name, _correlations(found, name))
+            whole, short = (
+                hundredfold(rho[name], minus=MINUS) for rho in (found.whole, found.near)
+            )
+            _entitle(axes, name, f"ρ × 100: {whole}, ≤ {found.short} apart: {short}")
     if panel is None:
         figure.get_layout_engine().set(wspace=0.06)  # type: ignore[call-arg, union-attr]
-        how: dict[str, Any] = {"loc": "outside lower center", "ncols": min(len(names), 2)}
-        how |= {"fontsize": 9, "handletextpad": 0.2}
-        figure.legend(panels[0].collections, found.kinds, **how)
+        place: dict[str, Any] = {"loc": "outside lower center", "ncols": min(len(names), 2)}
+        place |= {"fontsize": 9, "handletextpad": 0.2}
+        figure.legend(panels[0].collections, found.kinds, **place)
     return figure
-
-
-def _draw_edits(axes: Axes, found: EditScatter, name: str) -> None:
-    values, apart, near = found.panels[name], found.distances, found.is_near
-    for part, how in ((near, SHORT), (~near, REST)):
-        axes.scatter(values[part], apart[part], **how)
-    similarity = "gold" if name == next(iter(found.panels)) else "cosine"
-    axes.set(xlabel=f"{similarity} similarity", ylabel=f"edit distance ({found.unit})")
-
-
-def _correlations(found: EditScatter, name: str) -> str:
-    whole, near = (hundredfold(rho[name], minus=MINUS) for rho in (found.whole, found.near))
-    return f"ρ × 100: {whole}, ≤ {found.short} apart: {near}"
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
