@@ -141,15 +141,15 @@ class CorpusEncoder:
     ) -> None:
         check_options(batch_size, cache, devices)
         self.precision = resolved_precision(precision, encoder)
-        self._bare, self._calibrated = halves(encoder)
-        self.group_size = group_size(self._bare)
+        self.bare, self._calibrated = halves(encoder)
+        self.group_size = group_size(self.bare)
         self._how: Any = {"batch_size": batch_size, "precision": self.precision}
         self._encoding: Encoding | DevicesEncoding
         if devices is None or [*devices] == [str(encoder.device)]:
-            self._encoding = Encoding(self._bare, **self._how)
+            self._encoding = Encoding(self.bare, **self._how)
         else:
-            self._encoding = DevicesEncoding(self._bare, devices, **self._how)
-        self._description = description if self._bare is encoder else None
+            self._encoding = DevicesEncoding(self.bare, devices, **self._how)
+        self._description = description if self.bare is encoder else None
         self._stores: list[Store] = []
         if cache is not None:
             self._stores.append(cache.opened(lambda: self._about))
@@ -158,9 +158,9 @@ class CorpusEncoder:
     @cached_property
     def _about(self) -> Mapping[str, Any] | None:
         """All that the encoder's vectors depend on; None if it has code that may change."""
-        if own_part(self._bare) is not None:
+        if own_part(self.bare) is not None:
             return None
-        return describe_vectors(self._bare, self.precision, self._description)
+        return describe_vectors(self.bare, self.precision, self._description)
 
     def go_on_from(self, folder: Path) -> None:
         """Take what a stopped run has left in a folder, and keep there what the cache does not."""

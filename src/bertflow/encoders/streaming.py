@@ -144,6 +144,7 @@ class Rows:
         return rows
 
 
+@pinned()
 def encode_rows(
     encoder: SentenceTransformer,
     sentences: Iterable[str],
@@ -167,13 +168,11 @@ def encode_rows(
         ModelError: A process that encodes has ended before its work; the message names it.
     """
     corpus = CorpusEncoder(encoder, description=description, **options)
-    return _encoded(corpus, encoder, sentences, sink)
+    return _encoded(corpus, sentences, sink)
 
 
-@pinned()
-def _encoded(
-    corpus: CorpusEncoder, encoder: SentenceTransformer, sentences: Iterable[str], sink: Rows
-) -> Encoded:
+def _encoded(corpus: CorpusEncoder, sentences: Iterable[str], sink: Rows) -> Encoded:
+    """Write a row for every sentence, of which a hash and a row number stay in memory."""
     known = SentenceIndex()
     count = cut = 0
     for texts in _chunks(as_sentences(sentences)):
@@ -194,7 +193,7 @@ def _encoded(
             rows, which = chunk.places(some)
             sink.put(rows, sink.array()[earlier[some]][which])
         log.info("%d sentences, %d of them new", len(texts), len(new))
-        cut += count_cut_of(encoder, [chunk.distinct[n] for n in new.tolist()])
+        cut += count_cut_of(corpus.bare, [chunk.distinct[n] for n in new.tolist()])
         count += len(texts)
     log.info("%d sentences encoded in %s", count, corpus.precision)
     return Encoded(rows=count, distinct=len(known), cut=cut, width=sink.width)
@@ -213,6 +212,7 @@ def _chunks(sentences: Iterable[str]) -> Iterator[list[str]]:
         yield chunk
 
 
+@pinned()
 def encode_file(
     encoder: SentenceTransformer,
     sentences: Iterable[str],
@@ -246,7 +246,7 @@ def encode_file(
         corpus.go_on_from(folder)
         try:
             with placed(output) as staging, _NpyFile(staging) as sink:
-                encoded = _encoded(corpus, encoder, sentences, sink)
+                encoded = _encoded(corpus, sentences, sink)
                 if not encoded.rows:
                     raise InputError("there is no sentence to encode")
                 sink.complete(encoded.rows)
