@@ -31,7 +31,7 @@ def test_it_is_the_product_under_autocast():
                 torch.manual_seed(0)
                 layer = nn.Linear(shape[-1], 24, bias=bias)
                 inputs = torch.randn(shape).to(dtype)
-                packed = PackedLinear(layer)
+                packed = PackedLinear(copy.deepcopy(layer).bfloat16())
                 for given in (inputs, inputs.transpose(0, -2), inputs[..., :1, :]):
                     found, expected = autocast(packed, given), autocast(layer, given)
                     assert found.dtype == expected.dtype == torch.bfloat16
@@ -48,8 +48,7 @@ def test_gelu_behind_is_closer_to_float32_than_under_autocast(name, tiny_bert):
     inputs = 3 * torch.randn(9, 6, block.dense.in_features)
     with torch.inference_mode():
         expected = plain(inputs)
-    block.requires_grad_(False)
-    pack_products(block)
+    pack_products(block.bfloat16())
     assert isinstance(block.dense, PackedLinear)
     found, other = ((autocast(one, inputs) - expected).abs() for one in (block, plain))
     assert found.mean() <= other.mean() and found.max() <= 1.5 * other.max()
@@ -59,7 +58,7 @@ def test_gelu_behind_is_closer_to_float32_than_under_autocast(name, tiny_bert):
 def test_other_activations_stay(name, tiny_bert):
     block = load_encoder(tiny_bert)[0].model.encoder.layer[0].intermediate
     activation = block.intermediate_act_fn = ACT2FN[name]
-    pack_products(block)
+    pack_products(block.bfloat16())
     assert isinstance(block.dense, PackedLinear) and block.dense._behind == ("none", "")
     assert block.intermediate_act_fn is activation
 
@@ -84,14 +83,14 @@ def test_layers_that_others_hook_into_are_left(tiny_bert):
     first, second = (model.encoder.layer[n].attention.self.query for n in (0, 1))
     first.register_forward_hook(lambda *_: None)
     second.forward = second.forward
-    pack_products(model)
+    pack_products(model.bfloat16())
     assert type(first) is type(second) is nn.Linear
     assert model.encoder.layer[0].attention.self.query is first
     assert isinstance(model.encoder.layer[0].attention.self.key, PackedLinear)
 
 
 def test_a_layer_in_two_places_stays_one():
-    shared = nn.Linear(4, 4)
+    shared = nn.Linear(4, 4).bfloat16()
     model = nn.ModuleList([nn.Sequential(shared), nn.Sequential(shared)])
     pack_products(model)
     assert isinstance(model[0][0], PackedLinear) and model[0][0] is model[1][0]

@@ -6,7 +6,7 @@ import copy
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import torch
@@ -220,7 +220,7 @@ def _own_sentence_only(together: int, length: int, dtype: torch.dtype) -> Tensor
 
 
 class PackedLinear(nn.Linear):
-    """`nn.Linear` under autocast on a CPU, weights laid out once, with or without GELU behind it.
+    """A linear layer in bfloat16 on a CPU, weights laid out once, with or without GELU behind it.
 
     GELU is taken of the sum, which is float32, before it is rounded.
     """
@@ -228,11 +228,7 @@ class PackedLinear(nn.Linear):
     def __init__(self, linear: nn.Linear, gelu: bool = False) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        for name in ("weight", "bias"):
-            value = getattr(linear, name)
-            if value is not None:
-                value = nn.Parameter(value.detach().bfloat16(), requires_grad=False)
-            self.register_parameter(name, value)
+        self.weight, self.bias = linear.weight, linear.bias
         self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
         self._behind = ("gelu", "none") if gelu else ("none", "")
 
@@ -246,7 +242,7 @@ class PackedLinear(nn.Linear):
 
 
 def pack_products(model: Any) -> None:
-    """Lay out the weights of a transformer's linear layers once, in place, not at every call.
+    """Lay out a transformer's weights, which are bfloat16, once, in place, not at every call.
 
     Hooked layers stay as they are. So do large models, for their memory, and other devices.
     """
@@ -296,15 +292,7 @@ def _has_gelu_behind(parent: nn.Module, name: str) -> bool:
     )
 
 
-@cache
 def _has_packed_products() -> bool:
-    """Whether PyTorch has the product that `torch.compile` takes on a CPU."""
-    # Made without values, whose drawing would move the caller's generator.
-    linear = nn.Linear(48, 32, device="meta").to_empty(device="cpu")
-    try:
-        with torch.inference_mode():
-            for gelu in (False, True):
-                PackedLinear(linear, gelu)(torch.zeros(3, 5, 48))
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return False
-    return True
+    """Whether PyTorch has the product here that `torch.compile` takes on a CPU."""
+    has = torch.backends.mkldnn.is_available()
+    return has and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
