@@ -22,6 +22,7 @@ from bertflow.encoders.description import describe_vectors
 from bertflow.encoders.encoding import Group
 from bertflow.encoders.sentence_cache import (
     FILES,
+    EncoderVectors,
     SentenceIndex,
     digests_of,
     parse_size,
@@ -423,7 +424,7 @@ def test_what_is_being_written_stays(tiny_bert, tmp_path):
 def test_who_uses_what_is_removed_goes_on_without_it(encoder, tiny_sentences, tmp_path, caplog):
     cache = SentenceCache(tmp_path)
     embed(encoder, tiny_sentences[:20], cache=cache)
-    kept = cache.opened(lambda: describe_vectors(encoder))
+    kept = EncoderVectors(cache, lambda: describe_vectors(encoder))
     group, new = Group(list(dict.fromkeys(tiny_sentences[:20]))), Group(["a new one"])
     found, vectors = kept.take(group)
     assert SentenceCache(tmp_path).clear() == []

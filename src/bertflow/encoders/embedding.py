@@ -152,7 +152,7 @@ class CorpusEncoder:
         self._description = description if self.bare is encoder else None
         self._stores: list[Store] = []
         if cache is not None:
-            self._stores.append(cache.opened(lambda: self._about))
+            self._stores.append(EncoderVectors(cache, lambda: self._about))
         self._progress, self.total, self._done = progress, 0, 0
 
     @cached_property

@@ -294,5 +294,5 @@ def _has_gelu_behind(parent: nn.Module, name: str) -> bool:
 
 def _has_packed_products() -> bool:
     """Whether PyTorch has the product here that `torch.compile` takes on a CPU."""
-    has = torch.backends.mkldnn.is_available()
-    return has and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    library: Any = torch.backends.mkldnn
+    return bool(library.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())

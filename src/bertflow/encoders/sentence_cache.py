@@ -245,18 +245,8 @@ class SentenceCache:
             size = parse_size(os.environ.get(SIZE_VARIABLE, "").strip() or DEFAULT_SIZE)
         self.size = size
         self.found = self.encoded = 0
-        self._lock = Lock()
+        self.lock = Lock()
         self._warned = False
-
-    def opened(self, describe: Callable[[], Mapping[str, Any] | None]) -> EncoderVectors:
-        """The vectors of an encoder; the function gives its `describe_vectors`, None for none."""
-        vectors = EncoderVectors(self)
-        with vectors.working():
-            if (about := describe()) is not None:
-                text = json.dumps(about, sort_keys=True)
-                key = hashlib.sha256(text.encode()).hexdigest()[:32]
-                vectors.store = VectorCache(self.folder / "vectors" / key, about)
-        return vectors
 
     def contents(self) -> list[Kept]:
         """All folders and files, the least recently used first."""
@@ -297,12 +287,6 @@ class SentenceCache:
             if total > self.size and kept.bytes and kept.folder != folder and kept.remove():
                 total -= kept.bytes
         return total <= self.size
-
-    def count(self, found: int, of: int) -> None:
-        """Count sentences that were found, of some that were looked up."""
-        with self._lock:
-            self.found += found
-            self.encoded += of - found
 
     def warn(self, error: Exception) -> None:
         """Log once why the cache is not used."""
@@ -369,11 +353,21 @@ class Kept:
 
 
 class EncoderVectors:
-    """The vectors of one encoder in a `SentenceCache`, or none where that cannot be used."""
+    """The vectors of one encoder in a `SentenceCache`, or none where that cannot be used.
 
-    def __init__(self, owner: SentenceCache) -> None:
+    `describe` gives all that they depend on, or None for an encoder whose vectors are not kept.
+    """
+
+    def __init__(
+        self, owner: SentenceCache, describe: Callable[[], Mapping[str, Any] | None]
+    ) -> None:
         self.store: VectorCache | None = None
         self._owner, self._full = owner, False
+        with self.working():
+            if (about := describe()) is not None:
+                text = json.dumps(about, sort_keys=True)
+                key = hashlib.sha256(text.encode()).hexdigest()[:32]
+                self.store = VectorCache(owner.folder / "vectors" / key, about)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -391,14 +385,17 @@ class EncoderVectors:
             if self.store is not None and len(self.store):
                 rows = self.store.find(group.texts(group.lacking))
                 there = np.flatnonzero(rows >= 0)
-                found = np.array(self.store.vectors()[rows[there]])
+                kept = np.array(self.store.vectors()[rows[there]])
                 # Only finite vectors are added, so others are damaged.
-                good = np.isfinite(found).all(axis=1)
-                places, vectors = group.lacking[there[good]], found[good]
+                good = np.isfinite(kept).all(axis=1)
+                places, vectors = group.lacking[there[good]], kept[good]
                 with suppress(OSError):  # It may be there for reading only.
                     os.utime(self.store.folder / VECTORS)
-        log.info("cache: %d found, %d not", len(places), len(group.lacking) - len(places))
-        self._owner.count(len(places), len(group.lacking))
+        found, lacking = len(places), len(group.lacking) - len(places)
+        log.info("cache: %d found, %d not", found, lacking)
+        with self._owner.lock:
+            self._owner.found += found
+            self._owner.encoded += lacking
         return places, vectors
 
     def add(self, group: Group, places: Array, vectors: Array) -> bool:
