@@ -27,6 +27,7 @@ from bertflow.encoders.encoding import (
     GroupPart,
     collected,
     prompt_of,
+    sentence_vectors,
 )
 from bertflow.encoders.precision import Precision, resolved_precision
 from bertflow.encoders.sentence_cache import (
@@ -141,7 +142,9 @@ class CorpusEncoder:
     ) -> None:
         check_options(batch_size, cache, devices)
         self.precision = resolved_precision(precision, encoder)
-        self.bare, self._calibrated = halves(encoder)
+        # In half precision, or with an `encode` of its own, a calibrated model is one encoder.
+        parted = encoder.dtype == torch.float32 and is_usual(encoder)
+        self._model, self.bare = encoder, encoder_of(encoder) if parted else encoder
         self.group_size = group_size(self.bare)
         self._how: Any = {"batch_size": batch_size, "precision": self.precision}
         self._encoding: Encoding | DevicesEncoding
@@ -171,8 +174,8 @@ class CorpusEncoder:
 
     def each(self, groups: Iterable[Group]) -> Iterator[GroupPart]:
         """Vectors of the lacking sentences of groups, part after part."""
-        parts = parts_of(self._encoding, groups, self._stores)
-        return when_whole(self._told(parts), self._calibrated)
+        parts = self._told(parts_of(self._encoding, groups, self._stores))
+        return parts if self.bare is self._model else self._calibrated(parts)
 
     def _told(self, parts: Iterable[GroupPart]) -> Iterator[GroupPart]:
         for part in parts:
@@ -180,6 +183,20 @@ class CorpusEncoder:
             self._done += len(part[1])
             if self._progress is not None:
                 self._progress(self._done, self.total)
+
+    def _calibrated(self, parts: Iterable[GroupPart]) -> Iterator[GroupPart]:
+        """Groups, calibrated when all their parts are there."""
+        # The last bits of a row can depend on the rows beside it, and the end of a part on time.
+        model, behind = self._model, list(self._model)[len(self.bare) :]
+        begun: dict[Group, list[tuple[Array, Array]]] = {}
+        for group, places, encoded in parts:
+            begun.setdefault(group, []).append((places, encoded))
+            if sum(len(places) for places, _ in begun[group]) == len(group.sentences):
+                order, rows = (np.concatenate(part) for part in zip(*begun.pop(group), strict=True))
+                given = torch.from_numpy(rows[order.argsort()]).to(model.device)
+                with torch.inference_mode():
+                    out = sentence_vectors(model, behind, {"sentence_embedding": given})
+                yield group, np.arange(len(order)), out.cpu().numpy()
 
 
 def check_options(batch_size: Any, cache: Any, devices: Any) -> None:
@@ -344,49 +361,6 @@ def encode_lists(
     for chunk in begun:
         yield vectors[chunk.index]
         vectors = NOTHING
-
-
-def halves(
-    encoder: SentenceTransformer,
-) -> tuple[SentenceTransformer, Callable[[Array], Array] | None]:
-    """A calibrated model's encoder, and the function that calibrates its vectors, shape (N, D).
-
-    Another model is all encoder, and there is no function.
-    """
-    bare = encoder_of(encoder)
-    if bare is encoder or encoder.dtype != torch.float32 or not is_usual(encoder):
-        return encoder, None
-
-    def calibrated(vectors: Array) -> Array:
-        features: dict[str, Any] = {
-            "sentence_embedding": torch.from_numpy(vectors).to(encoder.device)
-        }
-        with torch.inference_mode():
-            for module in list(encoder)[len(bare) :]:
-                features = module(features)
-        rows = features["sentence_embedding"]
-        if encoder.truncate_dim is not None:
-            rows = rows[:, : encoder.truncate_dim]
-        out: Array = rows.float().cpu().numpy()
-        return out
-
-    return bare, calibrated
-
-
-def when_whole(
-    parts: Iterable[GroupPart], calibrated: Callable[[Array], Array] | None
-) -> Iterator[GroupPart]:
-    """Groups, calibrated when all their parts are there; without a function parts as they are."""
-    # The last bits of a row can depend on the rows beside it, and the end of a part on time.
-    if calibrated is None:
-        yield from parts
-        return
-    begun: dict[Group, list[tuple[Array, Array]]] = {}
-    for group, places, encoded in parts:
-        begun.setdefault(group, []).append((places, encoded))
-        if sum(len(places) for places, _ in begun[group]) == len(group.sentences):
-            order, vectors = (np.concatenate(part) for part in zip(*begun.pop(group), strict=True))
-            yield group, np.arange(len(order)), calibrated(vectors[order.argsort()])
 
 
 def group_size(encoder: SentenceTransformer) -> int:

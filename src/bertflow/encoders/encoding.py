@@ -356,12 +356,18 @@ def _forward(model: SentenceTransformer, batch: dict[str, Any], kind: str) -> Te
             moved = transformer(moved)
         if kind != "float32":
             moved = {name: raised(value) for name, value in moved.items()}
-        for module in others:
-            moved = module(moved)
-    vectors: Tensor = moved["sentence_embedding"]
-    if model.truncate_dim is not None:
-        vectors = vectors[:, : model.truncate_dim]
-    return vectors.float() if device.type == "cuda" else vectors.float().cpu()
+        vectors = sentence_vectors(model, others, moved)
+    return vectors if device.type == "cuda" else vectors.cpu()
+
+
+def sentence_vectors(
+    model: SentenceTransformer, modules: Iterable[Any], features: dict[str, Any]
+) -> Tensor:
+    """The vectors that the last modules of a model give, at its width, in float32."""
+    for module in modules:
+        features = module(features)
+    vectors: Tensor = features["sentence_embedding"]
+    return vectors[:, : model.truncate_dim].float()
 
 
 # Several processes.
