@@ -130,17 +130,10 @@ def kept_from_half(modules: Iterable[nn.Module]) -> Iterator[None]:
     sentence-transformers casts modules to the encoder's type, and `half()` casts all of a model.
     Statistics would lose their digits: a mean may be far larger than the differences from it.
     """
-    owners = [part for module in modules for part in module.modules()]
-    before = [
-        (part, name, weight.data)
-        for part in owners
-        for name, weight in part._parameters.items()
-        if weight is not None
-    ]
+    before = [(weight, weight.data) for module in modules for weight in module.parameters()]
     yield
-    for part, name, values in before:
-        weight = part._parameters[name]
-        if weight is not None and weight.dtype in HALF:
+    for weight, values in before:
+        if weight.dtype in HALF:
             weight.data = values.to(weight.device)
 
 
