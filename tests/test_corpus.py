@@ -580,20 +580,20 @@ def test_an_unknown_ending_is_refused_and_the_known_are_listed(tmp_path, read, n
     with pytest.raises(
         InputError, match=rf"\.txt, \.csv, \.tsv, \.jsonl, \.parquet.*; {hint}"
     ) as caught:
-        read([tmp_path / name])
+        read(tmp_path / name)
     assert name in str(caught.value)
 
 
 def test_any_bad_source_is_refused_before_reading(tmp_path):
     (tmp_path / "good.txt").write_text("A cat\n")
     with pytest.raises(InputError, match=r"bad\.txt does not exist"):
-        located([tmp_path / "good.txt", "-", tmp_path / "bad.txt"])
+        checked_corpus([tmp_path / "good.txt", "-", tmp_path / "bad.txt"])
 
 
 def test_sources_are_located_without_reading(tmp_path, monkeypatch):
     stdin(monkeypatch, b"A cat\n")
     (tmp_path / "bad.jsonl").write_text("not json\n")
-    located(["-", tmp_path / "bad.jsonl"])
+    checked_corpus(["-", tmp_path / "bad.jsonl"])
     assert read_corpus(["-"]) == ["A cat"]
 
 
@@ -684,7 +684,7 @@ def test_a_format_counts_for_more_than_the_ending(tmp_path, kind):
         (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
         for read in (read_corpus, stream_corpus, checked_corpus):
             assert list(read([tmp_path / name], format=kind[1:])) == SENTENCES
-        located([tmp_path / name], format=kind[1:])
+        located(tmp_path / name, format=kind[1:])
 
 
 @every_kind
@@ -696,7 +696,7 @@ def test_standard_input_may_have_any_format(monkeypatch, kind):
 def test_an_unknown_format_is_refused(tmp_path):
     (tmp_path / "c.txt").write_text("A cat\n")
     with pytest.raises(InputError, match="format must be one of .*'txt', 'csv', .*, got 'doc'"):
-        located([tmp_path / "c.txt"], format="doc")
+        located(tmp_path / "c.txt", format="doc")
 
 
 @pytest.mark.parametrize("kind", [".txt", ".csv", ".parquet"])

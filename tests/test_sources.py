@@ -127,10 +127,10 @@ def test_a_folder_without_such_a_file_is_refused(tmp_path):
     (tmp_path / "folder.txt").mkdir()
     (tmp_path / "folder.txt" / "a.doc").write_text("A cat\n")
     with pytest.raises(InputError, match=r"folder\.txt/a\.doc is of unknown kind '\.doc'"):
-        located([tmp_path / "folder.txt"])
+        located(tmp_path / "folder.txt")
     (tmp_path / "folder.txt" / "a.doc").unlink()
     with pytest.raises(InputError, match=r"folder\.txt/\*\* matches no file"):
-        located([tmp_path / "folder.txt"])
+        located(tmp_path / "folder.txt")
 
 
 def test_what_a_folder_holds_beside_and_is_not_read_is_an_error(tmp_path):
@@ -140,11 +140,11 @@ def test_what_a_folder_holds_beside_and_is_not_read_is_an_error(tmp_path):
     (folder / "linked").symlink_to(tmp_path / "elsewhere")
     (folder / "broken.txt").symlink_to(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"what is no file: 'broken\.txt', 'linked'; give a"):
-        located([folder])
+        located(folder)
     (folder / "linked").unlink()
     (folder / "broken.txt").unlink()
     with pytest.raises(InputError, match=r"README\.md is of unknown kind .*; give .* a pattern of"):
-        located([folder])
+        located(folder)
 
 
 def test_of_a_folder_the_format_is_that_of_all_its_files(tmp_path):
@@ -157,7 +157,7 @@ def test_of_a_folder_the_format_is_that_of_all_its_files(tmp_path):
 def test_a_pattern_that_matches_a_folder_is_refused(tmp_path):
     tree(tmp_path)
     with pytest.raises(InputError, match=r"also matches what is no file: '_temporary', 'a'; "):
-        located([f"{tmp_path}/*"])
+        located(f"{tmp_path}/*")
     assert len(read_corpus([f"{tmp_path}/[ab]*/**/*"])) == 2
 
 
@@ -187,13 +187,13 @@ def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path):
 
 def test_a_pattern_that_matches_nothing_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"none\*\.txt matches no file"):
-        located([str(tmp_path / "none*.txt")])
+        located(str(tmp_path / "none*.txt"))
 
 
 def test_a_pattern_that_matches_a_file_of_another_kind_is_refused(tmp_path):
     (tmp_path / "README.md").write_text("no\n")
     with pytest.raises(InputError, match=r"README\.md is of unknown kind"):
-        located([str(tmp_path / "*.md")])
+        located(str(tmp_path / "*.md"))
 
 
 # Object stores.
@@ -227,12 +227,12 @@ def test_what_is_wrong_in_a_store_is_said_by_its_name(store, kind):
     with pytest.raises(InputError, match=rf"^memory://bucket/corpus/part\{kind}.*text columns"):
         read_corpus([name])
     with pytest.raises(InputError, match=r"^memory://bucket/corpus/none\.txt does not exist"):
-        located([f"{store}/none.txt"])
+        located(f"{store}/none.txt")
 
 
 def test_a_store_that_nobody_knows_is_refused():
     with pytest.raises(InputError, match=r"^nosuch://bucket/a\.txt cannot be read: .*nosuch"):
-        located(["nosuch://bucket/a.txt"])
+        located("nosuch://bucket/a.txt")
 
 
 def test_a_store_that_does_not_answer_is_one_line(store, monkeypatch):
@@ -249,7 +249,7 @@ def test_a_store_that_does_not_answer_is_one_line(store, monkeypatch):
 def test_a_store_without_the_package_gives_the_line_that_installs_it(monkeypatch):
     monkeypatch.setattr("bertflow.data.tables.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"'bertflow\[remote\]'"):
-        located(["memory://bucket/a.txt"])
+        located("memory://bucket/a.txt")
 
 
 # Tables of `datasets`.
@@ -352,14 +352,14 @@ def test_every_text_type_of_arrow_is_text_in_a_table(tmp_path):
     ],
 )
 def test_names_of_the_hub(text, expected):
-    assert located([text]) == [expected]
+    assert located(text) == [expected]
     assert str(expected) == text
 
 
 @pytest.mark.parametrize("text", ["hub:", "hub:name", "hub::train", "hub:a:b:c:d", "hub:name:"])
 def test_a_name_without_a_split_is_refused(text):
     with pytest.raises(InputError, match="names no split; write hub:OWNER/NAME:SPLIT or"):
-        located([text])
+        located(text)
 
 
 def test_a_data_set_of_the_hub_is_streamed(table, monkeypatch):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import product
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from bertflow.errors import unknown
 
@@ -96,38 +96,24 @@ def _catalog() -> Iterator[DataSet]:
     content = (files("bertflow.data") / "catalog.toml").read_text(encoding="utf-8")
     declared = tomllib.loads(content)
     homes = declared.pop("homes")
+    homes = [dict(zip(homes, places, strict=True)) for places in product(*homes.values())]
     for name, facts in declared.items():
-        file_names = {**{split: split for split in facts["splits"]}, **facts.pop("file_names", {})}
-        layouts = [_layout(one, facts, file_names, homes) for one in facts.pop("layouts")]
+        file_names = facts.pop("file_names", {})
+        for layout in facts["layouts"]:
+            layout["files"] = {
+                split: [
+                    pattern.format(split=file_names.get(split, split), subset=subset)
+                    for subset in facts.get("subsets", [""])
+                    for pattern in layout["files"]
+                ]
+                for split in facts["splits"]
+            }
+            folders = (one.format(**home) for one in layout["folders"] for home in homes)
+            layout["folders"] = list(dict.fromkeys(folders))
+        layouts = [Layout(**{"columns": facts["columns"], **one}) for one in facts.pop("layouts")]
         hub = HubSource(**facts.pop("hub")) if "hub" in facts else None
         span = tuple(facts.pop("score_range")) if "score_range" in facts else None
         yield DataSet(name=name, layouts=layouts, hub=hub, score_range=span, **facts)
-
-
-def _layout(
-    layout: Mapping[str, Any],
-    facts: Mapping[str, Any],
-    file_names: Mapping[str, str],
-    homes: Mapping[str, Sequence[str]],
-) -> Layout:
-    """A layout with the folders and files that its patterns stand for."""
-    subsets = facts.get("subsets", [""])
-    files = {
-        split: [
-            pattern.format(split=file_name, subset=subset)
-            for subset in subsets
-            for pattern in layout["files"]
-        ]
-        for split, file_name in file_names.items()
-    }
-    folders = dict.fromkeys(
-        folder.format(senteval=senteval, glue=glue)
-        for folder in layout["folders"]
-        for senteval, glue in product(homes["senteval"], homes["glue"])
-    )
-    return Layout(
-        **{"columns": facts["columns"], **layout, "folders": list(folders), "files": files}
-    )
 
 
 CATALOG: Mapping[str, DataSet] = MappingProxyType({one.name: one for one in _catalog()})
@@ -147,8 +133,7 @@ def find_data_set(name: str, kinds: Sequence[Kind] = KINDS) -> DataSet:
         >>> find_data_set("stsb").splits["test"]
         1379
     """
-    data_set = CATALOG.get(name)
-    if data_set is None or data_set.kind not in kinds:
-        what = "NLI data set" if tuple(kinds) == ("nli",) else "task"
-        raise unknown(what, name, (key for key, one in CATALOG.items() if one.kind in kinds))
-    return data_set
+    known = {key: one for key, one in CATALOG.items() if one.kind in kinds}
+    if name not in known:
+        raise unknown("NLI data set" if tuple(kinds) == ("nli",) else "task", name, known)
+    return known[name]

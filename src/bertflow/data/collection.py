@@ -16,19 +16,13 @@ from bertflow.io.reading import path_of
 log = logging.getLogger(__name__)
 
 LAYOUT = "corpus.jsonl, queries.jsonl and qrels/*.tsv, as BEIR has them"
-NO_TEXT = "{} without text"
-UNKNOWN = "judgements of a {} that is unknown or has no text"
-NOT_JUDGED = "queries that the qrels do not name"
-NOTHING_RELEVANT = "queries without a relevant document"
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Documents and the queries that have relevant ones among them.
+    """Documents, each behind its title, and the queries that have relevant ones among them.
 
     Attributes:
-        queries: Their texts.
-        documents: Their texts, each behind its title.
         relevant: For each query, grades above 0 by the document's number in `documents`.
         source: The file of the qrels.
         skipped: What is in none of these, counted by reason.
@@ -84,11 +78,11 @@ def read_collection(folder: str | Path, *, split: str | None = None) -> Collecti
     grades: dict[str, dict[int, float]] = {}
     for place, query, document, grade in _judgements(qrels):
         if query not in queries:
-            skipped[UNKNOWN.format("query")] += 1
+            skipped["judgements of a query that is unknown or has no text"] += 1
             continue
         judged = grades.setdefault(query, {})
         if document not in numbers:
-            skipped[UNKNOWN.format("document")] += 1
+            skipped["judgements of a document that is unknown or has no text"] += 1
         elif judged.setdefault(numbers[document], grade) != grade:
             raise InputError(
                 f"{place}: document {shown(document)} has another grade for query {shown(query)} "
@@ -99,8 +93,8 @@ def read_collection(folder: str | Path, *, split: str | None = None) -> Collecti
         for query, those in grades.items()
     }
     kept = [query for query in queries if relevant.get(query)]
-    skipped[NOT_JUDGED] = len(queries) - len(grades)
-    skipped[NOTHING_RELEVANT] = len(grades) - len(kept)
+    skipped["queries that the qrels do not name"] = len(queries) - len(grades)
+    skipped["queries without a relevant document"] = len(grades) - len(kept)
     left_out = {reason: count for reason, count in skipped.items() if count}
     if not kept:
         raise InputError(
@@ -118,7 +112,6 @@ def read_collection(folder: str | Path, *, split: str | None = None) -> Collecti
 
 
 def _qrels(folder: Path, split: str | None) -> Path:
-    """The file of the qrels that are meant."""
     paths = sorted([*folder.glob("qrels*"), *folder.glob("qrels/*")])
     files = {name_of(path): path for path in paths if path.is_file() and path.name[0] != "."}
     if not files:
@@ -162,7 +155,7 @@ def _texts(
     kept = {identity: text for identity, text in texts.items() if text}
     if not kept:
         raise InputError(f"{path} holds no {what} with text; expected {LAYOUT}")
-    skipped[NO_TEXT.format(what)] = len(texts) - len(kept)
+    skipped[f"{what} without text"] = len(texts) - len(kept)
     return kept
 
 

@@ -16,14 +16,13 @@ from bertflow.data.tables import (
     STANDARD_INPUT,
     TABLES,
     TEXT_NAMES,
-    File,
     Wanted,
     kind_of,
     listed,
     name_of,
     read_rows,
 )
-from bertflow.errors import InputError, MissingDataError, quoted, shown
+from bertflow.errors import InputError, MissingDataError, shown
 
 log = logging.getLogger(__name__)
 
@@ -144,63 +143,11 @@ class LabelledTexts:
         return cls(list(kept), list(kept.values()), source, dict(skipped))
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """What the columns of a user's table are.
-
-    Attributes:
-        roles: What each is.
-        known: Of each part of them, the names in common use, without their spaces, hyphens,
-            underscores and capitals; those of several columns stand together.
-        texts: How many of them, from the first, must be text.
-    """
-
-    roles: Sequence[str]
-    known: Sequence[Sequence[str]]
-    texts: int
-
-    def rows(
-        self, source: File, columns: Sequence[str] | None, format: str | None
-    ) -> Iterator[tuple[int, str, list[Any]]]:
-        """Number, place and cells of each row that is not empty."""
-        count = len(self.roles)
-        if columns is not None and not (
-            len(columns) == len(set(columns)) == count
-            and all(isinstance(one, str) for one in columns)
-        ):
-            raise InputError(
-                f"columns must be {count} different ones, {', '.join(self.roles)}, each as text "
-                f"such as {self.roles[-1]!r} or '{count}', got {listed(columns)}"
-            )
-        kind = kind_of(source, TABLES, format)
-        unit = "row" if kind == ".parquet" else "line"
-        wanted = Wanted(source, columns, self._recognised, self.texts)
-        for number, cells in read_rows(kind, wanted):
-            if cells is not None:
-                yield number, f"{source}, {unit} {number}", cells
-
-    def _recognised(self, path: object, names: Sequence[str], _: Sequence[str]) -> Sequence[str]:
-        """The columns by their names, where only one reading is possible."""
-        plain = [name.strip().lower().translate(_SEPARATORS) for name in names]
-        found = [[one for one in part if set(one.split()) <= set(plain)] for part in self.known]
-        chosen = [name for part in found for one in part for name in one.split()]
-        if all(len(part) == 1 for part in found) and all(plain.count(one) == 1 for one in chosen):
-            return [names[plain.index(name)] for name in chosen]
-        once = [name for name in names if name and names.count(name) == 1][: len(self.roles)]
-        such = [*once, *map(str.upper, self.roles[len(once) :])]
-        if any(name.replace(".", "").isdecimal() for name in names):  # There is no header.
-            such = [str(number) for number, _ in enumerate(self.roles, start=1)]
-        raise InputError(
-            f"{path}: cannot tell which columns are {', '.join(self.roles)}; it has "
-            f"{listed(names)}; name them by columns, such as --columns {quoted(','.join(such))}, "
-            "or where there is no header by numbers from 1"
-        )
-
-
-_SEPARATORS = str.maketrans("", "", " -_")
-_PAIRS = _Columns(
-    ("first", "second", "score"),
-    (
+_PAIRS = Wanted(
+    None,
+    None,
+    roles=("first", "second", "score"),
+    known=(
         (
             "sentence1 sentence2, sentencea sentenceb, text1 text2, texta textb, first second, "
             "premise hypothesis, question1 question2, question sentence, query document, "
@@ -213,14 +160,34 @@ _PAIRS = _Columns(
     ),
     texts=2,
 )
-_LABELLED = _Columns(
-    ("text", "label"),
-    (
+_LABELLED = Wanted(
+    None,
+    None,
+    roles=("text", "label"),
+    known=(
         [*TEXT_NAMES, "utterance", "utterances", "headline"],
         "label labels class classes category categories topic topics intent intents".split(),
     ),
     texts=0,
 )
+
+
+def _own_rows(wanted: Wanted, format: str | None) -> Iterator[tuple[int, str, list[Any]]]:
+    """Number, place and cells of each row of a user's table that is not empty."""
+    columns, roles = wanted.columns, wanted.roles
+    if columns is not None and not (
+        len(columns) == len(set(columns)) == len(roles)
+        and all(isinstance(one, str) for one in columns)
+    ):
+        raise InputError(
+            f"columns must be {len(roles)} different ones, {', '.join(roles)}, each as text such "
+            f"as {roles[-1]!r} or '{len(roles)}', got {listed(columns)}"
+        )
+    kind = kind_of(wanted.path, TABLES, format)
+    unit = "row" if kind == ".parquet" else "line"
+    for number, cells in read_rows(kind, wanted):
+        if cells is not None:
+            yield number, f"{wanted.path}, {unit} {number}", cells
 
 
 def read_pairs(
@@ -254,6 +221,7 @@ def read_pairs(
         [2.5, 5.0]
     """
     source = STANDARD_INPUT if str(path) == "-" else Path(path)
+    wanted = replace(_PAIRS, path=source, columns=columns)
     pairs = [
         (
             str(number),
@@ -261,7 +229,7 @@ def read_pairs(
             sentence(second, place),
             score(gold, place, truth=True),
         )
-        for number, place, (first, second, gold) in _PAIRS.rows(source, columns, format)
+        for number, place, (first, second, gold) in _own_rows(wanted, format)
     ]
     gold = [grade for *_, grade in pairs]
     check_graded(gold, str(source), {})
@@ -298,7 +266,8 @@ def read_labelled(
     """
     source = STANDARD_INPUT if str(path) == "-" else Path(path)
     rows = []
-    for _, place, (text, label) in _LABELLED.rows(source, columns, format):
+    wanted = replace(_LABELLED, path=source, columns=columns)
+    for _, place, (text, label) in _own_rows(wanted, format):
         if not isinstance(text, str | None):
             raise InputError(f"{place}: {shown(text)} is not text")
         rows.append((text or "", _label(label, place)))

@@ -21,9 +21,10 @@ from bertflow.data.pairs import (
     score,
     sentence,
 )
-from bertflow.data.sources import HubTable, first_line, open_table
+from bertflow.data.sources import HubTable, open_table
 from bertflow.data.tables import Wanted, column_index, read_lines, read_rows
 from bertflow.errors import InputError, MissingDataError, shown, unknown
+from bertflow.io.files import reason_of
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +34,7 @@ NLI_NAMES = {**{name: name for name in NLI_LABELS}, "contradictory": "contradict
 
 
 class Row(NamedTuple):
-    """A row of a file or of the hub, its label not yet understood.
-
-    `place` and `label_place` are for messages, `row` is the row's own number or that of its line,
-    and `fault` says why the row is no pair.
-    """
+    """A row of a file or of the hub, with places for messages; a fault is why it is no pair."""
 
     place: str
     first: Any
@@ -61,12 +58,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Texts:
-    """The text of a data set.
-
-    Attributes:
-        sentences: Both sides of every pair, repeats kept.
-        skipped: Rows of the files that are no pair, counted by reason.
-    """
+    """Both sides of every pair, repeats kept, and the rows that are no pair, counted by reason."""
 
     sentences: list[str]
     skipped: Mapping[str, int]
@@ -240,13 +232,12 @@ def _sources(
         looked = f"tried {', '.join(dict.fromkeys(tried))}" if tried else "no folder is given"
         raise MissingDataError(
             f"no data for {data_set.name} ({', '.join(splits)}): {looked}; hub: "
-            f"{first_line(error)}; give the folder that holds {data_set.title} by --data DIR or "
+            f"{reason_of(error)}; give the folder that holds {data_set.title} by --data DIR or "
             f"{DATA_VARIABLE}"
         ) from error
 
 
 def _in_folder(data_set: DataSet, splits: Sequence[str], data: str | Path | None) -> list[Found]:
-    """The files of those splits that are in the folder."""
     root = data or os.environ.get(DATA_VARIABLE)
     if not root:
         return []
@@ -259,27 +250,21 @@ def _in_folder(data_set: DataSet, splits: Sequence[str], data: str | Path | None
 def find_files(data_set: DataSet, split: str, root: Path) -> Found | None:
     """A split's files below a folder, if the first of them is there."""
     for layout in data_set.layouts:
-        for folder, named in _folders(layout, root):
+        own = {Path(folder).name.lower() for folder in layout.folders} - {"", "original"}
+        # The places, and of each whether it bears the data set's name.
+        places = [(root, True)] if root.resolve().name.lower() in own else []
+        places += [(root / folder, folder != ".") for folder in layout.folders]
+        for folder, named in places:
             paths = [folder / file for file in layout.files[split]]
-            if paths[0].is_file() and (named or _is_marked(paths[0], layout)):
+            marked = named or layout.mark is None
+            if paths[0].is_file() and (marked or _is_marked(paths[0], layout.mark)):
                 return Found(data_set, split, layout, paths)
     return None
 
 
-def _folders(layout: Layout, root: Path) -> Iterator[tuple[Path, bool]]:
-    """The places, and of each whether it bears the data set's name."""
-    names = {Path(folder).name.lower() for folder in layout.folders} - {"", "original"}
-    if root.resolve().name.lower() in names:
-        yield root, True
-    for folder in layout.folders:
-        yield root / folder, folder != "."
-
-
-def _is_marked(path: Path, layout: Layout) -> bool:
-    if layout.mark is None:
-        return True
+def _is_marked(path: Path, mark: str | None) -> bool:
     _, header = next(read_lines(path, returns=True), (0, ""))
-    return not header or layout.mark in header.split("\t")
+    return not header or mark in header.split("\t")
 
 
 def _hub_rows(hub: HubSource, split: str) -> tuple[str, Iterator[Row]]:
@@ -376,7 +361,6 @@ def _cells(found: Found) -> Iterator[Row]:
 
 
 def _objects(found: Found) -> Iterator[Row]:
-    """An object a line."""
     (path,) = found.paths
     columns = [str(column) for column in found.layout.columns]
     for number, cells in read_rows(".jsonl", Wanted(path, columns, texts=2)):

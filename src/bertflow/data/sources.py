@@ -6,10 +6,10 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from bertflow.data.tables import (
@@ -25,6 +25,7 @@ from bertflow.data.tables import (
     read_rows,
 )
 from bertflow.errors import InputError, MissingDependencyError, check_choice, check_number, shown
+from bertflow.io.files import reason_of
 from bertflow.io.reading import hub_answers
 
 log = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ def stream_corpus(
     sources = _several(sources)
     names = ", ".join(map(str, sources))
     # One after the other: with a limit the last of them may not be needed.
-    found = (one for source in sources for one in located([source], format))
+    found = (one for source in sources for one in located(source, format))
     texts = (text.strip() for one in found for text in _read(one, column, format))
     if blank == "skip":
         texts = (text for text in texts if text)
@@ -145,7 +146,8 @@ def checked_corpus(sources: str | Path | Iterable[str | Path], **options: Any) -
     Arguments and errors as of `stream_corpus`.
     """
     sources = _several(sources)
-    if not any(map(_comes_once, located(sources, options.get("format")))):
+    found = [one for source in sources for one in located(source, options.get("format"))]
+    if not any(map(_comes_once, found)):
         for _ in stream_corpus(sources, **options):
             pass
     return stream_corpus(sources, **options)
@@ -175,19 +177,16 @@ def _comes_once(source: Source) -> bool:
 
 def _read(source: Source, column: str | None, format: str | None) -> Iterator[str]:
     wanted = Wanted(source, None if column is None else [column])
-    if isinstance(source, SavedTable | HubTable):
-        with _named(source):
+    with _named(source):
+        if isinstance(source, SavedTable | HubTable):
             batches = open_table(source).with_format("arrow").iter(batch_size=BATCH_ROWS)
-            for _, cells in arrow_rows(batches, wanted):
-                yield cells[0] or ""
-        return
-    format = format or ("txt" if isinstance(source, StandardInput) else None)
-    with _remote_errors(source):
-        kind = kind_of(source, KINDS, format)
-        if kind == ".txt":
+            rows = arrow_rows(batches, wanted)
+        elif (kind := kind_of(source, KINDS, format)) == ".txt":
             yield from (line for _, line in read_lines(source))
             return
-        for _, row in read_rows(kind, wanted):
+        else:
+            rows = read_rows(kind, wanted)
+        for _, row in rows:
             yield "" if row is None else row[0] or ""
 
 
@@ -205,16 +204,12 @@ def open_table(source: SavedTable | HubTable, *, streaming: bool = True) -> Any:
     return datasets.load_dataset(source.name, source.config, **which)
 
 
-def located(sources: Sequence[str | Path], format: str | None = None) -> list[Source]:
-    """Every file, table and standard input that sources stand for, in order.
+def located(source: str | Path, format: str | None = None) -> list[Source]:
+    """Every file, table and standard input that a source stands for, in order.
 
     A folder stands for all files below it, by name; those that begin with a dot or an underscore
     are left out. Arguments and errors as of `stream_corpus`.
     """
-    return [place for source in sources for place in _located(source, format)]
-
-
-def _located(source: str | Path, format: str | None) -> list[Source]:
     name = str(source)
     if name == "-":
         return [STANDARD_INPUT]
@@ -222,7 +217,7 @@ def _located(source: str | Path, format: str | None) -> list[Source]:
         return [HubTable.parsed(name)]
     path = _remote(name) if isinstance(source, str) and "://" in name else Path(source)
     files = [path]
-    with _remote_errors(path):
+    with _named(path):
         if path.is_dir():
             if (path / "dataset_dict.json").exists():
                 raise InputError(f"{path} holds several splits; give one, such as {path}/train")
@@ -246,7 +241,7 @@ def _remote(name: str) -> Any:
 
 
 def _check_saved(folder: Any) -> None:
-    with _named(folder):
+    with _named(SavedTable(folder)):
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         own = [file["filename"] for file in state["_data_files"]]
     if not own:
@@ -295,24 +290,16 @@ def _files(found: Iterable[Any], depth: int, hidden: str, pattern: str) -> list[
     return files
 
 
-def _remote_errors(source: Source) -> AbstractContextManager[None]:
-    """Say in one line what the client of a remote store raises; it has errors of its own."""
-    return _named(source) if "://" in str(source) else nullcontext()
-
-
 @contextmanager
 def _named(source: object) -> Iterator[None]:
-    """Any failure of a library that reads for us, in one line with the source's name."""
+    """What a library or a store raises that reads for us, in one line with the source's name."""
     try:
         yield
     except (InputError, MissingDependencyError):
         raise
-    except ImportError as error:  # fsspec says which package a protocol needs.
-        raise MissingDependencyError(f"{source} cannot be read: {first_line(error)}") from None
     except Exception as error:
-        raise InputError(f"{source} cannot be read: {first_line(error)}") from None
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, on one line."""
-    return str(error).strip().split("\n")[0] or type(error).__name__
+        if isinstance(source, PurePath) and "://" not in str(source):
+            raise  # We read local files ourselves.
+        # fsspec says which package a protocol needs.
+        kind = MissingDependencyError if isinstance(error, ImportError) else InputError
+        raise kind(f"{source} cannot be read: {reason_of(error)}") from None

@@ -22,7 +22,8 @@ from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bertflow.errors import InputError, MissingDependencyError, check_choice, shown
+from bertflow.errors import InputError, MissingDependencyError, check_choice, quoted, shown
+from bertflow.io.files import reason_of
 from bertflow.io.reading import HEAD, contents, parse_json
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ LISTED = 20
 READ_AT_ONCE = 2**16
 # What may stand between the cells of a .csv, the usual one first.
 DELIMITERS = ",;|\t"
+SEPARATORS = str.maketrans("", "", " -_")
 # A single column of one of these names has a header; of another name it may be a first sentence.
 TEXT_NAMES = frozenset(
     "text texts sentence sentences content contents body document documents paragraph passage "
@@ -59,18 +61,6 @@ class StandardInput(PurePosixPath):
 File = Path | StandardInput
 STANDARD_INPUT = StandardInput("standard input")
 Row = tuple[int, list[Any] | None]
-# Takes a table's name, its columns and those of them that may hold text; gives those to read.
-Choose = Callable[[object, Sequence[str], Sequence[str]], Sequence[str]]
-
-
-def only_text(path: object, names: Sequence[str], texts: Sequence[str]) -> Sequence[str]:
-    """The one column of text; several or none are refused."""
-    if len(texts) == 1:
-        return texts
-    raise InputError(
-        f"{path} has {len(texts)} text columns ({listed(texts)}); "
-        "name one by --column (in Python column=)"
-    )
 
 
 @dataclass(frozen=True)
@@ -80,20 +70,53 @@ class Wanted:
     Attributes:
         path: The table.
         columns: Names; or for a .csv or .tsv without a header numbers from 1, as digits.
-        choose: Gives the names where `columns` is None.
-        texts: How many of the columns, from the first, must be text. If it is 1 and the column is
-            chosen, no row of a .jsonl may hold text elsewhere.
+        roles: What each of them is.
+        known: Where no columns are named, the names that each part of them has in common use,
+            without capitals, spaces, hyphens and underscores; those of several columns stand
+            together. If there are none, the only column of text is taken, and then no row of a
+            .jsonl may hold text elsewhere.
+        texts: How many of the columns, from the first, must be text.
     """
 
     path: Any
     columns: Sequence[str] | None
-    choose: Choose = only_text
+    roles: Sequence[str] = ("text",)
+    known: Sequence[Sequence[str]] = ()
     texts: int = 1
 
     @property
     def named(self) -> bool:
         """Whether columns have names, which stand in a header."""
         return self.columns is None or not any(map(str.isdecimal, self.columns))
+
+    def chosen(self, names: Sequence[str], texts: Sequence[str]) -> Sequence[str]:
+        """Columns of a table with these names, of which some may hold text; one reading only."""
+        if not self.known:
+            return only_text(self.path, texts)
+        plain = [name.strip().lower().translate(SEPARATORS) for name in names]
+        found = [[one for one in part if set(one.split()) <= set(plain)] for part in self.known]
+        chosen = [name for part in found for one in part for name in one.split()]
+        if all(len(part) == 1 for part in found) and all(plain.count(one) == 1 for one in chosen):
+            return [names[plain.index(name)] for name in chosen]
+        once = [name for name in names if name and names.count(name) == 1][: len(self.roles)]
+        such = [*once, *map(str.upper, self.roles[len(once) :])]
+        if any(name.replace(".", "").isdecimal() for name in names):  # There is no header.
+            such = [str(number) for number, _ in enumerate(self.roles, start=1)]
+        raise InputError(
+            f"{self.path}: cannot tell which columns are {', '.join(self.roles)}; it has "
+            f"{listed(names)}; name them by columns, such as --columns {quoted(','.join(such))}, "
+            "or where there is no header by numbers from 1"
+        )
+
+
+def only_text(path: object, texts: Sequence[str]) -> Sequence[str]:
+    """The one column of text; several or none are refused."""
+    if len(texts) == 1:
+        return texts
+    raise InputError(
+        f"{path} has {len(texts)} text columns ({listed(texts)}); "
+        "name one by --column (in Python column=)"
+    )
 
 
 def name_of(path: File) -> str:
@@ -110,7 +133,8 @@ def kind_of(path: File, kinds: Sequence[str], format: str | None = None) -> str:
         check_choice("format", format, tuple(kind[1:] for kind in kinds))
         return f".{format}"
     endings = map(str.lower, reversed(path.suffixes))
-    kind = next((ending for ending in endings if ending not in PACKED), "")
+    other = ".txt" if isinstance(path, StandardInput) else ""
+    kind = next((ending for ending in endings if ending not in PACKED), other)
     if kind not in kinds:
         like = kinds[0][1:]
         raise InputError(
@@ -147,7 +171,7 @@ def open_bytes(path: File) -> Iterator[Any]:
     except broken as error:
         raise InputError(f"{path} is not a whole {PACKED[packing]} file: {error}") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise InputError(f"{path} cannot be read: {reason_of(error)}") from None
 
 
 class _Unpacked(io.RawIOBase):
@@ -281,7 +305,7 @@ def read_objects(path: File, expected: str) -> Iterator[tuple[int, str, Any]]:
 def _jsonl(wanted: Wanted) -> Iterator[Row]:
     path, columns = wanted.path, wanted.columns
     expected = "expected an object, as jq -c . writes lines, or jq -c '.[]' for an array"
-    alone = columns is None and wanted.texts == 1
+    alone = columns is None and not wanted.known
     for number, place, row in read_objects(path, expected):
         if isinstance(row, str) and wanted.texts == 1:
             yield number, [row]
@@ -290,7 +314,7 @@ def _jsonl(wanted: Wanted) -> Iterator[Row]:
             raise InputError(f"{place}: got {shown(row)}; {expected}")
         strings = [key for key, value in row.items() if may_hold_text(value)]
         if columns is None:
-            columns = wanted.choose(path, list(row), strings)
+            columns = wanted.chosen(list(row), strings)
         for position, column in enumerate(columns):
             if column not in row:
                 raise InputError(f"{place}: no {shown(column)}; it has {listed(row)}")
@@ -314,7 +338,7 @@ def _delimited(rows: Iterator[tuple[int, list[str]]], wanted: Wanted) -> Iterato
         while header and not header[-1].strip():  # A delimiter at the end of every line.
             header.pop()
         if columns is None:
-            columns = wanted.choose(path, header, header)
+            columns = wanted.chosen(header, header)
             _check_header(header, path)
     else:
         if all(cell.strip().isdecimal() for cell in header):
@@ -446,7 +470,7 @@ def _check_alone(file: Any, metadata: Any, chosen: Sequence[str], path: File) ->
         end = block[1 - 2 * len(PARQUET_MARK) :]
 
 
-def arrow_rows(batches: Iterable[Any], wanted: Wanted) -> Iterator[tuple[int, list[Any]]]:
+def arrow_rows(batches: Iterable[Any], wanted: Wanted) -> Iterator[Row]:
     """The cells of some columns of Arrow tables, row by row; of all tables the same columns."""
     number, before = 0, wanted.columns
     for batch in batches:
@@ -463,11 +487,10 @@ def arrow_rows(batches: Iterable[Any], wanted: Wanted) -> Iterator[tuple[int, li
 
 
 def _chosen(schema: Any, wanted: Wanted) -> Sequence[str]:
-    """The columns to read from an Arrow schema."""
     path, columns = wanted.path, wanted.columns
     if columns is None:
         strings = [field.name for field in schema if not _is_number(field.type)]
-        columns = wanted.choose(path, schema.names, strings)
+        columns = wanted.chosen(schema.names, strings)
     for column in columns[: wanted.texts]:
         check_text(schema, column, path)
     for column in columns[wanted.texts :]:

@@ -41,10 +41,10 @@ WEIGHTS_FILES = (
 
 def reason_of(error: Exception) -> str:
     """The reason that an error gives, on one readable line."""
-    said = (isinstance(error, OSError) and error.strerror) or str(error).split("\n")[0]
+    said = (isinstance(error, OSError) and error.strerror) or str(error).strip().split("\n")[0]
     if system := re.search(r"\(os error (\d+)\)", said):  # As libraries in Rust say it.
         said = os.strerror(int(system[1]))
-    return said
+    return said or type(error).__name__
 
 
 @contextmanager
@@ -161,24 +161,18 @@ def remove(path: Path) -> None:
 def placed(path: Path) -> Iterator[Path]:
     """Give an empty file to fill, which then replaces the target in one move.
 
-    Links are followed, and the permissions of the old file stay. A device or pipe is refused.
+    Links are followed, and the permissions of the old file stay, but the owner may always write.
+    `check_writable` refuses what is no file.
     """
-    _check_regular(path)
     target = followed(path)
     with staged(target) as staging:
-        keep_permissions(target, staging)  # Before writing: a private file stays private.
+        if target.exists():  # Before writing: a private file stays private.
+            mode = stat.S_IMODE(target.stat().st_mode) & PERMISSIONS | stat.S_IWUSR
+            # Some network file systems refuse any change of permissions.
+            if mode != stat.S_IMODE(staging.stat().st_mode):
+                staging.chmod(mode)
         yield staging
         staging.replace(target)
-
-
-def keep_permissions(old: Path, new: Path) -> None:
-    """Give a new file the permissions of the old one, if any; the owner may always write."""
-    if not old.exists():
-        return
-    mode = stat.S_IMODE(old.stat().st_mode) & PERMISSIONS | stat.S_IWUSR
-    # Some network file systems refuse any change of permissions, so do not ask without need.
-    if mode != stat.S_IMODE(new.stat().st_mode):
-        new.chmod(mode)
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -228,11 +222,10 @@ def check_writable(path: str | Path, *, rows: bool = False) -> None:
             "stands for standard output": str(path) == "-",
             "is a folder": path.is_dir(),
             "may not be written to": path.exists() and not os.access(path, os.W_OK),
+            "is a device or pipe, which no file can take the place of": rows and _is_special(path),
         }
         if fault := next((fault for fault, there in faults.items() if there), None):
             raise ModelError(f"cannot write {path}: it {fault}; give a file")
-        if rows:
-            _check_regular(path)
         if not _is_special(path):
             with staged(followed(path)):  # To find out early whether that works.
                 pass
@@ -241,14 +234,6 @@ def check_writable(path: str | Path, *, rows: bool = False) -> None:
 def _is_special(path: Path) -> bool:
     """Whether the path is there, but neither a file nor a folder."""
     return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def _check_regular(path: Path) -> None:
-    if _is_special(path):
-        raise ModelError(
-            f"cannot write {path}: it is a device or pipe, which no file can take the place of; "
-            "give a file"
-        )
 
 
 # Unfinished work beside an output
@@ -360,7 +345,6 @@ def foreign_entries(folder: Path) -> list[str]:
 
 
 def _entries(folder: Path) -> list[str]:
-    """Relative paths of the files and links in a folder."""
     return sorted(
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*")
@@ -403,12 +387,8 @@ def check_apart(
 ) -> None:
     """Refuse outputs that are each other or an input, lie in an input, or hold one.
 
-    Links, hard links and other spellings of a path count as the same file.
-
-    Args:
-        outputs: Files or folders to write, by their names in messages; None is ignored.
-        inputs: Names for messages, and files or folders to read. What does not exist, such as a
-            name on the hub, is ignored.
+    Links, hard links and other spellings of a path count as the same file. Both have names for
+    messages; an output that is None, and an input that does not exist, are ignored.
     """
     places = {name: Path(path) for name, path in outputs.items() if path is not None}
     for (name, first), (other, second) in combinations(places.items(), 2):
@@ -423,11 +403,10 @@ def check_apart(
 
 
 def _overlap(output: Path, path: Path) -> bool:
-    """Whether writing an output would destroy an input that is there."""
     with suppress(OSError, ValueError):  # Names on the hub may be invalid paths.
         if path.exists():
-            within = _is_within(output, path) or _is_within(path, output)
-            return within or _is_same(output, path)
+            one, other = Path(os.path.realpath(output)), Path(os.path.realpath(path))
+            return one in other.parents or other in one.parents or _is_same(output, path)
     return False
 
 
@@ -436,8 +415,3 @@ def _is_same(first: Path, second: Path) -> bool:
     if first.exists() and second.exists():
         return first.samefile(second) and not _is_special(first)
     return os.path.realpath(first) == os.path.realpath(second)
-
-
-def _is_within(path: Path, folder: Path) -> bool:
-    """Whether a path, existing or not, lies in a folder."""
-    return Path(os.path.realpath(folder)) in Path(os.path.realpath(path)).parents

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
@@ -63,7 +63,7 @@ class Result:
 
     def to_json(self) -> str:
         """All but the arrays; a ValueError if a number is not finite."""
-        plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "arrays"}
+        plain = {name: value for name, value in vars(self).items() if name != "arrays"}
         return json.dumps(plain, indent=2, allow_nan=False) + "\n"
 
 

@@ -239,7 +239,7 @@ class Encode(Worker):
         texts = [field.name for field in schema if is_text(field.type)]
         # A column without a value has no type.
         texts = texts or [field.name for field in schema if str(field.type) == "null"]
-        return only_text(place, schema.names, texts)[0]
+        return only_text(place, texts)[0]
 
     def _kept(self, read: Any) -> list[str]:
         # The text comes first of what is read, and stays if that is asked for.
