@@ -133,13 +133,11 @@ def _locked(path: Path) -> Iterator[bool]:
         return
     import fcntl
 
-    handle = os.open(path, os.O_RDONLY)
+    handle, locked = os.open(path, os.O_RDONLY), False
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        locked = True
-    except OSError:
-        locked = False
-    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = True
         yield locked
     finally:
         os.close(handle)

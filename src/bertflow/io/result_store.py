@@ -127,7 +127,14 @@ class ResultStore:
 
     def sizes(self) -> dict[str, int]:
         """The bytes of each result by its key, the least recently used first."""
-        return {key: sum(sizes.values()) for key, sizes in self._files().items()}
+        found: dict[str, tuple[int, int]] = {}
+        for path in self.folder.glob("*"):
+            if match := re.fullmatch(FILE, path.name):
+                with suppress(OSError):  # Another process removed it.
+                    status = path.stat()
+                    used, size = found.get(match[1], (0, 0))
+                    found[match[1]] = max(used, status.st_mtime_ns), size + status.st_size
+        return {key: found[key][1] for key in sorted(found, key=found.__getitem__)}
 
     def clear(self) -> None:
         """Remove all results, and the folder if nothing else is in it."""
@@ -135,32 +142,19 @@ class ResultStore:
         with suppress(OSError):
             self.folder.rmdir()
 
-    def _files(self) -> dict[str, dict[Path, int]]:
-        """By key, the files with their sizes, the least recently used key first."""
-        sizes: dict[str, dict[Path, int]] = {}
-        used: dict[str, int] = {}
-        for path in self.folder.glob("*"):
-            if match := re.fullmatch(FILE, path.name):
-                with suppress(OSError):  # Another process removed it.
-                    status = path.stat()
-                    sizes.setdefault(match[1], {})[path] = status.st_size
-                    used[match[1]] = max(used.get(match[1], 0), status.st_mtime_ns)
-        return {key: sizes[key] for key in sorted(sizes, key=lambda key: used[key])}
-
     def _make_room(self, count: int, size: int) -> None:
         """Remove results until there is room for so many bytes more."""
-        found = self._files()
-        total = sum(sum(sizes.values()) for sizes in found.values()) + count
+        sizes = self.sizes()
+        total = sum(sizes.values()) + count
         if total > size:
             remove_stale(self.folder, FILE)
-        for sizes in found.values():
+        for key, freed in sizes.items():
             if total <= size:
                 break
-            # The JSON first: without it, arrays count as not there.
-            for path in sorted(sizes):
+            for ending in ("json", "npz"):  # Without its JSON, a result counts as not there.
                 with suppress(OSError):
-                    path.unlink()
-            total -= sum(sizes.values())
+                    (self.folder / f"{key}.{ending}").unlink()
+            total -= freed
 
 
 def _read_arrays(path: Path) -> Arrays:
