@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bertflow.data.pairs import counted, score
+from bertflow.data.pairs import counted, score, text_of
 from bertflow.data.tables import PACKED, listed, name_of, read_lines, read_objects
 from bertflow.errors import InputError, shown, unknown
 from bertflow.io.reading import path_of
@@ -147,11 +147,7 @@ def _texts(
             raise InputError(f"{place}: _id {shown(known)} is neither text nor a whole number")
         if identity in texts:
             raise InputError(f"{place}: _id {shown(identity)} is there twice; make each one unique")
-        cells = [row.get(field) for field in fields]
-        for cell in cells:
-            if not isinstance(cell, str | None):
-                raise InputError(f"{place}: {shown(cell)} is not text")
-        texts[identity] = " ".join(cell or "" for cell in cells).strip()
+        texts[identity] = " ".join(text_of(row.get(field), place) for field in fields).strip()
     kept = {identity: text for identity, text in texts.items() if text}
     if not kept:
         raise InputError(f"{path} holds no {what} with text; expected {LAYOUT}")

@@ -186,7 +186,7 @@ def _own_rows(wanted: Wanted, format: str | None) -> Iterator[tuple[int, str, li
     kind = kind_of(wanted.path, TABLES, format)
     unit = "row" if kind == ".parquet" else "line"
     for number, cells in read_rows(kind, wanted):
-        if cells is not None:
+        if cells:
             yield number, f"{wanted.path}, {unit} {number}", cells
 
 
@@ -265,12 +265,11 @@ def read_labelled(
         ['animal', 'animal', 'thing', 'thing']
     """
     source = STANDARD_INPUT if str(path) == "-" else Path(path)
-    rows = []
     wanted = replace(_LABELLED, path=source, columns=columns)
-    for _, place, (text, label) in _own_rows(wanted, format):
-        if not isinstance(text, str | None):
-            raise InputError(f"{place}: {shown(text)} is not text")
-        rows.append((text or "", _label(label, place)))
+    rows = [
+        (text_of(text, place), _label(label, place))
+        for _, place, (text, label) in _own_rows(wanted, format)
+    ]
     found = LabelledTexts.of(rows, str(source))
     log.info("%s: %d texts of %d classes", source, len(found), len(set(found.labels)))
     return found
@@ -311,11 +310,17 @@ def sample_texts() -> list[str]:
 
 def sentence(value: Any, place: str) -> str:
     """A sentence with the space around it, because stored vectors go by the exact text."""
-    if value is not None and not isinstance(value, str):
-        raise InputError(f"{place}: {shown(value)} is not text")
-    if not value or not value.strip():
+    text = text_of(value, place)
+    if not text.strip():
         raise InputError(f"{place}: a sentence is blank; complete or remove the row")
-    return value
+    return text
+
+
+def text_of(value: Any, place: str) -> str:
+    """The text of a cell, which is empty where there is none."""
+    if not isinstance(value, str | None):
+        raise InputError(f"{place}: {shown(value)} is not text")
+    return value or ""
 
 
 def score(

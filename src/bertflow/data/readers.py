@@ -363,9 +363,8 @@ def _cells(found: Found) -> Iterator[Row]:
 def _objects(found: Found) -> Iterator[Row]:
     (path,) = found.paths
     columns = [str(column) for column in found.layout.columns]
-    for number, cells in read_rows(".jsonl", Wanted(path, columns, texts=2)):
-        if cells is not None:
-            yield Row(f"{path}, line {number}", cells[0], cells[1], cells[2], str(number))
+    for number, (first, second, label) in read_rows(".jsonl", Wanted(path, columns, texts=2)):
+        yield Row(f"{path}, line {number}", first, second, label, str(number))
 
 
 def _check_width(cells: Sequence[str], needed: int, path: Path, number: int) -> None:

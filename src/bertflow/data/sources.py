@@ -187,7 +187,7 @@ def _read(source: Source, column: str | None, format: str | None) -> Iterator[st
         else:
             rows = read_rows(kind, wanted)
         for _, row in rows:
-            yield "" if row is None else row[0] or ""
+            yield (row[0] or "") if row else ""
 
 
 def open_table(source: SavedTable | HubTable, *, streaming: bool = True) -> Any:

@@ -60,7 +60,7 @@ class StandardInput(PurePosixPath):
 
 File = Path | StandardInput
 STANDARD_INPUT = StandardInput("standard input")
-Row = tuple[int, list[Any] | None]
+Row = tuple[int, list[Any]]
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def read_rows(kind: str, wanted: Wanted) -> Iterator[Row]:
     """The cells of some columns of a file whose ending, one of `TABLES`, is `kind`.
 
     Yields:
-        The number of line (in parquet row) and the cells; None for a row with nothing in it.
+        The number of line (in parquet row) and the cells; none of a row with nothing in it.
 
     Raises:
         InputError: A column is missing, there twice or not text, a row is malformed or has other
@@ -352,7 +352,7 @@ def _delimited(rows: Iterator[tuple[int, list[str]]], wanted: Wanted) -> Iterato
     width = len(header)
     for number, row in rows:
         if not any(map(str.strip, row)):
-            yield number, None
+            yield number, []
             continue
         if len(row) < width or any(map(str.strip, row[width:])):
             raise InputError(
