@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 DATA_VARIABLE = "BERTFLOW_DATA"
 SAMPLE = Path(__file__).parent / "sample"
 NLI_LABELS = ("contradiction", "entailment", "neutral")
-TRUTH = {"true": "1", "false": "0"}
+TRUTH = {"true": 1, "false": 0}
 
 
 @dataclass(frozen=True)
@@ -223,13 +223,7 @@ def read_pairs(
     source = STANDARD_INPUT if str(path) == "-" else Path(path)
     wanted = replace(_PAIRS, path=source, columns=columns)
     pairs = [
-        (
-            str(number),
-            sentence(first, place),
-            sentence(second, place),
-            score(gold, place, truth=True),
-        )
-        for number, place, (first, second, gold) in _own_rows(wanted, format)
+        (str(number), *_graded(place, *cells)) for number, place, cells in _own_rows(wanted, format)
     ]
     gold = [grade for *_, grade in pairs]
     check_graded(gold, str(source), {})
@@ -323,15 +317,11 @@ def text_of(value: Any, place: str) -> str:
     return value or ""
 
 
-def score(
-    value: Any, place: str, *, span: tuple[float, float] | None = None, truth: bool = False
-) -> float | None:
-    """A gold score as a number, None where it is blank; with `truth`, true is 1 and false 0."""
+def score(value: Any, place: str, *, span: tuple[float, float] | None = None) -> float | None:
+    """A gold score as a number, None where it is blank."""
     text = "" if value is None else str(value).strip()
     if not text:
         return None
-    if truth:
-        text = TRUTH.get(text.lower(), text)
     try:
         # float() would take 1_0 for 10.
         number = math.nan if "_" in text else float(text)
@@ -371,7 +361,8 @@ def counted(skipped: Mapping[str, int]) -> str:
 
 
 def _graded(place: str, first: Any, second: Any, grade: Any) -> tuple[str, str, float | None]:
-    return sentence(first, place), sentence(second, place), score(grade, place, truth=True)
+    number = TRUTH.get(str(grade).strip().lower(), grade)
+    return sentence(first, place), sentence(second, place), score(number, place)
 
 
 def _label(value: Any, place: str) -> str:

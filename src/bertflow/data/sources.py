@@ -268,19 +268,17 @@ def _matching(pattern: str) -> list[Any]:
 
 def _files(found: Iterable[Any], depth: int, hidden: str, pattern: str) -> list[Any]:
     """The files that match, by name, without those below `depth` that begin with a hidden mark."""
-    paths = [
-        path
-        for path in sorted(found, key=str)
-        if not any(part.startswith(tuple(hidden)) for part in path.parts[depth:])
-    ]
-    files = [path for path in paths if path.is_file()]
-    # Of `**` folders are no matter; pipes and links to folders or nowhere would be left out.
-    known, deep = set(files), "**" in pattern
-    if others := [
-        path.name
-        for path in paths
-        if path not in known and not (deep and path.is_dir() and not path.is_symlink())
-    ]:
+    files: list[Any] = []
+    others: list[str] = []
+    for path in sorted(found, key=str):
+        if any(part.startswith(tuple(hidden)) for part in path.parts[depth:]):
+            continue
+        if path.is_file():
+            files.append(path)
+        # Of `**` folders are no matter; pipes and links to folders or nowhere would be left out.
+        elif "**" not in pattern or not path.is_dir() or path.is_symlink():
+            others.append(path.name)
+    if others:
         raise InputError(
             f"{pattern} also matches what is no file: {listed(others)}; give a pattern of files, "
             "or ** for those of all folders below"

@@ -27,6 +27,7 @@ from bertflow.io.files import reason_of
 from bertflow.io.reading import HEAD, contents, parse_json
 
 log = logging.getLogger(__name__)
+warn_once = cache(log.warning)  # A corpus may be read twice.
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 KINDS = (".txt", *TABLES)
 PACKED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
@@ -379,18 +380,13 @@ def _check_header(header: Sequence[str], path: object) -> None:
         return
     remedy = "for a file without a header give --column 1 (in Python column='1')"
     if re.fullmatch(r"\w+", name):
-        _warn_once(f"{path}: line 1, {shown(name)}, is taken as the column's name; {remedy}")
+        warn_once(f"{path}: line 1, {shown(name)}, is taken as the column's name; {remedy}")
         return
     raise InputError(
         f"{path}: line 1, {shown(name)}, stands where the column's name is expected, and may be a "
         f"sentence, or names between other marks, which --format csv reads; {remedy}, else its "
         "name by --column"
     )
-
-
-@cache
-def _warn_once(said: str) -> None:
-    log.warning(said)  # A corpus may be read twice.
 
 
 def _comma_separated(wanted: Wanted) -> Iterator[tuple[int, list[str]]]:
