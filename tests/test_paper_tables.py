@@ -18,7 +18,6 @@ from bertflow.cli.reproducing import claims_grid, notes_of, table_grid, table_ma
 from bertflow.data import STS_TASKS
 from bertflow.evaluation import Difference
 from bertflow.io.result_store import Result
-from bertflow.paper.analyses import sweep_table
 from bertflow.paper.declared import SCORE_TABLES, SEVEN, Row, published
 from bertflow.paper.plan import Options, Plan, Planner, Score
 from bertflow.paper.results import (
@@ -27,7 +26,7 @@ from bertflow.paper.results import (
     ClaimResult,
     RowResult,
     TableResult,
-    judged_claims,
+    corrected,
     score_table,
 )
 from bertflow.paper.subjects import Material, Subject
@@ -170,8 +169,7 @@ def make(material, tmp_path) -> Callable[..., Made]:
                 for seed, job in enumerate(cell.jobs):
                     put_score(records, job, values(row, column, seed), seed)
             put_tuning(records, plan)
-        table = sweep_table if name == "table7" else score_table
-        return Made(table(plans, records), plans, records)
+        return Made(score_table(plans, records), plans, records)
 
     return of
 
@@ -569,11 +567,10 @@ def test_what_is_only_so_by_its_own_p_value_gets_no_arrow():
         encoder="e",
         published=None,
         difference=Difference(1.0, 0.1, 1.9, p=0.04, adjusted=0.04),
-        verdict="cannot be told",
     )
-    (alone,) = judged_claims([one])
+    (alone,) = corrected([one])
     assert (alone.verdict, alone.difference.adjusted) == ("holds", 0.04)
-    two = judged_claims([one, replace(one, difference=replace(one.difference, value=-1.0, p=0.03))])
+    two = corrected([one, replace(one, difference=replace(one.difference, value=-1.0, p=0.03))])
     assert [claim.verdict for claim in two] == ["cannot be told", "cannot be told"]
     assert [claim.difference.adjusted for claim in two] == pytest.approx([0.06, 0.06])
 

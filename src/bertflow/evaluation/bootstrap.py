@@ -231,7 +231,7 @@ def paired_difference(value: float | None, before: Array, after: Array) -> Diffe
     return Difference(value, *span, p=p, adjusted=p)
 
 
-def holm(differences: Mapping[str, Difference]) -> dict[str, Difference]:
+def holm(differences: Mapping[T, Difference]) -> dict[T, Difference]:
     """Correct p-values for how many differences are looked at, by Holm (1979).
 
     Example:

@@ -13,7 +13,7 @@ import scipy.stats
 from bertflow.analysis.lexical import UNITS, Lexical, edit_distances, lexical_statistics
 from bertflow.arrays import Array
 from bertflow.data import Pairs
-from bertflow.evaluation import Difference, paired_difference
+from bertflow.evaluation import Difference
 from bertflow.evaluation.scores import gold_of, less
 from bertflow.io.result_store import ResultStore
 from bertflow.paper.declared import published
@@ -21,13 +21,11 @@ from bertflow.paper.plan import Plan, Words
 from bertflow.paper.results import (
     CellResult,
     ClaimResult,
-    EncoderRows,
     RowResult,
     TableResult,
-    judged_claims,
+    corrected,
     printed_cell,
     scaled,
-    score_table,
     shown_estimate,
 )
 from bertflow.paper.subjects import Subject
@@ -67,7 +65,7 @@ def words_table(jobs: Sequence[Words], store: ResultStore) -> TableResult:
         unit=1,
         columns=columns,
         rows=rows,
-        claims=judged_claims([claim for row in rows for claim in _rising(row)]),
+        claims=corrected([claim for row in rows for claim in _rising(row)]),
         notes=notes,
     )
 
@@ -175,7 +173,7 @@ def lexical_table(scatters: Sequence[Scatter]) -> TableResult:
         title="Similarity against edit distance, STS-B dev: Spearman",
         columns=columns,
         rows=rows,
-        claims=judged_claims(claims),
+        claims=corrected(claims),
         notes=list(dict.fromkeys(notes)),
     )
 
@@ -232,46 +230,4 @@ def _lexical_claims(
             difference=scaled(found[unit].difference(above, raw, column)),
         )
         for text, above, unit, column in claims
-    ]
-
-
-def sweep_table(plans: Sequence[Plan], store: ResultStore) -> TableResult:
-    """Table 7: the flow's hyperparameters, and the effect of one change of each."""
-    result = score_table(plans, store)
-    notes = [
-        f"{row.label}: paper {row.values['paper']}, released code {row.values['released']}"
-        for row in published("table7").rows.values()
-    ]
-    claims = [claim for plan in plans for claim in _spread_claim(plan, store)]
-    return replace(result, claims=judged_claims(claims), notes=[*notes, *result.notes])
-
-
-def _spread_claim(plan: Plan, store: ResultStore) -> list[ClaimResult]:
-    """The claim that the schedule matters more, by the mean absolute change of the score."""
-    column = plan.table.columns[0]
-    seen = EncoderRows(plan, store).seen
-    # By group, the change of each variation: its value, and that in each resample.
-    changes: dict[str, list[Array]] = {"schedule": [], "architecture": []}
-    for row in plan.rows:
-        if row.group is None:
-            continue
-        pair = seen["flow", column], seen[row.name, column]
-        found = [
-            np.append(one.estimate.value, one.estimate.replicates)
-            for one in pair
-            if one.estimate.value is not None
-        ]
-        if len(found) < 2:
-            return []
-        changes[row.group].append(np.abs(found[1] - found[0]))
-    schedule, architecture = (np.mean(several, axis=0) for several in changes.values())
-    change = float(schedule[0] - architecture[0])
-    return [
-        ClaimResult(
-            text="the schedule matters more than the architecture: mean change "
-            f"{100 * schedule[0]:.2f} against {100 * architecture[0]:.2f}",
-            encoder=plan.subject.label,
-            published=None,
-            difference=scaled(paired_difference(change, architecture[1:], schedule[1:])),
-        )
     ]

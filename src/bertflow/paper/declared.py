@@ -91,6 +91,11 @@ class Table:
     claims: Sequence[Claim] = ()
     notes: Sequence[str] = ()
 
+    @property
+    def all_columns(self) -> list[str]:
+        """The columns, and the average where they are the seven STS tasks."""
+        return [*self.columns, AVERAGE] if self.columns == SEVEN else [*self.columns]
+
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRow:
@@ -215,6 +220,11 @@ def _our_tables() -> Iterator[Table]:
         ]
         claims = [Claim(**raw) for raw in table.pop("claims", ())]
         told = [notes.get(note, note) for note in table.pop("notes", ())]
+        if published(name).measure == "hyperparameter":
+            told += [
+                f"{row.label}: paper {row.values['paper']}, released code {row.values['released']}"
+                for row in published(name).rows.values()
+            ]
         yield Table(name=name, rows=rows, claims=claims, notes=told, **table)
 
 

@@ -11,14 +11,15 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from bertflow.evaluation import Difference, Estimate, holm, over_seeds
+from bertflow.arrays import Array
+from bertflow.evaluation import Difference, Estimate, holm, over_seeds, paired_difference
 from bertflow.evaluation.scores import less, mean_over
 from bertflow.io.result_store import ResultStore
-from bertflow.paper.declared import AVERAGE, SEVEN, PublishedTable, Row, published
+from bertflow.paper.declared import AVERAGE, PublishedTable, Row, published
 from bertflow.paper.plan import Cell, Plan
 from bertflow.paper.subjects import Subject
 
@@ -28,7 +29,8 @@ INTERVALS = (
     "cannot be told"
 )
 T = TypeVar("T")
-Place = tuple[str, str]  # A row and a column.
+# Sources of rows that are about the encoder.
+OURS = ("raw", "nli")
 CSV_COLUMNS = (
     *("table", "encoder", "row", "column", "aggregation", "value", "low", "high", "seeds"),
     *("deviation", "median", "pairs", "published", "published_for", "difference", "doubts"),
@@ -117,14 +119,19 @@ class ClaimResult:
     Attributes:
         published: The published difference, or None.
         difference: Ours, with its interval and p-value corrected for all claims of the table.
-        verdict: "holds" or "does not hold" where chance is an unlikely explanation.
     """
 
     text: str
     encoder: str
     published: float | None
     difference: Difference
-    verdict: Literal["holds", "does not hold", "cannot be told"] = "cannot be told"
+
+    @property
+    def verdict(self) -> str:
+        """Whether it holds, where chance is an unlikely explanation of the difference."""
+        if not self.difference.real:
+            return "cannot be told"
+        return "holds" if (self.difference.value or 0) > 0 else "does not hold"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,20 +260,10 @@ def _json(one: Any, name: str, key: str, **parts: Any) -> dict[str, Any]:
     return {key: found.pop(name), **found}
 
 
-def _corrected(differences: Sequence[Difference]) -> list[Difference]:
-    """Differences with p-values that are corrected for their number (Holm)."""
-    return list(holm({str(place): one for place, one in enumerate(differences)}).values())
-
-
-def judged_claims(claims: Sequence[ClaimResult]) -> list[ClaimResult]:
-    """Correct the p-values of a table's claims for their number (Holm), and say what holds."""
-    judged = []
-    for one, found in zip(claims, _corrected([c.difference for c in claims]), strict=True):
-        one = replace(one, difference=found, verdict="cannot be told")
-        if found.real:
-            one = replace(one, verdict="holds" if (found.value or 0) > 0 else "does not hold")
-        judged.append(one)
-    return judged
+def corrected(claims: Sequence[ClaimResult]) -> list[ClaimResult]:
+    """Correct the p-values of a table's claims for their number (Holm)."""
+    found = holm({place: claim.difference for place, claim in enumerate(claims)})
+    return [replace(claim, difference=found[place]) for place, claim in enumerate(claims)]
 
 
 def scaled(one: Difference) -> Difference:
@@ -293,7 +290,6 @@ def shown_estimate(estimate: Estimate, values: Sequence[float] = ()) -> dict[str
 def score_table(plans: Sequence[Plan], store: ResultStore) -> TableResult:
     """A table of scores, from its plan for each encoder and the records of all jobs."""
     table = plans[0].table
-    columns = [*table.columns, AVERAGE] if table.columns == SEVEN else list(table.columns)
     rows: list[RowResult] = []
     changes: dict[tuple[int, str], Difference] = {}
     claims: list[ClaimResult] = []
@@ -301,21 +297,19 @@ def score_table(plans: Sequence[Plan], store: ResultStore) -> TableResult:
     for plan in plans:
         encoder = EncoderRows(plan, store)
         for row in plan.rows:
-            for column in table.columns if row.baseline is not None else ():
-                change = encoder.difference((row.name, column), (row.baseline or "", column))
-                if change.value is not None:
-                    changes[len(rows), column] = change
-            rows.append(encoder.result(row, columns))
-        claims += encoder.claims()
+            for column, change in encoder.changes(row).items():
+                changes[len(rows), column] = change
+            rows.append(encoder.rows[row.name])
+        claims += [*encoder.claims(), *encoder.spread()]
         notes += encoder.notes()
-    for (place, column), change in zip(changes, _corrected([*changes.values()]), strict=True):
+    for (place, column), change in holm(changes).items():
         rows[place] = rows[place].marked({column: scaled(change)})
     return TableResult(
         name=table.name,
         title=table.title,
-        columns=columns,
+        columns=table.all_columns,
         rows=rows,
-        claims=judged_claims(claims),
+        claims=corrected(claims),
         notes=list(dict.fromkeys(notes)),
     )
 
@@ -335,64 +329,81 @@ class Seen:
 
 
 class EncoderRows:
-    """The rows of a table for one encoder, from the records of its jobs.
+    """The rows of a table for one encoder, by name, from the records of its jobs.
 
-    `seen` has our values by row and column, "average" among them, and `printed` the published ones.
+    `seen` has our values by row and column.
     """
 
     def __init__(self, plan: Plan, store: ResultStore) -> None:
         self.plan = plan
-        self.numbers = published(plan.table.name)
         needed = {job.key for job in plan.jobs} | plan.tunings.keys()
         self.records = {key: store.need(key) for key in needed}
-        self.seen = {key: self._seen(cell) for key, cell in plan.cells.items()}
-        self.seen |= {(row.name, AVERAGE): self._averaged(row) for row in plan.rows}
-        self.printed = {
-            (row.name, column): self._printed(row, column)
-            for row in plan.rows
-            for column in (*plan.table.columns, AVERAGE)
-        }
+        self.seen = {place: self._seen(cell) for place, cell in plan.cells.items()}
+        if AVERAGE in plan.table.all_columns:
+            self.seen |= {(row.name, AVERAGE): self._averaged(row) for row in plan.rows}
+        self.rows = {row.name: self._row(row) for row in plan.rows}
 
-    def result(self, row: Row, columns: Sequence[str]) -> RowResult:
-        """A row with its cells."""
-        cells = {column: self._cell(row, column) for column in columns}
-        chosen = [one.components for one in cells.values() if one.components is not None]
-        foreign = any(one.published is not None and not one.comparable for one in cells.values())
-        name = published_name(self.plan.subject, row, self.numbers) or ""
-        whose = "BERT-large" if name.startswith("large") else "BERT-base"
-        return RowResult(
-            name=row.name,
-            label=self.plan.label(row, f"= {chosen[0]} (chosen)" if chosen else "chosen"),
-            encoder=self.plan.subject.label if row.source in ("raw", "nli") else "",
-            aggregation=row.aggregation if len(self.plan.table.columns) > 1 else None,
-            cells=cells,
-            published_for=whose if foreign else None,
-        )
-
-    def difference(self, above: Place, below: Place) -> Difference:
-        """How much higher one cell is than another; without a value where one is missing."""
-        one, other = self.seen.get(above), self.seen.get(below)
-        if one is None or other is None or one.scored != other.scored:
-            return Difference(None)
-        return one.estimate.above(other.estimate)
+    def changes(self, row: Row) -> dict[str, Difference]:
+        """By column, how much higher a row is than its baseline, where both have a value."""
+        if row.baseline is None:
+            return {}
+        columns = self.plan.table.columns
+        found = {column: self._difference(row.name, row.baseline, column) for column in columns}
+        return {column: change for column, change in found.items() if change.value is not None}
 
     def claims(self) -> list[ClaimResult]:
         """The paper's claims about rows that are there."""
-        return [
-            ClaimResult(
-                text=claim.text,
-                encoder=self.plan.subject.label,
-                published=less(self.printed[above].published, self.printed[below].published),
-                difference=scaled(self.difference(above, below)),
+        claims = []
+        for claim in self.plan.table.claims:
+            above, below = self.rows.get(claim.above), self.rows.get(claim.below)
+            if above is None or below is None:
+                continue
+            # The average of a single task is that task.
+            column = claim.column if claim.column in above.cells else self.plan.table.columns[0]
+            claims.append(
+                ClaimResult(
+                    text=claim.text,
+                    encoder=self.plan.subject.label,
+                    published=less(above.cells[column].published, below.cells[column].published),
+                    difference=scaled(self._difference(above.name, below.name, column)),
+                )
             )
-            for claim in self.plan.table.claims
-            for above, below in [((claim.above, claim.column), (claim.below, claim.column))]
-            if {above, below} <= self.seen.keys()
-        ]
+        return claims
+
+    def spread(self) -> list[ClaimResult]:
+        """The claim of Table 7 that the schedule matters more, by the mean absolute change."""
+        # By group, the change that each variation makes: of the value, and in each resample.
+        changes: dict[str, list[Array]] = {"schedule": [], "architecture": []}
+        for row in self.plan.rows:
+            if row.group is not None and row.baseline is not None:
+                column = self.plan.table.columns[0]
+                one, other = (self.seen[name, column].estimate for name in (row.name, row.baseline))
+                if one.value is None or other.value is None:
+                    return []
+                moved = one.replicates - other.replicates
+                changes[row.group].append(np.abs(np.append(one.value - other.value, moved)))
+        if not changes["schedule"]:
+            return []
+        schedule, architecture = (np.mean(several, axis=0) for several in changes.values())
+        change = float(schedule[0] - architecture[0])
+        text = (
+            "the schedule matters more than the architecture: mean change "
+            f"{100 * schedule[0]:.2f} against {100 * architecture[0]:.2f}"
+        )
+        found = scaled(paired_difference(change, architecture[1:], schedule[1:]))
+        encoder = self.plan.subject.label
+        return [ClaimResult(text=text, encoder=encoder, published=None, difference=found)]
 
     def notes(self) -> list[str]:
         """Notes that belong beside the rows."""
         return [*self._tunings(), *self._counts(), *self._reasons()]
+
+    def _difference(self, above: str, below: str, column: str) -> Difference:
+        """How much higher one row is than another; without a value where one is missing."""
+        columns = self.plan.table.columns if column == AVERAGE else [column]
+        if any(self.seen[above, one].scored != self.seen[below, one].scored for one in columns):
+            return Difference(None)
+        return self.seen[above, column].estimate.above(self.seen[below, column].estimate)
 
     def _seen(self, cell: Cell) -> Seen:
         if not cell.jobs:
@@ -422,33 +433,38 @@ class EncoderRows:
         return Seen(
             estimate=mean_over({name: part.estimate for name, part in parts.items()}),
             values=np.mean([part.values for part in parts.values()], axis=0).tolist(),
-            scored={
-                f"{name} {subset}": count
-                for name, part in parts.items()
-                for subset, count in part.scored.items()
-            },
         )
 
-    def _printed(self, row: Row, column: str) -> CellResult:
-        """The published number beside a cell of ours."""
-        name = published_name(self.plan.subject, row, self.numbers)
-        if name is None:
-            return CellResult()
-        # SBERT's two rows are BERT-base's.
-        size = "base" if row.once else name.split(" ")[0]
-        own = self.plan.subject.papers and self.plan.subject.size == size
-        return printed_cell(self.numbers, name, column, own or row.source in ("words", "published"))
-
-    def _cell(self, row: Row, column: str) -> CellResult:
-        seen = self.seen[row.name, column]
-        counted = seen.scored and column != AVERAGE
-        return replace(
-            self.printed[row.name, column],
-            **shown_estimate(seen.estimate, [100 * value for value in seen.values]),
-            reason=seen.estimate.undefined,
-            components=seen.components,
-            pairs=sum(seen.scored.values()) if counted else None,
-            records=seen.records,
+    def _row(self, row: Row) -> RowResult:
+        """A row, with the published one beside it."""
+        table, subject = self.plan.table, self.plan.subject
+        numbers = published(table.name)
+        name = published_name(subject, row, numbers)
+        whose = None
+        if name is not None and row.source in OURS:
+            size = "large" if name.startswith("large") else "base"
+            whose = None if subject.papers and subject.size == size else f"BERT-{size}"
+        cells = {}
+        for column in table.all_columns:
+            printed, seen = CellResult(), self.seen[row.name, column]
+            if name is not None:
+                printed = printed_cell(numbers, name, column, whose is None)
+            cells[column] = replace(
+                printed,
+                **shown_estimate(seen.estimate, [100 * value for value in seen.values]),
+                reason=seen.estimate.undefined,
+                components=seen.components,
+                pairs=sum(seen.scored.values()) if seen.scored else None,
+                records=seen.records,
+            )
+        chosen = [one.components for one in cells.values() if one.components is not None]
+        return RowResult(
+            name=row.name,
+            label=self.plan.label(row, f"= {chosen[0]} (chosen)" if chosen else "chosen"),
+            encoder=subject.label if row.source in OURS else "",
+            aggregation=row.aggregation if len(table.columns) > 1 else None,
+            cells=cells,
+            published_for=whose,
         )
 
     def _tunings(self) -> list[str]:

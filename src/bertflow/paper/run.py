@@ -31,7 +31,7 @@ from bertflow.finetuning.finetuned import FACTS
 from bertflow.io.reading import read_json
 from bertflow.io.result_store import Result, ResultStore, key_of
 from bertflow.paper import NAMES, check_names
-from bertflow.paper.analyses import Scatter, lexical_table, scatter, sweep_table, words_table
+from bertflow.paper.analyses import Scatter, lexical_table, scatter, words_table
 from bertflow.paper.declared import SCORE_TABLES
 from bertflow.paper.plan import Encoding, Job, Plan, Planner, Score, Tuning, Words
 from bertflow.paper.results import TableResult, score_table
@@ -212,7 +212,7 @@ def _table(
         return words_table([job for job in jobs if isinstance(job, Words)], records)
     if name == LEXICAL:
         return lexical_table(_scatters(plans, planner, records))
-    return (sweep_table if name == SWEEP else score_table)(plans, records)
+    return score_table(plans, records)
 
 
 def settings(
