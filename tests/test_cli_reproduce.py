@@ -22,12 +22,11 @@ from bertflow.cli.reproducing import notes_of, table_markdown
 from bertflow.encoders import load_word_vectors
 from bertflow.errors import TrainingError
 from bertflow.evaluation import evaluate
-from bertflow.paper import NAMES, subjects
+from bertflow.paper import NAMES, plan
 from bertflow.paper import run as jobs
-from bertflow.paper.plan import Options, Planner
-from bertflow.paper.results import INTERVALS
+from bertflow.paper.plan import Material, Planner, identify
+from bertflow.paper.results import INTERVALS, TableResult
 from bertflow.paper.run import Workplace, reproduce
-from bertflow.paper.subjects import Material, identify
 from conftest import QUIET
 from task_files import write_tasks, write_word_vectors
 from test_imports import loaded_after
@@ -71,12 +70,17 @@ def work(ran, tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def same(work):
-    """What the library makes of the same records."""
-    planner = Planner(Material("data"), Options(seeds=2))
+    """What the library makes of the same records: the tables."""
+    planner = Planner(Material("data"), seeds=2)
     place = Workplace(folder=Path("runs"), device="cpu", jobs=1)
-    result = reproduce(TABLES, [identify("tiny", max_length=32)], planner, place)
-    assert result.ran == 0
-    return result
+    told = []
+    made = reproduce(
+        *(TABLES, [identify("tiny", max_length=32)], planner, place),
+        progress=lambda *step: told.append(step),
+    )
+    tables = [one for _, one in made if isinstance(one, TableResult)]
+    assert told == []
+    return tables
 
 
 def records(folder: Path = Path("runs")) -> dict[str, int]:
@@ -98,7 +102,8 @@ def test_it_writes_every_table_three_times_and_the_figure(work):
 
 
 def test_the_files_are_the_tables(same):
-    for name, table in same.tables.items():
+    for table in same:
+        name = table.name
         base = Path("runs/tiny")
         content = json.loads((base / f"{name}.json").read_text(encoding="utf-8"))
         assert content == json.loads(json.dumps(table.to_dict()))
@@ -116,18 +121,19 @@ def test_the_files_are_the_tables(same):
 
 
 def test_markdown_is_a_table_with_as_many_cells_in_every_line(same):
-    for name in same.tables:
-        text = Path(f"runs/tiny/{name}.md").read_text(encoding="utf-8")
-        assert text.startswith(f"## {name}: ")
+    for table in same:
+        text = Path(f"runs/tiny/{table.name}.md").read_text(encoding="utf-8")
+        assert text.startswith(f"## {table.name}: ")
         blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-        assert len(blocks) == 1 + bool(same.tables[name].claims)
+        assert len(blocks) == 1 + bool(table.claims)
         for block in blocks:
             assert len({line.replace("\\|", "").count("|") for line in block}) == 1
             assert set(block[1]) <= set("|-: ")
 
 
 def test_what_is_said_has_every_row_claim_and_note_of_every_table(ran, same):
-    for name, table in same.tables.items():
+    for table in same:
+        name = table.name
         part = ran.said[ran.said.index(f"{name}: {table.title}") :]
         for row in table.rows:
             assert f"\n{row.label} " in part
@@ -184,7 +190,7 @@ def test_notes_begin_with_what_the_whole_table_depends_on(same):
     digest = identify("tiny").digest[:16]
     encoder = f"encoder tiny: name tiny, files {digest}, pooling the paper's, max_length 32"
     nli = "NLI: 144 sentences of snli"
-    table = {name: notes_of(one) for name, one in same.tables.items()}
+    table = {one.name: notes_of(one) for one in same}
     assert table["table2"][:4] == [encoder, "flow: paper, seeds: 2", nli, INTERVALS]
     assert table["table5"][:3] == [encoder, "flow: paper, seeds: 2", INTERVALS]
     assert table["table6"][:2] == [encoder, "flow: paper, seeds: 1"]
@@ -342,9 +348,9 @@ def test_what_cannot_be_done_is_refused_in_one_line(refused, arguments, message)
 def test_the_papers_encoders_are_the_default_and_refused_in_one_line_without_a_hub(
     refused, monkeypatch
 ):
-    monkeypatch.setattr(subjects, "hub_answers", lambda: False)
-    nowhere = functools.partial(subjects.snapshot_download, cache_dir="nowhere")
-    monkeypatch.setattr(subjects, "snapshot_download", nowhere)
+    monkeypatch.setattr(plan, "hub_answers", lambda: False)
+    nowhere = functools.partial(plan.snapshot_download, cache_dir="nowhere")
+    monkeypatch.setattr(plan, "snapshot_download", nowhere)
     assert refused("reproduce", "table5", "--data", "data").startswith(
         "bert-base-uncased is no folder here and cannot be had from the model hub"
     )
@@ -386,9 +392,9 @@ def test_nothing_heavy_is_loaded_for_a_wrong_name_or_for_help(arguments):
 def test_every_option_reaches_the_reproduction(cli, vectors, monkeypatch):
     asked = {}
 
-    def fake(names, of, planner, place, *, progress, finished):
+    def fake(names, of, planner, place, *, progress):
         asked.update(names=names, subjects=of, planner=planner, place=place)
-        finished([])  # A figure of no encoder.
+        yield "figure2", []  # Of no encoder.
         raise KeyboardInterrupt
 
     monkeypatch.setattr(jobs, "reproduce", fake)
@@ -403,7 +409,7 @@ def test_every_option_reaches_the_reproduction(cli, vectors, monkeypatch):
     assert asked["names"] == ["table3", "all"]
     assert (subject.name, subject.label, subject.pooling) == ("tiny", "A", "cls")
     assert subject.max_length == 9
-    assert (planner.options.seeds, planner.options.flow) == (7, "tempered")
+    assert (planner.seeds, planner.flow) == (7, "tempered")
     assert (planner.material.data, planner.material.limit) == (Path("data"), 11)
     assert (planner.words.label, planner.words.words) == ("GloVe", True)
     assert planner.words.max_length is None

@@ -15,9 +15,8 @@ import scipy.stats
 from bertflow.io.result_store import Result
 from bertflow.paper.analyses import Scatter, lexical_table, words_table
 from bertflow.paper.declared import published
-from bertflow.paper.plan import Words
+from bertflow.paper.plan import Subject, Words
 from bertflow.paper.results import TableResult
-from bertflow.paper.subjects import Subject
 from test_paper_tables import BASE, LARGE, NOW, TINY, Records, by_holm, shown
 
 # Table 6.

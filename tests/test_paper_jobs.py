@@ -12,11 +12,22 @@ import pytest
 from bertflow.calibrators import AllButTheTop, Flow, Standardization
 from bertflow.data import read_sentences, read_task
 from bertflow.errors import InputError, MissingDataError
+from bertflow.finetuning import Recipe
 from bertflow.io.result_store import key_of
-from bertflow.paper import subjects
+from bertflow.paper import plan
 from bertflow.paper.declared import SCORE_TABLES
-from bertflow.paper.plan import Encoding, Fitting, Options, Planner, Score, Tuning, Words
-from bertflow.paper.subjects import Material, Subject, digest_of, spread
+from bertflow.paper.plan import (
+    Encoding,
+    Fitting,
+    Material,
+    Planner,
+    Score,
+    Subject,
+    Tuning,
+    Words,
+    digest_of,
+    spread,
+)
 from task_files import write_tasks
 
 SUBJECT = Subject(name="/a/b", label="b", digest="0" * 64, max_length=32)
@@ -29,7 +40,7 @@ TUNING = Tuning(
     seed=0,
 )
 ENCODING = Encoding(subject=SUBJECT, pooling="mean")
-FITTING = Fitting(calibrator=Flow(random_state=0), corpus="stsb", corpus_digest="d" * 64, seed=0)
+FITTING = Fitting(calibrator=Flow(random_state=0), corpus="stsb", corpus_digest="d" * 64)
 SCORE = Score(encoding=ENCODING, fitting=FITTING, task="stsb", split="test", pairs="e" * 64)
 WORDS = Words(subject=SUBJECT, ranges=[[0, 100]], neighbours=[3], frequencies="wordfreq 3.1")
 
@@ -87,7 +98,7 @@ OTHERS = {
     "its pooling": tuned(pooling="cls"),
     "its sets": tuned(sets=["snli", "mnli"]),
     "no calibrator": replace(SCORE, fitting=None),
-    "seed": fitted(calibrator=Flow(random_state=1), seed=1),
+    "seed": fitted(calibrator=Flow(random_state=1)),
     "argument": fitted(calibrator=Flow(random_state=0, levels=1)),
     "calibrator": fitted(calibrator=Standardization()),
     "components": fitted(calibrator=AllButTheTop(3)),
@@ -171,7 +182,7 @@ def data(tmp_path_factory) -> Path:
 
 def keys(data: Path, table: str, limit: int | None = None, **options) -> dict[str, list[str]]:
     """By row, the keys of its jobs on STS-B."""
-    planner = Planner(Material(data, limit), Options(**{"seeds": 1, **options}))
+    planner = Planner(Material(data, limit), **{"seeds": 1, **options})
     plan = planner.plan(SCORE_TABLES[table], SUBJECT)
     return {row: [job.key for job in cell.jobs] for (row, _), cell in plan.cells.items()}
 
@@ -193,9 +204,9 @@ def test_another_flow_changes_the_flow_rows_alone(data, flow):
 
 def test_checkpoints_change_no_key_and_other_arguments_of_a_fine_tuning_do(data):
     before = keys(data, "table8")
-    assert keys(data, "table8", finetuning={"checkpoint_steps": 7}) == before
+    assert keys(data, "table8", finetuning=Recipe(checkpoint_steps=7)) == before
     for changes in ({"epochs": 0.5}, {"batch_size": 8}, {"warmup": 0.0}):
-        after = keys(data, "table8", finetuning=changes)
+        after = keys(data, "table8", finetuning=Recipe(**changes))
         assert not {key for one in before.values() for key in one} & {
             key for one in after.values() for key in one
         }
@@ -203,8 +214,10 @@ def test_checkpoints_change_no_key_and_other_arguments_of_a_fine_tuning_do(data)
 
 def test_a_precision_is_part_of_a_fine_tuning_unless_it_is_the_device_s(data):
     before = keys(data, "table8")
-    assert keys(data, "table8", finetuning={"precision": "auto"}) == before
-    named = [keys(data, "table8", finetuning={"precision": one}) for one in ("bf16", "float32")]
+    assert keys(data, "table8", finetuning=Recipe(precision="auto")) == before
+    named = [
+        keys(data, "table8", finetuning=Recipe(**{"precision": one})) for one in ("bf16", "float32")
+    ]
     for one, other in ((before, named[0]), (before, named[1]), named):
         assert all(set(one[row]).isdisjoint(other[row]) for row in before)
 
@@ -218,7 +231,7 @@ def test_fewer_pairs_are_other_jobs(data):
     ("table", "nli"), [("table2", []), ("table3", ["nli", "nli last2avg", "nli flow target"])]
 )
 def test_flows_on_nli_are_those_of_appendix_b(data, table, nli):
-    planner = Planner(Material(data), Options(seeds=1))
+    planner = Planner(Material(data), seeds=1)
     cells = planner.plan(SCORE_TABLES[table], SUBJECT).cells
     start = "nli " if table == "table3" else ""
     on_nli = cells[f"{start}flow nli", "stsb"].jobs[0].fitting
@@ -242,9 +255,9 @@ def test_flows_on_nli_are_those_of_appendix_b(data, table, nli):
         ({"flow": "nice"}, "flow must be one of"),
     ],
 )
-def test_options_out_of_their_range_are_refused(options, message):
+def test_options_out_of_their_range_are_refused(data, options, message):
     with pytest.raises(InputError, match=message):
-        Options(**options)
+        Planner(Material(data), **options)
 
 
 # Material.
@@ -322,7 +335,7 @@ def test_data_are_read_once_and_their_lack_is_remembered(data, monkeypatch):
         asked.append(name)
         return read_task(name, *arguments)
 
-    monkeypatch.setattr(subjects, "read_task", counting)
+    monkeypatch.setattr(plan, "read_task", counting)
     material = Material(data)
     for _ in range(2):
         material.pairs_digest("stsb")

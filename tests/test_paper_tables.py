@@ -19,7 +19,7 @@ from bertflow.data import STS_TASKS
 from bertflow.evaluation import Difference
 from bertflow.io.result_store import Result
 from bertflow.paper.declared import SCORE_TABLES, SEVEN, Row, published
-from bertflow.paper.plan import Options, Plan, Planner, Score
+from bertflow.paper.plan import Material, Plan, Planner, Score, Subject
 from bertflow.paper.results import (
     INTERVALS,
     CellResult,
@@ -29,7 +29,6 @@ from bertflow.paper.results import (
     corrected,
     score_table,
 )
-from bertflow.paper.subjects import Material, Subject
 from task_files import write_tasks
 
 RESAMPLES = 200
@@ -159,7 +158,7 @@ def make(material, tmp_path) -> Callable[..., Made]:
         if without:
             names = [name for name in STS_TASKS if name not in without]
             there = Material(write_tasks(tmp_path / "data", *names, "snli"))
-        planner = Planner(there, Options(seeds=seeds), words)
+        planner = Planner(there, seeds=seeds, words=words)
         plans = [
             planner.plan(SCORE_TABLES[name], subject, first=not place)
             for place, subject in enumerate(subjects or [TINY])
@@ -811,7 +810,7 @@ def test_the_sweeps_rows_are_marked_against_its_flow(make):
 
 def test_the_sweep_is_of_the_papers_flow_whichever_the_other_tables_are_about(material):
     def keys(name: str, **options: Any) -> dict[str, list[str]]:
-        plan = Planner(material, Options(seeds=2, **options)).plan(SCORE_TABLES[name], TINY)
+        plan = Planner(material, seeds=2, **options).plan(SCORE_TABLES[name], TINY)
         return {row: [job.key for job in cell.jobs] for (row, _), cell in plan.cells.items()}
 
     assert keys("table7", flow="tempered") == keys("table7")

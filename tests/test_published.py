@@ -12,8 +12,8 @@ import pytest
 
 from bertflow.data import CATALOG
 from bertflow.paper.declared import SCORE_TABLES, PublishedTable, published
+from bertflow.paper.plan import Subject
 from bertflow.paper.results import published_name
-from bertflow.paper.subjects import Subject
 
 NUMBERED = [f"table{number}" for number in range(1, 9)]
 TABLES = [*NUMBERED, "whitening"]

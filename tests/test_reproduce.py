@@ -26,6 +26,7 @@ from bertflow.calibrators import AllButTheTop, Flow, Standardization
 from bertflow.data import STS_TASKS, read_sentences
 from bertflow.encoders import load_encoder
 from bertflow.errors import (
+    BertflowError,
     InputError,
     MissingDataError,
     MissingDependencyError,
@@ -33,20 +34,21 @@ from bertflow.errors import (
     TrainingError,
 )
 from bertflow.evaluation import Difference, compare, evaluate
-from bertflow.finetuning import siamese
+from bertflow.finetuning import Recipe, siamese
 from bertflow.io.result_store import ResultStore
 from bertflow.models import calibrate
 from bertflow.paper import NAMES, plan, run
+from bertflow.paper.analyses import Scatter
 from bertflow.paper.declared import SCORE_TABLES
-from bertflow.paper.plan import Options, Planner
-from bertflow.paper.run import Reproduction, Workplace, reproduce
-from bertflow.paper.subjects import Material, Subject, identify
+from bertflow.paper.plan import Material, Planner, Subject, identify
+from bertflow.paper.results import TableResult
+from bertflow.paper.run import Made, Workplace, reproduce
 from task_files import write_tasks
 
 # All that stsb and snli give.
 SMALL = ["table2", "table3", "table4", "table5", "table6", "table8", "figure2"]
 # So much that 24 pairs show which fine-tuning it was.
-FAST = {"learning_rate": 3e-3}
+FAST = Recipe(learning_rate=3e-3)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,6 +61,16 @@ def few_resamples():
 
 
 @dataclass(frozen=True)
+class Reproduction:
+    """Tables by name, the numbers of Figure 2, why others are absent, and how many jobs ran."""
+
+    tables: dict[str, TableResult]
+    scatters: list[Scatter]
+    absent: dict[str, BertflowError]
+    ran: int
+
+
+@dataclass(frozen=True)
 class Project:
     """An encoder, data, and a folder for what is computed."""
 
@@ -67,14 +79,30 @@ class Project:
     runs: Path
 
     def run(self, *names: str, limit: int | None = None, **changes: Any) -> Reproduction:
-        """Reproduce tables; changes are of `Options`, or progress, jobs or words."""
-        progress, words = changes.pop("progress", None), changes.pop("words", None)
-        finished = changes.pop("finished", None)
+        """Reproduce tables; changes are of `Planner`, or progress, jobs or made."""
+        progress, told = changes.pop("progress", None), []
+        made = changes.pop("made", lambda one: None)
+
+        def report(stage: str, done: int, total: int) -> None:
+            told.append(stage)
+            if progress is not None:
+                progress(stage, done, total)
+
         place = Workplace(folder=self.runs, device="cpu", jobs=changes.pop("jobs", 1))
-        options = Options(**{"seeds": 2, "finetuning": FAST, **changes})
-        planner = Planner(Material(self.data, limit), options, words)
-        return reproduce(
-            names, [self.subject], planner, place, progress=progress, finished=finished
+        planner = Planner(Material(self.data, limit), **{"seeds": 2, "finetuning": FAST, **changes})
+        found: dict[str, Made] = {}
+        for name, one in reproduce(names, [self.subject], planner, place, progress=report):
+            found[name] = one
+            if not isinstance(one, BertflowError):
+                made(one)
+        absent = {name: one for name, one in found.items() if isinstance(one, BertflowError)}
+        if len(absent) == len(found):
+            raise next(iter(absent.values()))
+        return Reproduction(
+            tables={name: one for name, one in found.items() if isinstance(one, TableResult)},
+            scatters=next((one for one in found.values() if isinstance(one, list)), []),
+            absent=absent,
+            ran=told.count("cells"),
         )
 
     def anew(self, runs: Path, **changes: Any) -> Project:
@@ -339,9 +367,9 @@ def test_without_any_data_nothing_is_written(base, tmp_path):
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_done(base, tmp_path, names, change, message):
-    planner = Planner(Material(base.data), Options())
+    planner = Planner(Material(base.data))
     with pytest.raises(InputError, match=re.escape(message)):
-        reproduce(names, change(base.subject), planner, Workplace(folder=tmp_path / "runs"))
+        dict(reproduce(names, change(base.subject), planner, Workplace(folder=tmp_path / "runs")))
     assert not (tmp_path / "runs").exists()
 
 
@@ -354,7 +382,7 @@ def test_each_table_is_handed_on_before_the_next_is_begun(copy):
     result = copy.run(
         *["figure2", "table6", "table5", "table2", "table4"],
         seeds=1,
-        finished=told.append,
+        made=told.append,
         progress=lambda stage, done, total: told.append((stage, done, total)),
     )
     handed = [one for one in told if not isinstance(one, tuple)]
@@ -380,7 +408,7 @@ def test_what_fails_one_table_costs_the_others_nothing(base, tmp_path, monkeypat
     handed = []
     with monkeypatch.context() as patched:
         patched.setattr(run, "run_trial", judged)
-        result = project.run("table4", "table5", "table6", seeds=1, finished=handed.append)
+        result = project.run("table4", "table5", "table6", seeds=1, made=handed.append)
         assert {name: type(error) for name, error in result.absent.items()} == {
             "table4": MissingDataError,
             "table5": TrainingError,
@@ -405,7 +433,7 @@ def test_a_table_that_cannot_be_handed_on_ends_the_run(copy, name):
         raise ModelError("cannot write: the disk is full")
 
     with pytest.raises(ModelError, match="the disk is full"):
-        copy.run(name, finished=full)
+        copy.run(name, made=full)
 
 
 @pytest.mark.parametrize(
@@ -462,7 +490,7 @@ def test_a_table_says_what_it_depends_on(small):
 def test_settings_are_those_of_the_table(base):
     def settings(name: str, **changes: Any) -> dict[str, Any]:
         one = replace(base.subject, revision="abc", pooling="cls")
-        planner = Planner(Material(base.data, 9), Options(flow="tempered", seeds=3))
+        planner = Planner(Material(base.data, 9), "tempered", 3)
         table = SCORE_TABLES.get(name)
         plans = [] if table is None else [planner.plan(table, one)]
         return run.settings(name, plans, [one], planner)
@@ -627,7 +655,7 @@ def test_a_fine_tuning_that_was_stopped_goes_on_and_costs_no_bit(small, tmp_path
             if done == 3:
                 raise KeyboardInterrupt
 
-    frequent = {**FAST, "checkpoint_steps": 2}
+    frequent = replace(FAST, checkpoint_steps=2)
     with pytest.raises(KeyboardInterrupt):
         stopped.run("table8", seeds=1, progress=stop, finetuning=frequent)
     first = []
@@ -710,7 +738,7 @@ def test_another_flow_runs_the_flows_alone(copy):
 
 def test_other_arguments_of_a_fine_tuning_run_what_is_fine_tuned_alone(copy):
     before = copy.times()
-    result = copy.run("table2", "table3", "table5", seeds=1, finetuning={"epochs": 0.5})
+    result = copy.run("table2", "table3", "table5", seeds=1, finetuning=Recipe(epochs=0.5))
     found = copy.written_since(before)
     assert result.ran == len(found) == 1 + 4
     assert [one["kind"] for one in found].count("tuning") == 1
@@ -823,7 +851,7 @@ def test_flows_are_fitted_on_the_cpu_wherever_the_encoder_runs(copy, monkeypatch
     monkeypatch.setattr(run, "run_trial", judged)
     # All vectors are there, so that nothing runs on it.
     place = Workplace(folder=copy.runs, device="meta", jobs=1)
-    reproduce(["table5"], [copy.subject], Planner(Material(copy.data), Options(seeds=2)), place)
+    dict(reproduce(["table5"], [copy.subject], Planner(Material(copy.data), seeds=2), place))
     assert seen == ["cpu", "cpu"]
 
 
@@ -852,9 +880,9 @@ def test_rows_that_are_there_once_are_computed_for_bert_base_or_else_the_first_e
         replace(base.subject, label=str(n), digest=str(n) * 64, size=size)
         for n, size in enumerate(sizes)
     ]
-    planner = Planner(Material(base.data), Options(seeds=1))
+    planner = Planner(Material(base.data), seeds=1)
     with pytest.raises(KeyboardInterrupt):
-        reproduce(["table2"], several, planner, Workplace(folder=base.runs.parent / "no"))
+        dict(reproduce(["table2"], several, planner, Workplace(folder=base.runs.parent / "no")))
     cls = [one.encoding.subject.label for one in asked if one.encoding.pooling == "cls"]
     assert cls == [expected]
 
@@ -900,7 +928,7 @@ def test_all_of_the_paper_stopped_at_three_random_places(base, tmp_path):
 def test_killed_it_goes_on(base, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "figures", evaluation.figures)
     whole = replace(base, runs=tmp_path / "whole")
-    whole.run("table3", "table5", finetuning=None)
+    whole.run("table3", "table5", finetuning=Recipe())
     killed = replace(base, runs=tmp_path / "killed")
     command = [
         *[sys.executable, "-c", "from bertflow.cli.main import main; main()", "reproduce"],
@@ -921,7 +949,7 @@ def test_killed_it_goes_on(base, tmp_path, monkeypatch):
     assert process.returncode == -signal.SIGKILL, said.decode()
     before = killed.times()
     assert 4 <= len(before) < len(whole.times())
-    result = killed.run("table3", "table5", finetuning=None)
+    result = killed.run("table3", "table5", finetuning=Recipe())
     assert result.ran == len(whole.times()) - len(before)
     killed.written_since(before)
     assert contents(killed) == contents(whole)

@@ -13,8 +13,8 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from bertflow.errors import ModelError
-from bertflow.paper import subjects
-from bertflow.paper.subjects import identify
+from bertflow.paper import plan
+from bertflow.paper.plan import identify
 
 COMMIT = "86b5e0934494bd15c9632b12f734a8a67f723594"
 
@@ -159,7 +159,7 @@ def test_a_gguf_file_is_an_encoder(tmp_path):
 @pytest.fixture
 def offline(monkeypatch):
     """No hub."""
-    monkeypatch.setattr(subjects, "hub_answers", lambda: False)
+    monkeypatch.setattr(plan, "hub_answers", lambda: False)
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def cache(monkeypatch, tmp_path) -> Path:
     """The client's cache, empty."""
     folder = tmp_path / "hub-cache"
     cached = functools.partial(snapshot_download, cache_dir=folder)
-    monkeypatch.setattr(subjects, "snapshot_download", cached)
+    monkeypatch.setattr(plan, "snapshot_download", cached)
     return folder
 
 
@@ -202,8 +202,8 @@ def hub(monkeypatch, cache):
         commit = COMMIT if revision is None else revision * 8
         return f"/cache/snapshots/{commit}"
 
-    monkeypatch.setattr(subjects, "hub_answers", lambda: True)
-    monkeypatch.setattr(subjects, "snapshot_download", download)
+    monkeypatch.setattr(plan, "hub_answers", lambda: True)
+    monkeypatch.setattr(plan, "snapshot_download", download)
     return answers
 
 
@@ -264,7 +264,7 @@ def test_what_the_hub_does_not_say_the_cache_does(
     hub, cache, tmp_path, monkeypatch, name, kept, online
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subjects, "hub_answers", lambda: online)
+    monkeypatch.setattr(plan, "hub_answers", lambda: online)
     hub.failure = OSError("503")
     fetched(cache, kept, COMMIT, "main")
     assert identify(name).revision == COMMIT
@@ -275,7 +275,7 @@ def test_the_branch_in_the_cache_says_which_snapshot_and_without_one_it_is_unkno
     hub, cache, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subjects, "hub_answers", lambda: False)
+    monkeypatch.setattr(plan, "hub_answers", lambda: False)
     fetched(cache, "a/b", OTHER)
     fetched(cache, "a/b", COMMIT)
     assert "no connection, and it is not in the cache" in one_line("a/b")
@@ -285,7 +285,7 @@ def test_the_branch_in_the_cache_says_which_snapshot_and_without_one_it_is_unkno
 
 def test_a_revision_in_the_cache_is_that_one_and_no_other(hub, cache, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subjects, "hub_answers", lambda: False)
+    monkeypatch.setattr(plan, "hub_answers", lambda: False)
     fetched(cache, "a/b", OTHER, "main")
     assert "a/b is no folder here" in one_line("a/b@v2")
     fetched(cache, "a/b", COMMIT, "v2")
@@ -350,7 +350,7 @@ def test_a_hub_that_fails_is_one_line_however_its_client_says_it(
 
 def test_a_name_that_the_hub_cannot_have_is_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subjects, "hub_answers", lambda: False)
+    monkeypatch.setattr(plan, "hub_answers", lambda: False)
     assert "no such model!" in one_line("no such model!")
 
 

@@ -27,8 +27,9 @@ from bertflow.io.files import check_apart, write_text
 
 if TYPE_CHECKING:
     from bertflow.paper.analyses import Scatter
+    from bertflow.paper.plan import Subject
     from bertflow.paper.results import CellResult, TableResult
-    from bertflow.paper.subjects import Subject
+    from bertflow.paper.run import Made
 
 DEFAULT_ENCODERS = ("bert-base-uncased", "bert-large-uncased")
 
@@ -72,16 +73,18 @@ def reproduce(
     names = encoder or list(DEFAULT_ENCODERS)
     if label is not None and len(names) != 1:
         raise InputError(f"--label goes with one --encoder, got {len(names)}")
-    from bertflow.paper.plan import Options, Planner
+    from bertflow.paper.plan import Material, Planner, identify
+    from bertflow.paper.results import TableResult
     from bertflow.paper.run import Workplace
     from bertflow.paper.run import reproduce as run
-    from bertflow.paper.subjects import Material, identify
 
-    options = Options(flow=flow, seeds=seeds)
+    planner = Planner(Material(data, limit), flow, seeds)
     subjects = [identify(name, pooling=pooling, max_length=max_length) for name in names]
     if label is not None:
         subjects = [replace(subjects[0], label=label)]
-    words = None if glove is None else replace(identify(glove), label="GloVe", max_length=None)
+    if glove is not None:
+        words = replace(identify(glove), label="GloVe", max_length=None)
+        planner = replace(planner, words=words)
     place = Workplace(
         folder=output,
         batch_size=batch_size,
@@ -89,27 +92,30 @@ def reproduce(
         jobs=jobs,
         trust_remote_code=trust_remote_code,
     )
-    planner = Planner(Material(data, limit), options, words)
     folder = output / _slug(subjects, flow, limit)
     read = [*(("--encoder", name) for name in names), *([("--glove", glove)] if glove else [])]
     check_apart({"--output": output / "records", "the tables": folder / "tables"}, read)
+    made: dict[str, Made] = {}
     written: list[str] = []
-
-    def finished(one: TableResult | Sequence[Scatter]) -> None:
-        written.extend(_write(one, folder))
-
     with interruptible(lambda: resumes_from(output)), Bars() as report:
-        result = run(table, subjects, planner, place, progress=report, finished=finished)
-    failed = [n for n, error in result.absent.items() if not isinstance(error, MissingDataError)]
-    parts = [f"{one.name}: {one.title}\n{table_page(one).text()}" for one in result.tables.values()]
-    parts += [f"{n} is absent: {error}" for n, error in result.absent.items() if n not in failed]
+        for name, one in run(table, subjects, planner, place, progress=report):
+            made[name] = one
+            if not isinstance(one, BertflowError):
+                written += _write(one, folder)
+    absent = {name: one for name, one in made.items() if isinstance(one, BertflowError)}
+    if len(absent) == len(made):
+        raise next(iter(absent.values()))
+    failed = [name for name, error in absent.items() if not isinstance(error, MissingDataError)]
+    tables = [one for one in made.values() if isinstance(one, TableResult)]
+    parts = [f"{one.name}: {one.title}\n{table_page(one).text()}" for one in tables]
+    parts += [f"{name} is absent: {why}" for name, why in absent.items() if name not in failed]
     show("\n\n".join([*parts, f"wrote {', '.join(written)} to {one_line(folder)}"]))
     if failed:
         # Missing data is told; anything else is an error, though other tables are there.
-        why = "; ".join(f"{name}: {result.absent[name]}" for name in failed)
+        why = "; ".join(f"{name}: {absent[name]}" for name in failed)
         raise BertflowError(
-            f"{len(failed)} of {len(result.absent) + len(result.tables) + bool(result.scatters)} "
-            f"could not be made: {why}; the same command makes what is missing"
+            f"{len(failed)} of {len(made)} could not be made: {why}; the same command makes what "
+            "is missing"
         )
 
 

@@ -17,7 +17,7 @@ from bertflow.evaluation import Difference
 from bertflow.evaluation.scores import gold_of, less
 from bertflow.io.result_store import ResultStore
 from bertflow.paper.declared import published
-from bertflow.paper.plan import Plan, Words
+from bertflow.paper.plan import Plan, Subject, Words
 from bertflow.paper.results import (
     CellResult,
     ClaimResult,
@@ -28,9 +28,18 @@ from bertflow.paper.results import (
     scaled,
     shown_estimate,
 )
-from bertflow.paper.subjects import Subject
 
 SHORT = 4
+# Of Table 6: the unit of edits, and which correlations of it.
+LEXICAL_COLUMNS = {
+    **{f"edit, {unit}": (unit, "edit") for unit in UNITS},
+    "gold": (UNITS[0], "gold"),
+    **{
+        f"{part}, ≤ {SHORT} {unit}": (unit, f"short_{part}")
+        for unit in UNITS
+        for part in ("edit", "gold")
+    },
+}
 MEASURES = {
     "norm": "mean ℓ2 norm",
     "distance": "mean k-NN ℓ2 distance, k = {k}",
@@ -142,8 +151,6 @@ def scatter(plan: Plan, pairs: Pairs, store: ResultStore) -> Scatter:
 
 def lexical_table(scatters: Sequence[Scatter]) -> TableResult:
     """Table 6: how each similarity correlates with edit distance and with gold."""
-    columns = [f"edit, {unit}" for unit in UNITS] + ["gold"]
-    columns += [f"{name}, ≤ {SHORT} {unit}" for unit in UNITS for name in ("edit", "gold")]
     rows: list[RowResult] = []
     claims: list[ClaimResult] = []
     notes = [
@@ -152,26 +159,31 @@ def lexical_table(scatters: Sequence[Scatter]) -> TableResult:
         "flow: one fit, seed 0",
     ]
     for scattered in scatters:
-        gold = scattered.panels["gold"]
-        others = {name: one for name, one in scattered.panels.items() if name != "gold"}
+        gold, *others = scattered.panels
         found = {
-            unit: lexical_statistics(gold, others, distances, short=SHORT)
+            unit: lexical_statistics(
+                scattered.panels[gold],
+                {name: scattered.panels[name] for name in others},
+                distances,
+                short=SHORT,
+            )
             for unit, distances in scattered.distances.items()
         }
         short = ", ".join(f"{one.short_pairs:,} by {unit}" for unit, one in found.items())
-        one = next(iter(found.values()))
+        one = found[UNITS[0]]
         notes.append(
             f"{scattered.encoder}: {one.pairs:,} pairs, {one.skipped:,} more without a cosine; at "
             f"most {SHORT} apart {short}"
         )
-        for name, known in zip(("gold", *others), ("gold", "encoder", "flow"), strict=True):
-            if name != "gold" or not rows:  # Gold is the same for every encoder.
-                rows.append(_lexical_row(name, known, scattered, found))
-        claims += _lexical_claims(scattered.encoder, list(others), found)
+        names = dict(zip(("gold", "encoder", "flow"), (gold, *others), strict=True))
+        for known in names:
+            if known != "gold" or not rows:  # Gold is the same for every encoder.
+                rows.append(_lexical_row(known, names[known], scattered, found))
+        claims += _lexical_claims(scattered.encoder, names, found)
     return TableResult(
         name="table6",
         title="Similarity against edit distance, STS-B dev: Spearman",
-        columns=columns,
+        columns=list(LEXICAL_COLUMNS),
         rows=rows,
         claims=corrected(claims),
         notes=list(dict.fromkeys(notes)),
@@ -179,55 +191,49 @@ def lexical_table(scatters: Sequence[Scatter]) -> TableResult:
 
 
 def _lexical_row(
-    name: str, known: str, scattered: Scatter, found: Mapping[str, Lexical]
+    known: str, name: str, scattered: Scatter, found: Mapping[str, Lexical]
 ) -> RowResult:
-    itself, comparable = known == "gold", scattered.own
-    # The published number stands beside both units, since it is one of the two.
-    edit, gold = (
-        printed_cell(published("table6"), known, column, comparable or itself)
-        for column in ("edit", "gold")
-    )
-    short = CellResult(comparable=comparable)
+    itself, numbers = known == "gold", published("table6")
+    comparable = scattered.own or itself
     cells: dict[str, CellResult] = {}
-    for unit, one in found.items():
-        columns = {
-            f"edit, {unit}": (one.edit, edit, one.pairs),
-            "gold": (one.gold, gold, one.pairs),
-            f"edit, ≤ {SHORT} {unit}": (one.short_edit, short, one.short_pairs),
-            f"gold, ≤ {SHORT} {unit}": (one.short_gold, short, one.short_pairs),
-        }
-        for column, (estimates, printed, pairs) in columns.items():
-            estimate = estimates[name]
-            shown = shown_estimate(estimate)
-            cells[column] = replace(printed, reason=estimate.undefined, pairs=pairs, **shown)
+    for column, (unit, part) in LEXICAL_COLUMNS.items():
+        one, printed = found[unit], CellResult(comparable=comparable)
+        # The published number stands beside both units, since it is one of the two.
+        if part in numbers.columns:
+            printed = printed_cell(numbers, known, part, comparable)
+        estimate = getattr(one, part)[name]
+        cells[column] = replace(
+            printed,
+            reason=estimate.undefined,
+            pairs=one.short_pairs if part.startswith("short") else one.pairs,
+            **shown_estimate(estimate),
+        )
     return RowResult(
         name=known,
         label="gold similarity" if itself else name,
         encoder="" if itself else scattered.encoder,
         cells=cells,
-        published_for=None if comparable or itself else "BERT-base",
+        published_for=None if comparable else "BERT-base",
     )
 
 
 def _lexical_claims(
-    encoder: str, names: Sequence[str], found: Mapping[str, Lexical]
+    encoder: str, names: Mapping[str, str], found: Mapping[str, Lexical]
 ) -> list[ClaimResult]:
     """The claims of section 4.4; correlations with edit distance are negative, so less is more."""
-    raw, flow = names
-    numbers, known = published("table6"), {"gold": "gold", raw: "encoder", flow: "flow"}
-    texts = {
+    edit = {
         "gold": "the encoder goes with edit distance more than gold does",
-        flow: "the flow goes with edit distance less than its encoder does",
+        "flow": "the flow goes with edit distance less than its encoder does",
     }
-    claims = [(f"{texts[name]} ({unit})", name, unit, "edit") for unit in found for name in texts]
-    better = "the flow goes with gold more than its encoder does"
-    claims.append((better, flow, next(iter(found)), "gold"))
+    claims = [(f"{edit[row]} ({unit})", row, unit, "edit") for unit in UNITS for row in edit]
+    claims.append(("the flow goes with gold more than its encoder does", "flow", UNITS[0], "gold"))
+    numbers = published("table6")
     return [
         ClaimResult(
             text=text,
             encoder=encoder,
-            published=less(*(numbers.value(known[name], column) for name in (above, raw))),
-            difference=scaled(found[unit].difference(above, raw, column)),
+            published=less(numbers.value(row, column), numbers.value("encoder", column)),
+            difference=scaled(found[unit].difference(names[row], names["encoder"], column)),
         )
-        for text, above, unit, column in claims
+        for text, row, unit, column in claims
     ]

@@ -20,8 +20,7 @@ from bertflow.evaluation import Difference, Estimate, holm, over_seeds, paired_d
 from bertflow.evaluation.scores import less, mean_over
 from bertflow.io.result_store import ResultStore
 from bertflow.paper.declared import AVERAGE, PublishedTable, Row, published
-from bertflow.paper.plan import Cell, Plan
-from bertflow.paper.subjects import Subject
+from bertflow.paper.plan import Cell, Plan, Subject
 
 INTERVALS = (
     "95 %: bootstrap over pairs, within subsets, and over seeds where there are several; arrows: "
@@ -336,8 +335,7 @@ class EncoderRows:
 
     def __init__(self, plan: Plan, store: ResultStore) -> None:
         self.plan = plan
-        needed = {job.key for job in plan.jobs} | plan.tunings.keys()
-        self.records = {key: store.need(key) for key in needed}
+        self.records = {key: store.need(key) for key in {job.key for job in plan.jobs}}
         self.seen = {place: self._seen(cell) for place, cell in plan.cells.items()}
         if AVERAGE in plan.table.all_columns:
             self.seen |= {(row.name, AVERAGE): self._averaged(row) for row in plan.rows}

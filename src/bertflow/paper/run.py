@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -32,14 +32,14 @@ from bertflow.io.reading import read_json
 from bertflow.io.result_store import Result, ResultStore, key_of
 from bertflow.paper import NAMES, check_names
 from bertflow.paper.analyses import Scatter, lexical_table, scatter, words_table
-from bertflow.paper.declared import SCORE_TABLES
-from bertflow.paper.plan import Encoding, Job, Plan, Planner, Score, Tuning, Words
+from bertflow.paper.declared import SCORE_TABLES, Table
+from bertflow.paper.plan import Encoding, Job, Plan, Planner, Score, Subject, Tuning, Words
 from bertflow.paper.results import TableResult, score_table
-from bertflow.paper.subjects import Subject
 
 Progress = Callable[[str, int, int], None]
 # "pairs", a task and its split; or "corpus" and its name.
 Source: TypeAlias = tuple[str, ...]
+Made: TypeAlias = TableResult | list[Scatter] | BertflowError
 
 FIGURE = "figure2"
 WORDS = "table1"
@@ -97,19 +97,6 @@ class Workplace:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reproduction:
-    """Tables by name, the numbers of Figure 2, and by name why a table is absent.
-
-    `ran` is how many jobs had no record yet.
-    """
-
-    tables: Mapping[str, TableResult]
-    scatters: Sequence[Scatter]
-    absent: Mapping[str, BertflowError]
-    ran: int
-
-
 def reproduce(
     names: Sequence[str],
     subjects: Sequence[Subject],
@@ -117,9 +104,8 @@ def reproduce(
     place: Workplace,
     *,
     progress: Progress | None = None,
-    finished: Callable[[TableResult | Sequence[Scatter]], None] | None = None,
-) -> Reproduction:
-    """Reproduce tables of the paper for encoders.
+) -> Iterator[tuple[str, Made]]:
+    """Reproduce tables of the paper for encoders, one after the other.
 
     Every finished job leaves a record, and a job with a record is not run again. So a run that was
     stopped goes on where it was.
@@ -130,46 +116,26 @@ def reproduce(
         planner: Holds the data and what may vary.
         place: Where records, vectors and fine-tuned models lie.
         progress: Called with "train", "encode" or "cells", the steps done and their total.
-        finished: Called with each table, or the numbers of Figure 2, as soon as it is there.
+
+    Returns:
+        The name of each table, and the table, the numbers of Figure 2, or why it is absent.
 
     Raises:
         InputError: A name is unknown, no encoder is given, two have the same label, or one is a
             file of word vectors.
-        BertflowError: No table can be made; the first one's reason.
 
     Example:
-        ``reproduce(["table2"], [identify("bert-base-uncased")], Planner(Material("data"),
-        Options()), Workplace(folder=Path("runs")))``
+        ``dict(reproduce(["table2"], [identify("bert-base-uncased")], Planner(Material("data")),
+        Workplace(folder=Path("runs"))))``
     """
-    wanted = _checked(names, subjects)
-    tables: dict[str, TableResult] = {}
-    scatters: list[Scatter] = []
-    absent: dict[str, BertflowError] = {}
-    ran = 0
-    for name in wanted:
+    for name in _checked(names, subjects):
+        made: Made
         try:
-            plans = _plans(name, subjects, planner)
-            jobs: list[Job] = [planner.words_job(one) for one in subjects if name == WORDS]
-            for plan in plans:
-                # The accuracy of a fine-tuned encoder stands beside the table.
-                jobs += [*plan.jobs, *plan.tunings.values()]
-            ran += run_jobs(jobs, planner, place, progress)
-            if name == FIGURE:
-                scatters = _scatters(plans, planner, place.records)
-            else:
-                found = _table(name, jobs, plans, planner, place.records)
-                about = settings(name, plans, subjects, planner)
-                tables[name] = replace(found, settings=about)
+            made = _made(name, subjects, planner, place, progress)
         except BertflowError as error:
             # One table may fail alone, for example if the encoder has too few blocks.
-            absent[name] = error
-            continue
-        # Not caught: a table that cannot be written must not count as absent.
-        if finished is not None:
-            finished(scatters if name == FIGURE else tables[name])
-    if absent and not tables and not scatters:
-        raise next(iter(absent.values()))
-    return Reproduction(tables=tables, scatters=scatters, absent=absent, ran=ran)
+            made = error
+        yield name, made
 
 
 def _checked(names: Sequence[str], subjects: Sequence[Subject]) -> list[str]:
@@ -185,10 +151,34 @@ def _checked(names: Sequence[str], subjects: Sequence[Subject]) -> list[str]:
     return [name for name in NAMES if name in names or "all" in names]
 
 
-def _plans(name: str, subjects: Sequence[Subject], planner: Planner) -> list[Plan]:
+def _made(
+    name: str,
+    subjects: Sequence[Subject],
+    planner: Planner,
+    place: Workplace,
+    progress: Progress | None,
+) -> TableResult | list[Scatter]:
+    """A table or the numbers of Figure 2, once all its jobs have a record."""
+    plans: list[Plan] = []
     if name == WORDS:
-        return []
-    table = SCORE_TABLES[LEXICAL if name == FIGURE else name]
+        words = [planner.words_job(one) for one in subjects]
+        run_jobs(words, planner, place, progress)
+        table = words_table(words, place.records)
+    else:
+        plans = _plans(SCORE_TABLES[LEXICAL if name == FIGURE else name], subjects, planner)
+        run_jobs([job for plan in plans for job in plan.jobs], planner, place, progress)
+        if name not in (FIGURE, LEXICAL):
+            table = score_table(plans, place.records)
+        else:
+            pairs = planner.material.pairs("stsb", "dev")
+            scatters = [scatter(plan, pairs, place.records) for plan in plans]
+            if name == FIGURE:
+                return scatters
+            table = lexical_table(scatters)
+    return replace(table, settings=settings(name, plans, subjects, planner))
+
+
+def _plans(table: Table, subjects: Sequence[Subject], planner: Planner) -> list[Plan]:
     # Rows that are there once are about the paper's base encoder, if that is among them.
     first = min(subjects, key=lambda subject: subject.size != "base")
     plans = [planner.plan(table, one, first=one is first) for one in subjects]
@@ -200,28 +190,14 @@ def _plans(name: str, subjects: Sequence[Subject], planner: Planner) -> list[Pla
     return plans
 
 
-def _scatters(plans: Sequence[Plan], planner: Planner, records: ResultStore) -> list[Scatter]:
-    pairs = planner.material.pairs("stsb", "dev")
-    return [scatter(plan, pairs, records) for plan in plans]
-
-
-def _table(
-    name: str, jobs: Sequence[Job], plans: Sequence[Plan], planner: Planner, records: ResultStore
-) -> TableResult:
-    if name == WORDS:
-        return words_table([job for job in jobs if isinstance(job, Words)], records)
-    if name == LEXICAL:
-        return lexical_table(_scatters(plans, planner, records))
-    return score_table(plans, records)
-
-
 def settings(
     name: str, plans: Sequence[Plan], subjects: Sequence[Subject], planner: Planner
 ) -> dict[str, Any]:
     """All that a whole table depends on."""
     material = planner.material
-    fitted = {job.fitting.corpus for plan in plans for job in plan.jobs if job.fitting}
-    flow = "paper" if name == SWEEP else planner.options.flow
+    cells = [cell for plan in plans for cell in plan.cells.values()]
+    fitted = {job.fitting.corpus for cell in cells for job in cell.jobs if job.fitting}
+    flow = "paper" if name == SWEEP else planner.flow
     return {
         "encoders": {
             one.label: {
@@ -234,7 +210,7 @@ def settings(
             for one in subjects
         },
         "flow": flow if fitted else None,
-        "seeds": max((len(cell.jobs) for plan in plans for cell in plan.cells.values()), default=1),
+        "seeds": max((len(cell.jobs) for cell in cells), default=1),
         "limit": material.limit,
         "nli": dict(material.found_nli) if "nli" in fitted else {},
         "versions": library_versions(),
@@ -243,8 +219,8 @@ def settings(
 
 def run_jobs(
     jobs: Iterable[Job], planner: Planner, place: Workplace, progress: Progress | None
-) -> int:
-    """Run the jobs that have no record yet, each once, and return how many these were."""
+) -> None:
+    """Run the jobs that have no record yet, each once."""
     records = place.records
     missing = {job.key: job for job in jobs if records.get(job.key) is None}
     scores = [job for job in missing.values() if isinstance(job, Score)]
@@ -261,7 +237,6 @@ def run_jobs(
             run.tune(job)
     for group in _grouped(scores, lambda score: score.encoding.weights):
         run.score(group)
-    return run.done
 
 
 def _grouped(scores: Iterable[Score], key: Callable[[Score], str]) -> list[list[Score]]:
@@ -318,7 +293,7 @@ class _Run:
 
     def score(self, group: Sequence[Score]) -> None:
         """Score the vectors of one set of weights, under all its poolings."""
-        caches = self._encode(group)
+        caches, cuts = self._encode(group)
         for several in _grouped(group, lambda score: score.encoding.key):
             cache = caches[several[0].encoding.key]
             batches = _grouped(several, lambda score: score.fit)
@@ -330,10 +305,15 @@ class _Run:
             works = [partial(run_trial, cache.vectors(), trial) for trial in trials]
             for number, outcome in run_all(works, self.place.jobs):
                 for score, cosines in zip(batches[number], outcome.cosines, strict=True):
-                    self._keep_score(score, cosines, outcome)
+                    self._keep_score(
+                        score, cosines, outcome, cuts["pairs", score.task, score.split]
+                    )
 
-    def _encode(self, group: Sequence[Score]) -> dict[str, VectorCache]:
-        """Encode all sentences that are needed; several poolings take one pass."""
+    def _encode(self, group: Sequence[Score]) -> tuple[dict[str, VectorCache], dict[Source, int]]:
+        """Encode all sentences that are needed; several poolings take one pass.
+
+        With the vectors comes how many texts of each task and split are cut.
+        """
         encodings = {score.encoding.key: score.encoding for score in group}
         caches = {key: self.place.vectors(one) for key, one in encodings.items()}
         users: dict[Source, set[str]] = {}
@@ -343,15 +323,20 @@ class _Run:
         passes: dict[tuple[str, ...], list[Source]] = {}
         for source, keys in users.items():
             passes.setdefault(tuple(sorted(keys)), []).append(source)
+        cuts: dict[Source, int] = {}
         for several, sources in passes.items():
+            load = cache(partial(self.place.load, [encodings[key] for key in several]))
             fill(
                 [caches[key] for key in several],
                 [text for source in sources for text in self._texts(source)],
-                partial(self._load, [encodings[key] for key in several], sources),
+                load,
                 batch_size=self.place.batch_size,
                 progress=partial(self.report, "encode"),
             )
-        return caches
+            for source in sources:
+                if source[0] == "pairs":
+                    cuts[source] = self._cut(source, group[0].encoding, load)
+        return caches, cuts
 
     def _texts(self, source: Source) -> list[str]:
         if source[0] == "corpus":
@@ -359,24 +344,20 @@ class _Run:
         first, second, _ = self.planner.material.pairs(*source[1:]).graded()
         return [*first, *second]
 
-    def _load(
-        self, encodings: Sequence[Encoding], sources: Sequence[Source]
-    ) -> SentenceTransformer:
-        """Load an encoder, and note how many texts of each task it cuts."""
-        encoder = self.place.load(encodings)
-        for source in sources:
-            if source[0] == "pairs":
-                cut = count_cut_of(encoder, list(dict.fromkeys(self._texts(source))))
-                recipe = self._cut_recipe(encodings[0], *source[1:])
-                note = Result(
-                    kind="cut", key=key_of(recipe), recipe=recipe, result={"cut": cut}, seconds=0.0
-                )
-                self.place.cuts.put(note)
-        return encoder
-
-    def _cut_recipe(self, encoding: Encoding, task: str, split: str) -> dict[str, Any]:
-        pairs = self.planner.material.pairs_digest(task, split)
-        return {"job": "cut", "weights": encoding.weights, "pairs": pairs}
+    def _cut(
+        self, source: Source, encoding: Encoding, load: Callable[[], SentenceTransformer]
+    ) -> int:
+        """How many distinct texts of a task an encoder cuts, which is loaded once to count them."""
+        pairs = self.planner.material.pairs_digest(*source[1:])
+        recipe = {"job": "cut", "weights": encoding.weights, "pairs": pairs}
+        note = self.place.cuts.get(key_of(recipe))
+        if note is None:
+            cut = count_cut_of(load(), list(dict.fromkeys(self._texts(source))))
+            note = Result(
+                kind="cut", key=key_of(recipe), recipe=recipe, result={"cut": cut}, seconds=0.0
+            )
+            self.place.cuts.put(note)
+        return int(note.result["cut"])
 
     def _trial(
         self, batch: Sequence[Score], cache: VectorCache, rows: Mapping[str, Array]
@@ -388,16 +369,14 @@ class _Run:
         dev = PairRows.of(pairs(batch[0].task, "dev"), cache.rows) if fitting.dev else None
         return Trial(fitting.calibrator, rows[fitting.corpus], tests, dev)
 
-    def _keep_score(self, score: Score, cosines: Array, outcome: Outcome) -> None:
+    def _keep_score(self, score: Score, cosines: Array, outcome: Outcome, cut: int) -> None:
         pairs = self.planner.material.pairs(score.task, score.split)
         full = on_all_pairs(pairs, cosines)
         found = figures(pairs, full[None, :])[0]
-        recipe = self._cut_recipe(score.encoding, score.task, score.split)
-        noted = self.place.cuts.get(key_of(recipe))
         result = {
             "measure": found.measure,
             "figures": {name: as_json(found.main(name)) for name in found.aggregations},
-            "cut": noted and noted.result["cut"],
+            "cut": cut,
             "scored": dict(found.scored),
             "skipped": {
                 **pairs.skipped,
