@@ -34,8 +34,7 @@ from bertflow.encoders.checks import read_modules, readable
 from bertflow.encoders.encoding import Group
 from bertflow.encoders.gguf import licence_of
 from bertflow.encoders.sentence_cache import Unfinished, VectorCache, parse_size
-from bertflow.finetuning.finetuned import CLASSIFIER
-from bertflow.finetuning.siamese import RECORD, last_checkpoint, restore
+from bertflow.finetuning.siamese import CLASSIFIER, RECORD, last_checkpoint, restore
 from bertflow.io.files import check_replaceable
 from bertflow.io.reading import read_json
 from bertflow.io.result_store import Result, ResultStore

@@ -112,15 +112,16 @@ def test_every_option_reaches_the_recipe(done, work):
 def test_interrupted_it_says_that_it_goes_on_and_does(cli, done, work, monkeypatch):
     done(*SNLI, "--learning-rate", 1e-3)
     whole = Path("out/model.safetensors").read_bytes()
-    watch = siamese._Watch.on_step_end
+    step = siamese._Trainer.training_step
 
     def interrupted_at(number):
-        def on_step_end(self, args, state, control, **keywords):
-            watch(self, args, state, control, **keywords)
-            if state.global_step == number:
+        def training_step(self, *args, **keywords):
+            loss = step(self, *args, **keywords)
+            if self.state.global_step + 1 == number:
                 raise KeyboardInterrupt
+            return loss
 
-        return on_step_end
+        return training_step
 
     command = [*SNLI, "--learning-rate", 1e-3, "--output", "other"]
     monkeypatch.setattr("bertflow.finetuning.Recipe", functools.partial(Recipe, checkpoint_steps=4))
@@ -129,7 +130,7 @@ def test_interrupted_it_says_that_it_goes_on_and_does(cli, done, work, monkeypat
             (2, "begins anew: nothing was saved yet"),
             (6, "goes on from other.checkpoints"),
         ]:
-            patched.setattr(siamese._Watch, "on_step_end", interrupted_at(number))
+            patched.setattr(siamese._Trainer, "training_step", interrupted_at(number))
             code, out, err = cli(*command)
             assert code == 130
             assert "interrupted" not in out
@@ -146,7 +147,7 @@ def test_what_was_trained_but_not_saved_is_only_measured(cli, done, work, monkey
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("bertflow.finetuning.finetuned.save_file", full)
+        patched.setattr("bertflow.finetuning.siamese.finetuned_card", full)
         code, _, err = cli(*SNLI)
     assert (code, err) == (
         1,
@@ -158,7 +159,7 @@ def test_what_was_trained_but_not_saved_is_only_measured(cli, done, work, monkey
 
 def test_checkpoints_of_other_arguments_are_said_to_be_discarded(cli, done, work, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr("bertflow.finetuning.finetuned.save_file", lambda *_: 1 / 0)
+        patched.setattr("bertflow.finetuning.siamese.finetuned_card", lambda *_: 1 / 0)
         assert cli(*SNLI)[0] == 1
     said = done(*SNLI, "--limit", 30, "--learning-rate", 1e-3)
     assert "began anew: the checkpoints found were of another recipe, corpus\n" in said

@@ -32,8 +32,7 @@ from bertflow.errors import (
     TrainingError,
 )
 from bertflow.finetuning import NliCorpus, Recipe, finetune, nli_corpus, save_finetuned, siamese
-from bertflow.finetuning.finetuned import accuracy_of
-from bertflow.finetuning.siamese import last_checkpoint, resolved_precision
+from bertflow.finetuning.siamese import accuracy_of, last_checkpoint, resolved_precision
 from bertflow.io.files import sole_writer
 from conftest import WORDS
 

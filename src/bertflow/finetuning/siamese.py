@@ -11,12 +11,13 @@ import random
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from importlib.resources import files
 from importlib.util import find_spec
-from logging import ERROR
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from scipy.stats import binomtest
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -31,12 +33,23 @@ from sentence_transformers import (
 )
 from sentence_transformers.sentence_transformer.losses import SoftmaxLoss
 from torch import nn
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback
 from transformers.trainer_utils import SaveStrategy
-from transformers.utils import logging
 
+from bertflow.calibrators.readme import (
+    CARD,
+    TEXTS,
+    encoder_cells,
+    encoder_named,
+    front_matter,
+    last_part,
+    origin_metadata,
+    table,
+    text,
+)
 from bertflow.data import NLI_LABELS, NliPairs
 from bertflow.encoders import describe_encoder, embed, library_versions
+from bertflow.encoders.checks import quietly
 from bertflow.encoders.description import origin_of
 from bertflow.encoders.embedding import count_cut_of
 from bertflow.errors import (
@@ -48,15 +61,17 @@ from bertflow.errors import (
     check_number,
 )
 from bertflow.finetuning.examples import NliCorpus
-from bertflow.finetuning.finetuned import CLASSIFIER, FineTuned, accuracy_of
 from bertflow.io.files import check_replaceable, reason_of, replaced_folder, sole_writer
 from bertflow.io.reading import parse_json
+from bertflow.models.calibrated import name_modules_for_every_version
+from bertflow.models.card import TAGS, licence_text
 
 Progress = Callable[[str, int, int], None]
 
 PACKAGES = ("accelerate", "datasets")
 PRECISIONS = ("auto", "float32", "bf16", "fp16")
 POINTS = 100  # Of the loss curve.
+FACTS, CLASSIFIER = "finetuning.json", "classifier.safetensors"
 RECORD = "run.json"
 # With less room than this the disk is full: no optimizer state is that small.
 SMALL = 2**16
@@ -111,6 +126,56 @@ class Recipe:
         check_number("random_state", self.random_state, 0, 2**32 - 1, integer=True)
         check_number("checkpoint_steps", self.checkpoint_steps, 1, integer=True)
         check_choice("precision", self.precision, PRECISIONS)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How many held-out pairs get their label.
+
+    Attributes:
+        value: The share of these, with its 95 % Wilson interval, which takes pairs as independent.
+        pairs: How many were held out.
+        majority: The accuracy of always saying the most frequent label.
+        majority_label: That label.
+        recall: By label, the share of its pairs that get it.
+    """
+
+    value: float
+    low: float
+    high: float
+    pairs: int
+    majority: float
+    majority_label: str
+    recall: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """A fine-tuned encoder.
+
+    Attributes:
+        model: The encoder, in evaluation mode.
+        classifier: The head over ``[u, v, |u − v|]`` with which it was trained, on the CPU.
+        labels: The labels of the head's outputs, in their order.
+        accuracy: On the held-out pairs.
+        counts: Of "train" and "held_out", how many pairs have each label.
+        loss_curve: Steps and the mean loss since the step before.
+        resumed_at: The step of the checkpoint that the run went on from; 0 without one.
+        discarded: Parts of the run that differed in a discarded checkpoint, such as "recipe".
+        provenance: Recipe, data sets, encoder, versions, device and seconds.
+        checkpoints: The folder of the last checkpoint, which `save_finetuned` removes.
+    """
+
+    model: SentenceTransformer
+    classifier: nn.Linear
+    labels: Sequence[str]
+    accuracy: Accuracy
+    counts: Mapping[str, Mapping[str, int]]
+    loss_curve: Sequence[tuple[int, float]]
+    resumed_at: int
+    discarded: Sequence[str]
+    provenance: Mapping[str, Any]
+    checkpoints: Path | None
 
 
 def resolved_precision(precision: str, device: torch.device) -> str:
@@ -185,7 +250,13 @@ def finetune(
         "device": encoder.device.type,
     }
     total = math.ceil(recipe.epochs * math.ceil(len(corpus.train) / recipe.batch_size))
-    run = _identity(facts, corpus)
+    # All that the bits of the result depend on: no path, and not how often it saves.
+    run = {
+        "recipe": {k: v for k, v in facts["recipe"].items() if k != "checkpoint_steps"},
+        "corpus": corpus.digest(),
+        "encoder": {k: v for k, v in facts["encoder"].items() if k != "name"},
+        "device": facts["device"],
+    }
     model = copy.deepcopy(encoder)
     with (
         _sole_folder(checkpoints) as folder,
@@ -241,6 +312,25 @@ def _sole_folder(checkpoints: Path | None) -> Iterator[Path]:
         yield checkpoints
 
 
+def accuracy_of(predicted: Sequence[str], labels: Sequence[str]) -> Accuracy:
+    """Compare predicted labels with the given ones."""
+    totals = Counter(labels)
+    hits = Counter(label for label, guess in zip(labels, predicted, strict=True) if label == guess)
+    correct = hits.total()
+    interval = binomtest(correct, len(labels)).proportion_ci(method="wilson")
+    # The first by name of equally frequent labels: the same pairs give the same answer.
+    majority_label = min(totals, key=lambda label: (-totals[label], label))
+    return Accuracy(
+        value=correct / len(labels),
+        low=float(interval.low),
+        high=float(interval.high),
+        pairs=len(labels),
+        majority=totals[majority_label] / len(labels),
+        majority_label=majority_label,
+        recall={label: hits[label] / totals[label] for label in sorted(totals)},
+    )
+
+
 def loss_curve(losses: list[float]) -> list[tuple[int, float]]:
     """Steps and the mean loss since the one before, at about 100 points.
 
@@ -261,31 +351,19 @@ def check_packages() -> None:
         )
 
 
-def _identity(facts: dict[str, Any], corpus: NliCorpus) -> dict[str, Any]:
-    """All that the bits of the result depend on: no path, and not how often it saves."""
-    return {
-        "recipe": {k: v for k, v in facts["recipe"].items() if k != "checkpoint_steps"},
-        "corpus": corpus.digest(),
-        "encoder": {k: v for k, v in facts["encoder"].items() if k != "name"},
-        "device": facts["device"],
-    }
-
-
 @contextmanager
 def _as_if_alone(seed: int) -> Iterator[None]:
     """Seed the global generators that the trainer uses, and restore them and the environment."""
-    environment, verbosity = dict(os.environ), logging.get_verbosity()
+    environment = dict(os.environ)
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
     # To ask for a GPU's state would start it.
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     try:
-        with torch.random.fork_rng(list(gpus)):
+        # Warnings are about what the libraries set right, such as an unknown padding token.
+        with quietly(), torch.random.fork_rng(list(gpus)):
             torch.manual_seed(seed)
-            # Warnings are about what the libraries set right, such as an unknown padding token.
-            logging.set_verbosity(ERROR)
             yield
     finally:
-        logging.set_verbosity(verbosity)
         random.setstate(python)
         np.random.set_state(legacy)  # noqa: NPY002
         for name in os.environ.keys() - environment.keys():
@@ -320,8 +398,7 @@ class _Trainer(SentenceTransformerTrainer):
         loss = SoftmaxLoss(model, model.get_embedding_dimension() or 0, len(NLI_LABELS))
         super().__init__(model=model, args=arguments, train_dataset=data, loss=loss)
         self.remove_callback(PrinterCallback)  # It prints a summary at the end.
-        if progress is not None:
-            self.add_callback(_Watch(progress))
+        self.progress = progress
         self.classifier: nn.Linear = loss.classifier
         self.run = run
         self.losses: list[float] = []
@@ -343,6 +420,8 @@ class _Trainer(SentenceTransformerTrainer):
         self.losses.append(float(loss))
         if not bool(loss.isfinite()):
             raise self._not_finite(f"the loss is {float(loss)} at", self.state.global_step + 1)
+        if self.progress is not None:
+            self.progress("train", self.state.global_step + 1, self.state.max_steps)
         return loss
 
     def _check_weights(self) -> None:
@@ -375,14 +454,6 @@ class _Trainer(SentenceTransformerTrainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint)
         self.losses = restore(Path(resume_from_checkpoint), self.classifier)
-
-
-class _Watch(TrainerCallback):
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.progress("train", state.global_step, state.max_steps)
 
 
 def _arguments(
@@ -499,3 +570,63 @@ def _sizes(folder: Path) -> dict[str, int]:
         for path in folder.rglob("*")
         if path.is_file() and path.name != RECORD
     }
+
+
+# The folder of a fine-tuned encoder.
+
+
+def save_finetuned(result: FineTuned, folder: str | Path) -> None:
+    """Save a fine-tuned encoder to a folder, which is then the new one whole, or still the old one.
+
+    The folder is an ordinary sentence-transformers model with a card, its provenance in
+    finetuning.json and the head in classifier.safetensors. Then the checkpoints are removed.
+
+    Raises:
+        ModelError: The folder holds something that bertflow did not write, or cannot be written.
+    """
+    facts = {
+        "format": 1,
+        "labels": list(result.labels),
+        "accuracy": asdict(result.accuracy),
+        "counts": result.counts,
+        **result.provenance,
+        "loss_curve": result.loss_curve,
+    }
+    with replaced_folder(folder) as staging:
+        result.model.save_pretrained(str(staging), create_model_card=False)
+        (staging / CARD).write_text(finetuned_card(result), encoding="utf-8", newline="\n")
+        name_modules_for_every_version(staging / "modules.json")
+        (staging / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        save_file(result.classifier.state_dict(), staging / CLASSIFIER)
+    if result.checkpoints is not None:
+        shutil.rmtree(result.checkpoints, ignore_errors=True)
+
+
+def finetuned_card(result: FineTuned) -> str:
+    """The card of a fine-tuned encoder: how it was trained, accuracy and limits."""
+    about = result.provenance
+    encoder = encoder_named(about)
+    metadata = origin_metadata(about["origin"])
+    name = metadata.get("base_model") or about["encoder"].get("name")
+    train, held_out = (sum(result.counts[side].values()) for side in ("train", "held_out"))
+    template = (files("bertflow.finetuning") / "card.md").read_text(encoding="utf-8")
+    return template.format(
+        metadata=front_matter(
+            library_name="sentence-transformers",
+            pipeline_tag="sentence-similarity",
+            tags=[*TAGS, "bertflow"],
+            **metadata,
+        ),
+        title=text(last_part(str(name)) if name else "An encoder"),
+        about=about,
+        encoder=encoder,
+        encoder_table=table({"encoder": encoder, **encoder_cells(about["encoder"])}).rstrip("\n"),
+        sets=", ".join(dict.fromkeys(text(part["name"]) for part in about["sets"])),
+        train=train,
+        held_out=held_out,
+        versions=", ".join(f"{text(k)} {text(v)}" for k, v in about["versions"].items()),
+        accuracy=result.accuracy,
+        recall=", ".join(f"{label} {share:.1%}" for label, share in result.accuracy.recall.items()),
+        licence=licence_text(metadata.get("license"), about["origin"]),
+        paper=TEXTS["Flow"]["source"],
+    )

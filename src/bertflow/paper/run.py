@@ -27,7 +27,7 @@ from bertflow.evaluation import as_json, figures
 from bertflow.evaluation.experiment import Outcome, PairRows, Trial, run_all, run_trial
 from bertflow.evaluation.scores import on_all_pairs
 from bertflow.finetuning import finetune, save_finetuned
-from bertflow.finetuning.finetuned import FACTS
+from bertflow.finetuning.siamese import FACTS
 from bertflow.io.reading import read_json
 from bertflow.io.result_store import Result, ResultStore, key_of
 from bertflow.paper import NAMES, check_names
