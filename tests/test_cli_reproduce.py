@@ -71,13 +71,15 @@ def work(ran, tmp_path, monkeypatch) -> Path:
 @pytest.fixture
 def same(work):
     """What the library makes of the same records: the tables."""
-    planner = Planner(Material("data"), seeds=2)
-    place = Workplace(folder=Path("runs"), device="cpu", jobs=1)
     told = []
-    made = reproduce(
-        *(TABLES, [identify("tiny", max_length=32)], planner, place),
-        progress=lambda *step: told.append(step),
+    place = Workplace(
+        planner=Planner(Material("data"), seeds=2),
+        folder=Path("runs"),
+        device="cpu",
+        jobs=1,
+        report=lambda *step: told.append(step),
     )
+    made = reproduce(TABLES, [identify("tiny", max_length=32)], place)
     tables = [one for _, one in made if isinstance(one, TableResult)]
     assert told == []
     return tables
@@ -392,8 +394,8 @@ def test_nothing_heavy_is_loaded_for_a_wrong_name_or_for_help(arguments):
 def test_every_option_reaches_the_reproduction(cli, vectors, monkeypatch):
     asked = {}
 
-    def fake(names, of, planner, place, *, progress):
-        asked.update(names=names, subjects=of, planner=planner, place=place)
+    def fake(names, of, place):
+        asked.update(names=names, subjects=of, place=place)
         yield "figure2", []  # Of no encoder.
         raise KeyboardInterrupt
 
@@ -405,7 +407,7 @@ def test_every_option_reaches_the_reproduction(cli, vectors, monkeypatch):
         *["--device", "cpu", "--trust-remote-code"],
     )
     assert code == 130
-    (subject,), planner, place = asked["subjects"], asked["planner"], asked["place"]
+    (subject,), place, planner = asked["subjects"], asked["place"], asked["place"].planner
     assert asked["names"] == ["table3", "all"]
     assert (subject.name, subject.label, subject.pooling) == ("tiny", "A", "cls")
     assert subject.max_length == 9
@@ -413,6 +415,5 @@ def test_every_option_reaches_the_reproduction(cli, vectors, monkeypatch):
     assert (planner.material.data, planner.material.limit) == (Path("data"), 11)
     assert (planner.words.label, planner.words.words) == ("GloVe", True)
     assert planner.words.max_length is None
-    assert place == Workplace(
-        folder=Path("out"), batch_size=5, device="cpu", jobs=3, trust_remote_code=True
-    )
+    assert (place.folder, place.batch_size, place.device) == (Path("out"), 5, "cpu")
+    assert (place.jobs, place.trust_remote_code) == (3, True)

@@ -354,12 +354,12 @@ def test_nli_is_what_is_there_of_it(data, tmp_path):
     lines = (both / "nli/snli_dev.jsonl").read_text().splitlines()[:4]
     (both / "nli/mnli_train.jsonl").write_text("\n".join(reversed(lines)) + "\n")
     material = Material(both)
-    assert material.found_nli == {}
     found = material.corpus("nli")
-    assert material.found_nli == {"snli": len(only.corpus("nli")), "mnli": 8}
-    assert only.found_nli == {"snli": len(only.corpus("nli"))}
+    sizes = {name: len(texts) for name, texts in material.nli().items()}
+    assert sizes == {"snli": len(only.corpus("nli")), "mnli": 8}
+    assert list(only.nli()) == ["snli"]
     part = Material(both, 3)
-    assert len(part.corpus("nli")) == sum(part.found_nli.values()) == 12
+    assert len(part.corpus("nli")) == sum(map(len, part.nli().values())) == 12
     assert found == [*read_sentences("snli", both), *read_sentences("mnli", both)]
     assert len(found) == len(only.corpus("nli")) + 8
     (both / "nli/snli_dev.jsonl").unlink()

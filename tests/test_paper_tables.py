@@ -328,7 +328,7 @@ def test_without_word_vectors_their_row_is_as_published(make):
     cell = made.row("glove").cells["stsb"]
     assert (cell.value, cell.published, cell.difference) == (None, 58.02, None)
     assert cell.reason == "name the file of the word vectors to run it"
-    assert all(made.plans[0].cells["glove", column].published_only for column in SEVEN)
+    assert not any(made.plans[0].cells["glove", column].reads_data for column in SEVEN)
     assert [note for note in made.result.notes if "word vectors" in note] == [
         "Avg. GloVe embeddings: name the file of the word vectors to run it"
     ]
@@ -340,7 +340,7 @@ def test_data_that_are_nowhere_are_said_once_by_the_name_of_the_task(make):
     assert [about for about, *_ in said] == ["sts16"]
     # The cell has all the places that were tried; the note has what is to be done.
     cell = made.plans[0].cells["last2avg", "sts16"]
-    assert not cell.published_only
+    assert cell.reads_data
     assert cell.reason.startswith("no data for sts16 (test): tried ")
     assert said[0][2].startswith("no data there; hub: ")
     assert "; give the folder that holds " in said[0][2]
@@ -358,7 +358,7 @@ def test_models_of_others_are_shown_as_published(make):
             assert cell.published == published("table3").value(name, column)
             assert (cell.value, cell.difference) == (None, None)
             assert (cell.reason, cell.pairs) == ("not a model that bertflow runs", None)
-            assert made.plans[0].cells[name, column].published_only
+            assert not made.plans[0].cells[name, column].reads_data
     assert not any("bertflow runs" in note for note in made.result.notes)
 
 

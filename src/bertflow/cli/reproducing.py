@@ -85,20 +85,22 @@ def reproduce(
     if glove is not None:
         words = replace(identify(glove), label="GloVe", max_length=None)
         planner = replace(planner, words=words)
-    place = Workplace(
-        folder=output,
-        batch_size=batch_size,
-        device=device_or_none(device),
-        jobs=jobs,
-        trust_remote_code=trust_remote_code,
-    )
     folder = output / _slug(subjects, flow, limit)
     read = [*(("--encoder", name) for name in names), *([("--glove", glove)] if glove else [])]
     check_apart({"--output": output / "records", "the tables": folder / "tables"}, read)
     made: dict[str, Made] = {}
     written: list[str] = []
     with interruptible(lambda: resumes_from(output)), Bars() as report:
-        for name, one in run(table, subjects, planner, place, progress=report):
+        place = Workplace(
+            planner=planner,
+            folder=output,
+            batch_size=batch_size,
+            device=device_or_none(device),
+            jobs=jobs,
+            trust_remote_code=trust_remote_code,
+            report=report,
+        )
+        for name, one in run(table, subjects, place):
             made[name] = one
             if not isinstance(one, BertflowError):
                 written += _write(one, folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from bertflow.data import Pairs
 from bertflow.evaluation import Difference
 from bertflow.evaluation.scores import gold_of, less
 from bertflow.io.result_store import ResultStore
-from bertflow.paper.declared import published
+from bertflow.paper.declared import SCORE_TABLES, published
 from bertflow.paper.plan import Plan, Subject, Words
 from bertflow.paper.results import (
     CellResult,
@@ -24,7 +24,7 @@ from bertflow.paper.results import (
     RowResult,
     TableResult,
     corrected,
-    printed_cell,
+    printed,
     scaled,
     shown_estimate,
 )
@@ -88,7 +88,7 @@ def _words_row(subject: Subject, name: str, groups: Mapping[str, Mapping[str, An
         shown: dict[str, Any] = {"reason": "no word of this range is one piece"}
         if mean is not None:
             shown = {**mean, "values": [mean["value"]], "median": mean["value"]}
-        cells[column] = replace(printed_cell(published("table1"), name, column, own), **shown)
+        cells[column] = CellResult(**printed(published("table1"), name, column, own), **shown)
     return RowResult(
         name=name,
         label=MEASURES[measure].format(k=k),
@@ -151,13 +151,10 @@ def scatter(plan: Plan, pairs: Pairs, store: ResultStore) -> Scatter:
 
 def lexical_table(scatters: Sequence[Scatter]) -> TableResult:
     """Table 6: how each similarity correlates with edit distance and with gold."""
+    table = SCORE_TABLES["table6"]
     rows: list[RowResult] = []
     claims: list[ClaimResult] = []
-    notes = [
-        "edit distance by rapidfuzz (Levenshtein) over characters, and over lower-cased words; "
-        "the paper does not say which it took: published for gold is -24.61",
-        "flow: one fit, seed 0",
-    ]
+    notes = [*table.notes]
     for scattered in scatters:
         gold, *others = scattered.panels
         found = {
@@ -181,8 +178,8 @@ def lexical_table(scatters: Sequence[Scatter]) -> TableResult:
                 rows.append(_lexical_row(known, names[known], scattered, found))
         claims += _lexical_claims(scattered.encoder, names, found)
     return TableResult(
-        name="table6",
-        title="Similarity against edit distance, STS-B dev: Spearman",
+        name=table.name,
+        title=table.title,
         columns=list(LEXICAL_COLUMNS),
         rows=rows,
         claims=corrected(claims),
@@ -197,16 +194,16 @@ def _lexical_row(
     comparable = scattered.own or itself
     cells: dict[str, CellResult] = {}
     for column, (unit, part) in LEXICAL_COLUMNS.items():
-        one, printed = found[unit], CellResult(comparable=comparable)
+        one, estimate = found[unit], getattr(found[unit], part)[name]
+        beside: dict[str, Any] = {"comparable": scattered.own}
         # The published number stands beside both units, since it is one of the two.
         if part in numbers.columns:
-            printed = printed_cell(numbers, known, part, comparable)
-        estimate = getattr(one, part)[name]
-        cells[column] = replace(
-            printed,
+            beside = printed(numbers, known, part, comparable)
+        cells[column] = CellResult(
+            **beside,
+            **shown_estimate(estimate),
             reason=estimate.undefined,
             pairs=one.short_pairs if part.startswith("short") else one.pairs,
-            **shown_estimate(estimate),
         )
     return RowResult(
         name=known,

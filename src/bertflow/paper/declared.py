@@ -107,8 +107,7 @@ class PublishedRow:
         values: By column, a number in the table's unit, or words.
         aggregation: Over the subsets of a task; None in a table of tasks without subsets.
         doubts: By column, why the number is doubtful, a sentence each.
-        k: Neighbours, or directions that all-but-the-top removes.
-        seeds: How many seeds `values` is the mean over; `deviation` and `median` are over these.
+        deviation: Over seeds, as `median`; `values` are then means over them.
     """
 
     name: str
@@ -117,8 +116,6 @@ class PublishedRow:
     values: Mapping[str, float | str]
     aggregation: str | None = None
     doubts: Mapping[str, tuple[str, ...]]
-    k: int | None = None
-    seeds: int | None = None
     deviation: float | None = None
     median: float | None = None
 
@@ -142,12 +139,7 @@ class PublishedTable:
     rows: Mapping[str, PublishedRow]
 
     def value(self, row: str, column: str) -> float | None:
-        """A number in the table's unit, or their "average"; None where words are printed.
-
-        Example:
-            >>> published("table2").value("large flow target", "stsb")
-            72.26
-        """
+        """A number in the table's unit, or their "average"; None where words are printed."""
         if column == AVERAGE:
             numbers = [self.value(row, one) for one in self.columns]
             whole = [number for number in numbers if number is not None]
@@ -163,14 +155,7 @@ class PublishedTable:
 
 
 def published(name: str) -> PublishedTable:
-    """A published table: "table1" to "table8" of Li et al. 2020, or "whitening" of Su et al. 2021.
-
-    Example:
-        >>> published("table8").rows["large nli"].median
-        78.19
-        >>> published("table2").rows["base flow nli"].doubts["stsb"][0]
-        "others who ran the authors' code got 68.66; 58.56 is below the encoder's own 59.04"
-    """
+    """A published table: "table1" to "table8" of Li et al. 2020, "whitening" of Su et al. 2021."""
     return _published_tables()[name]
 
 

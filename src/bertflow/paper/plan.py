@@ -37,7 +37,7 @@ from bertflow.io.reading import hub_answers
 from bertflow.io.result_store import key_of
 from bertflow.paper.declared import FLOWS, PAPER_POOLING, PLAIN_POOLING, Row, Table
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+T = TypeVar("T")
 
 # The files that vectors depend on; a changed model card changes nothing.
 PARTS = (".safetensors", ".bin", ".gguf", ".json", ".txt", ".model", ".jinja", ".gz", ".py")
@@ -150,36 +150,33 @@ def _commit(name: str, wanted: str | None) -> str:
     )
 
 
-def _once(read: Method) -> Method:
+def _once(read: Callable[..., T]) -> Callable[..., T]:
     """Remember the result of a method, or its MissingDataError, for all later calls."""
 
     @wraps(read)
-    def remembered(self: Material, *args: Any) -> Any:
+    def remembered(self: Material, *args: Any) -> T:
         key = (read.__name__, *(one for one in args if one is not None))
         if key not in self._known:
             try:
                 self._known[key] = read(self, *args)
             except MissingDataError as error:
                 self._known[key] = error
-        found = self._known[key]
-        if isinstance(found, MissingDataError):
+        if isinstance(found := self._known[key], MissingDataError):
             raise found
-        return found
+        return cast(T, found)
 
-    return cast(Method, remembered)
+    return remembered
 
 
 class Material:
     """Tasks and corpora by name; each is read once, or lacks with a MissingDataError.
 
-    With a limit, about so many pairs of each split are taken, evenly spread. `found_nli` counts the
-    sentences of each set that "nli" is made of.
+    With a limit, about so many pairs of each split are taken, evenly spread.
     """
 
     def __init__(self, data: str | Path | None = None, limit: int | None = None) -> None:
         self.data = data
         self.limit = limit
-        self.found_nli: dict[str, int] = {}
         self._known: dict[tuple[Any, ...], Any] = {}
 
     @_once
@@ -200,11 +197,16 @@ class Material:
     @_once
     def corpus(self, name: str) -> list[str]:
         """The sentences of a task or, for "nli", of those of SNLI and MNLI that are there."""
-        if name != "nli":
-            return self._sentences(name)
-        sets, _ = read_available(NLI, self._sentences)
-        self.found_nli |= {one: len(texts) for one, texts in sets.items()}
-        return [text for texts in sets.values() for text in texts]
+        if name == "nli":
+            return [text for texts in self.nli().values() for text in texts]
+        texts = read_sentences(name, self.data)
+        if self.limit is None:
+            return texts
+        return [texts[n] for n in spread(len(texts), 2 * self.limit)]
+
+    def nli(self) -> dict[str, list[str]]:
+        """The sentences of each set that "nli" is made of."""
+        return read_available(NLI, self.corpus)[0]
 
     @_once
     def labelled(self) -> NliCorpus:
@@ -229,20 +231,9 @@ class Material:
         """SHA-256 of the sentences."""
         return digest_of(self.corpus(name))
 
-    def _sentences(self, name: str) -> list[str]:
-        texts = read_sentences(name, self.data)
-        if self.limit is None:
-            return texts
-        return [texts[n] for n in spread(len(texts), 2 * self.limit)]
-
 
 def spread(total: int, count: int) -> Sequence[int]:
-    """So many numbers below a total, evenly spread.
-
-    Example:
-        >>> spread(10, 3)
-        [0, 4, 9]
-    """
+    """So many numbers below a total, evenly spread."""
     return [int(place) for place in np.linspace(0, total - 1, min(count, total))]
 
 
@@ -375,16 +366,17 @@ Job = Tuning | Score | Words
 
 @dataclass(frozen=True)
 class Cell:
-    """A row and a task, and the jobs: one a seed, or one; none of an empty cell, with the reason.
-
-    `published_only` says that it is empty although no data are missing.
-    """
+    """A row and a task, and the jobs: one, or one a seed; an empty cell has the reason instead."""
 
     row: Row
     column: str
     jobs: Sequence[Score]
     reason: str | None = None
-    published_only: bool = False
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether it depends on data; without jobs they are missing."""
+        return self.reason not in NOT_RUN.values()
 
 
 @dataclass(frozen=True)
@@ -467,7 +459,7 @@ class Planner:
     def _cell(self, table: Table, subject: Subject, row: Row, column: str) -> Cell:
         whom = self.words if row.source == "words" else subject
         if row.source == "published" or whom is None:
-            return Cell(row, column, [], NOT_RUN[row.source], published_only=True)
+            return Cell(row, column, [], NOT_RUN[row.source])
         try:
             split = table.split or CATALOG[column].default_split
             pairs = self.material.pairs_digest(column, split)

@@ -313,32 +313,18 @@ def score_table(plans: Sequence[Plan], store: ResultStore) -> TableResult:
     )
 
 
-@dataclass(frozen=True)
-class Seen:
-    """The content of a cell's records, on a scale of 1; without a value, the reason.
-
-    Each resample of the estimate takes the next seed. `scored` counts pairs by subset.
-    """
-
-    estimate: Estimate
-    values: Sequence[float] = ()
-    scored: Mapping[str, int] = field(default_factory=dict)
-    components: int | None = None
-    records: Sequence[str] = ()
-
-
 class EncoderRows:
     """The rows of a table for one encoder, by name, from the records of its jobs.
 
-    `seen` has our values by row and column.
+    By row and column, `estimates` are on a scale of 1, and each of their resamples takes the next
+    seed; `scored` counts pairs by subset.
     """
 
     def __init__(self, plan: Plan, store: ResultStore) -> None:
         self.plan = plan
         self.records = {key: store.need(key) for key in {job.key for job in plan.jobs}}
-        self.seen = {place: self._seen(cell) for place, cell in plan.cells.items()}
-        if AVERAGE in plan.table.all_columns:
-            self.seen |= {(row.name, AVERAGE): self._averaged(row) for row in plan.rows}
+        self.estimates: dict[tuple[str, str], Estimate] = {}
+        self.scored: dict[tuple[str, str], Mapping[str, int]] = {}
         self.rows = {row.name: self._row(row) for row in plan.rows}
 
     def changes(self, row: Row) -> dict[str, Difference]:
@@ -375,7 +361,7 @@ class EncoderRows:
         for row in self.plan.rows:
             if row.group is not None and row.baseline is not None:
                 column = self.plan.table.columns[0]
-                one, other = (self.seen[name, column].estimate for name in (row.name, row.baseline))
+                one, other = (self.estimates[name, column] for name in (row.name, row.baseline))
                 if one.value is None or other.value is None:
                     return []
                 moved = one.replicates - other.replicates
@@ -399,13 +385,15 @@ class EncoderRows:
     def _difference(self, above: str, below: str, column: str) -> Difference:
         """How much higher one row is than another; without a value where one is missing."""
         columns = self.plan.table.columns if column == AVERAGE else [column]
-        if any(self.seen[above, one].scored != self.seen[below, one].scored for one in columns):
+        if any(self.scored.get((above, one)) != self.scored.get((below, one)) for one in columns):
             return Difference(None)
-        return self.seen[above, column].estimate.above(self.seen[below, column].estimate)
+        one, other = (self.estimates.get((name, column)) for name in (above, below))
+        return Difference(None) if one is None or other is None else one.above(other)
 
-    def _seen(self, cell: Cell) -> Seen:
+    def _ours(self, cell: Cell) -> dict[str, Any]:
+        """Our parts of a cell."""
         if not cell.jobs:
-            return Seen(Estimate(None, undefined=cell.reason))
+            return {"reason": cell.reason}
         records = [self.records[job.key] for job in cell.jobs]
         estimates = []
         for record in records:
@@ -414,23 +402,27 @@ class EncoderRows:
             name = cell.row.aggregation if cell.row.aggregation in shown else "all"
             one = Estimate.from_json(shown[name])
             estimates.append(replace(one, replicates=record.arrays[f"replicates_{name}"]))
-        return Seen(
-            estimate=over_seeds(estimates),
-            values=[one.value for one in estimates if one.value is not None],
-            scored=records[-1].result["scored"],
-            components=records[0].about["n_components"],
-            records=[record.key for record in records],
-        )
+        place = cell.row.name, cell.column
+        mean = self.estimates[place] = over_seeds(estimates)
+        self.scored[place] = records[-1].result["scored"]
+        return {
+            **shown_estimate(mean, [100 * one.value for one in estimates if one.value is not None]),
+            "reason": mean.undefined,
+            "pairs": sum(self.scored[place].values()),
+            "components": records[0].about["n_components"],
+            "records": [record.key for record in records],
+        }
 
-    def _averaged(self, row: Row) -> Seen:
-        parts = {name: self.seen[row.name, name] for name in self.plan.table.columns}
-        if lost := [name for name, part in parts.items() if part.estimate.value is None]:
+    def _averaged(self, row: Row, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Our parts of the average, from those of the tasks."""
+        if lost := [name for name, part in parts.items() if "value" not in part]:
             # Where all are missing, the reason of the first says it.
-            first = parts[lost[0]].estimate.undefined if len(lost) == len(parts) else None
-            return Seen(Estimate(None, undefined=first or f"no {', '.join(lost)}"))
-        return Seen(
-            estimate=mean_over({name: part.estimate for name, part in parts.items()}),
-            values=np.mean([part.values for part in parts.values()], axis=0).tolist(),
+            first = parts[lost[0]]["reason"] if len(lost) == len(parts) else None
+            return {"reason": first or f"no {', '.join(lost)}"}
+        mean = mean_over({name: self.estimates[row.name, name] for name in parts})
+        self.estimates[row.name, AVERAGE] = mean
+        return shown_estimate(
+            mean, np.mean([part["values"] for part in parts.values()], axis=0).tolist()
         )
 
     def _row(self, row: Row) -> RowResult:
@@ -442,19 +434,13 @@ class EncoderRows:
         if name is not None and row.source in OURS:
             size = "large" if name.startswith("large") else "base"
             whose = None if subject.papers and subject.size == size else f"BERT-{size}"
-        cells = {}
-        for column in table.all_columns:
-            printed, seen = CellResult(), self.seen[row.name, column]
-            if name is not None:
-                printed = printed_cell(numbers, name, column, whose is None)
-            cells[column] = replace(
-                printed,
-                **shown_estimate(seen.estimate, [100 * value for value in seen.values]),
-                reason=seen.estimate.undefined,
-                components=seen.components,
-                pairs=sum(seen.scored.values()) if seen.scored else None,
-                records=seen.records,
-            )
+        ours = {column: self._ours(self.plan.cells[row.name, column]) for column in table.columns}
+        if AVERAGE in table.all_columns:
+            ours[AVERAGE] = self._averaged(row, ours)
+        cells = {
+            column: CellResult(**printed(numbers, name, column, whose is None), **parts)
+            for column, parts in ours.items()
+        }
         chosen = [one.components for one in cells.values() if one.components is not None]
         return RowResult(
             name=row.name,
@@ -501,12 +487,12 @@ class EncoderRows:
     def _reasons(self) -> list[str]:
         """Why cells are empty, each reason once."""
         reasons: dict[str, list[str]] = {}
-        for key, cell in self.plan.cells.items():
-            reason = self.seen[key].estimate.undefined
+        for cell in self.plan.cells.values():
+            reason = self.rows[cell.row.name].cells[cell.column].reason
             if reason is None or cell.row.source == "published":
                 continue
             # Without a file of word vectors the row is empty, whatever the task.
-            about = cell.row.label if cell.published_only else cell.column
+            about = cell.column if cell.reads_data else cell.row.label
             about += f", {cell.row.aggregation}" if cell.jobs else ""
             # The places that were tried are many, and differ only in the task.
             reason = re.sub(r"no data for .*?: tried [^;]*;", "no data there;", reason)
@@ -514,15 +500,19 @@ class EncoderRows:
         return [f"{', '.join(dict.fromkeys(names))}: {why}" for why, names in reasons.items()]
 
 
-def printed_cell(numbers: PublishedTable, row: str, column: str, comparable: bool) -> CellResult:
-    """A published number, and nothing of ours."""
-    return CellResult(
-        comparable=comparable,
-        published=numbers.value(row, column),
-        published_deviation=numbers.rows[row].deviation,
-        published_median=numbers.rows[row].median,
-        doubts=numbers.doubts(row, column),
-    )
+def printed(
+    numbers: PublishedTable, row: str | None, column: str, comparable: bool
+) -> dict[str, Any]:
+    """The parts of a cell that were published; `comparable` says whether for this encoder."""
+    if row is None:
+        return {}
+    return {
+        "comparable": comparable,
+        "published": numbers.value(row, column),
+        "published_deviation": numbers.rows[row].deviation,
+        "published_median": numbers.rows[row].median,
+        "doubts": numbers.doubts(row, column),
+    }
 
 
 def published_name(subject: Subject, row: Row, numbers: PublishedTable) -> str | None:
