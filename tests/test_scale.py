@@ -696,7 +696,7 @@ def test_rows_of_an_input_that_is_gone_are_not_left_silently(tmp_path, corpus):
 
 @pytest.mark.parametrize(
     ("source", "said"),
-    [("nowhere", "nowhere does not exist"), ("bare", "no folder with .parquet files in it")],
+    [("nowhere", "nowhere does not exist"), ("bare", "is no .parquet file and no folder with any")],
 )
 def test_no_shards_are_an_error(tmp_path, source, said):
     (tmp_path / "bare").mkdir()

@@ -93,9 +93,7 @@ class Place:
         with _reading(self.where):
             kind = self._files.get_file_info(root).type
         if kind == fs.FileType.NotFound:
-            is_pattern = any(mark in self.where for mark in "*?[")
-            hint = "; shards take a folder or a file, not a pattern" if is_pattern else ""
-            raise InputError(f"{self.where} does not exist{hint}")
+            raise InputError(f"{self.where} does not exist; give a folder or file, not a pattern")
         self.is_file = kind == fs.FileType.File
         folder, _, self._only_file = root.rpartition("/") if self.is_file else (root, "", "")
         self._root = folder.rstrip("/")
@@ -179,9 +177,7 @@ def plan(
         for path in sorted({file.path for file in found} - {file.path for file in files})
     }
     if not files:
-        kind = ".parquet file" if place.is_file else "folder with .parquet files in it"
-        other = ", or read it without --engine" if place.is_file else ""
-        raise InputError(f"{place.where} is no {kind}; give one{other}")
+        raise InputError(f"{place.where} is no .parquet file and no folder with any; give one")
     with ThreadPoolExecutor(READERS) as pool:
         looks = [pool.submit(_looked_at, place, file, choose, shard_rows) for file in files]
     shards: list[Shard] = []

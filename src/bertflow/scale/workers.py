@@ -237,8 +237,6 @@ class Encode(Worker):
             check_text(schema, self.column, place)
             return self.column
         texts = [field.name for field in schema if is_text(field.type)]
-        # A column without a value has no type.
-        texts = texts or [field.name for field in schema if str(field.type) == "null"]
         return only_text(place, texts)[0]
 
     def _kept(self, read: Any) -> list[str]:
