@@ -16,8 +16,8 @@ from torch import Tensor
 
 from bertflow.arrays import Array, Rows, finite, is_frame, mapped, matrix
 from bertflow.calibrators.moments import moments_of
-from bertflow.calibrators.queries import QueryMap, moments_of_queries, queries_named, rows_of_role
-from bertflow.errors import InputError
+from bertflow.calibrators.queries import ROLES, QueryMap, moments_of_queries
+from bertflow.errors import InputError, unknown
 from bertflow.process_state import pinned
 
 Made = TypeVar("Made")
@@ -75,7 +75,6 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         y: None = None,
         *,
         queries: Any = None,
-        role: Any = None,
         progress: Shown = None,
         checkpoint: str | Path | None = None,
     ) -> Self:
@@ -93,7 +92,6 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
                 numbers; or a list, Series or column whose entries are vectors.
             y: Ignored, there for scikit-learn's sake.
             queries: Vectors of queries, shape (n, D), n ≥ 2; X are then documents. Some 30 help.
-            role: Instead of queries, "query" or "document" for each row of X, shape (N,).
             progress: A function to call after each step with the steps done, their total and the
                 loss in bits per dimension. True shows a bar, False none, and None one after half a
                 second where the main thread has a terminal or notebook.
@@ -107,27 +105,17 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         """
         self._begin()
         rows = self._checked(X, fitting=True)
-        if role is not None:
-            if queries is not None:
-                raise InputError("give queries or role, not both")
-            rows, queries = _divided(rows, role)
         self.n_samples_ = len(rows)
         self._check_arguments()
         # Before the fit, which may take hours.
         found = None
         if queries is not None:
-            with queries_named():
-                asked = moments_of_queries(self._checked(queries, fitting=False))
+            asked = moments_of_queries(queries, self._checked)
             found = QueryMap.of(moments_of(rows), asked)
         self._fit(rows, progress, checkpoint)
         self.query_map_ = found
         self._fitted = True
         return self
-
-    def fit_transform(self, X: Any, y: None = None, **how: Any) -> Any:  # noqa: N803
-        """Fit, and transform the same rows, each by the map of its role."""
-        role = how.get("role")
-        return self.fit(X, y, **how).transform(X, role="document" if role is None else role)
 
     def _begin(self) -> None:
         """Forget an earlier fit, and note the arguments of this one."""
@@ -136,48 +124,46 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self._kept: dict[Any, Any] = {}
         self.query_map_ = None
 
-    def transform(self, X: Rows, role: Any = "document") -> Rows:  # noqa: N803
+    def transform(self, X: Rows, role: str = "document") -> Rows:  # noqa: N803
         """Apply the learned map: (N, D) to (N, D) or, for `Whitening(dim=K)`, (N, K).
 
         Args:
             X: Vectors, as for `fit`.
-            role: "document" or "query", for all rows or one for each, shape (N,). It matters after
-                a fit with queries.
+            role: "document" or "query": what the rows are. It matters after a fit with queries.
 
         Raises:
             sklearn.exceptions.NotFittedError: fit has not been called.
             InputError: A NaN or infinite row (named), a row whose image its type cannot hold
-                (named), or another width than at fit.
+                (named), another width than at fit, or another role.
         """
         return self._rows(X, role)
 
-    def _rows(self, X: Rows, role: Any = "document") -> Rows:  # noqa: N803
+    def _rows(self, X: Rows, role: str = "document") -> Rows:  # noqa: N803
         """Transform, but never to what scikit-learn's set_output asks for."""
         check_is_fitted(self)
-        rows: Rows = self._checked(X, fitting=False)
-        into = {"document": self._transform_into, "query": self._query_into}
-        return self._by_role(into, rows, self._n_features_out, role)
+        rows: Rows = self._checked(X)
+        return mapped(self._into(role)[0], rows, self._n_features_out)
 
-    def _by_role(self, into: Mapping[str, Into], rows: Rows, width: int, role: Any) -> Rows:
-        """Map rows to this width, each by the function of its role."""
-        queries = rows_of_role(role, len(rows))
-        if queries is None or self.query_map_ is None:
-            return mapped(into["document"], rows, width)
-        if queries.all():
-            return mapped(into["query"], rows, width)
-        found: Any = None
-        for name, chosen in (("document", ~queries), ("query", queries)):
-            try:
-                part: Any = mapped(into[name], finite(rows)[chosen], width)
-            except InputError as error:
-                raise InputError(f"{error} (role {name!r})") from None
-            if found is None:
-                like_it: Any = part.new_empty if isinstance(part, Tensor) else np.empty
-                found = like_it((len(rows), width), dtype=part.dtype)
-            found[chosen] = part
-        return cast("Rows", found)
+    def _into(self, role: str) -> tuple[Into, Into]:
+        """What maps a chunk of rows of a role, and what undoes that."""
+        if str(role) not in ROLES:
+            raise unknown("role", str(role), ROLES)
+        queries = self.query_map_
+        if role == "document" or queries is None:
+            return self._transform_into, self._inverse_transform_into
 
-    def inverse_transform(self, X: Rows, role: Any = "document") -> Rows:  # noqa: N803
+        def into(x: Tensor, out: Tensor) -> None:
+            bring = self._once("queries", x, lambda: queries.to(x))
+            self._transform_into(bring.apply(x), out)
+
+        def back(z: Tensor, out: Tensor) -> None:
+            self._inverse_transform_into(z, out)
+            bring_back = self._once("queries back", z, lambda: queries.inverse().to(z))
+            out.copy_(bring_back.apply(out))
+
+        return into, back
+
+    def inverse_transform(self, X: Rows, role: str = "document") -> Rows:  # noqa: N803
         """Undo `transform` as far as it can be undone; what it has removed comes back as its mean.
 
         Errors and role are those of `transform`.
@@ -189,8 +175,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
                 f"X has {rows.shape[1]} columns, but {type(self).__name__}.transform "
                 f"gives {self._n_features_out}"
             )
-        into = {"document": self._inverse_transform_into, "query": self._inverse_query_into}
-        return self._by_role(into, rows, self.n_features_in_, role)
+        return mapped(self._into(role)[1], rows, self.n_features_in_)
 
     def __sklearn_is_fitted__(self) -> bool:
         # A fit that failed half-way has set some attributes, so a flag is needed.
@@ -200,7 +185,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     def _n_features_out(self) -> int:
         return self.n_features_in_
 
-    def _checked(self, X: Any, *, fitting: bool) -> Any:  # noqa: N803
+    def _checked(self, X: Any, *, fitting: bool = False) -> Any:  # noqa: N803
         """Check shape, type and width; rows to be mapped are checked for finiteness by `mapped`."""
         rows = matrix(X, 0 if fitting else self.n_features_in_)
         count, width = rows.shape
@@ -232,21 +217,10 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     def _inverse_transform_into(self, z: Tensor, out: Tensor) -> None:
         """Undo that on a float32 or float64 chunk (n, K), and write it to (n, D)."""
 
-    def _query_into(self, x: Tensor, out: Tensor) -> None:
-        """`_transform_into` for queries."""
-        assert self.query_map_ is not None
-        self._transform_into(self.query_map_.apply(x), out)
-
-    def _inverse_query_into(self, z: Tensor, out: Tensor) -> None:
-        assert self.query_map_ is not None
-        self._inverse_transform_into(z, out)
-        out.copy_(self.query_map_.undo(out))
-
     def _transform(self, x: Tensor, role: str = "document") -> Tensor:
         """Map a float32 or float64 chunk, which need not be finite."""
         out = x.new_empty(len(x), self._n_features_out)
-        queries = role == "query" and self.query_map_ is not None
-        (self._query_into if queries else self._transform_into)(x.detach(), out)
+        self._into(role if role in ROLES else "document")[0](x.detach(), out)
         return out
 
     def facts(self) -> dict[str, str]:
@@ -308,14 +282,6 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     @abstractmethod
     def _restore(self, learned: Mapping[str, Tensor]) -> None:
         """Take back what `_learned` gave, names and shapes being checked."""
-
-
-def _divided(rows: Any, role: Any) -> tuple[Any, Any]:
-    """The rows of documents, and those of queries."""
-    queries = rows_of_role(role, len(rows))
-    if queries is None or queries.all():
-        raise InputError("role must name queries and documents; leave it out where there is one")
-    return rows[~queries], rows[queries]
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:

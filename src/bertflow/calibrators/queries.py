@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from bertflow.arrays import Array, finite
+from bertflow.arrays import finite, matrix
 from bertflow.calibrators.moments import Moments, moments_of
 from bertflow.errors import InputError
 
@@ -104,61 +102,32 @@ class QueryMap:
         return found
 
     def apply(self, x: Tensor) -> Tensor:
-        """Map queries, shape (n, D)."""
-        centre, matrix, target = self._as(x)[:3]
-        mapped: Tensor = torch.addmm(target, x - centre, matrix.T)
+        """Map queries, shape (n, D), of the map's type and on its device."""
+        mapped: Tensor = torch.addmm(self.target, x - self.centre, self.matrix.T)
         return mapped
 
-    def _as(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Centre, matrix, target and the matrix's inverse in a tensor's type, on its device."""
-        kept = self.__dict__.setdefault("_kept", {})
-        if (key := (x.dtype, x.device)) not in kept:
-            several = self.centre, self.matrix, self.target, torch.linalg.inv(self.matrix)
-            kept[key] = tuple(one.to(x) for one in several)
-        found: tuple[Tensor, ...] = kept[key]
-        return found
+    def inverse(self) -> Self:
+        """The map back."""
+        matrix = torch.linalg.inv(self.matrix)
+        return replace(self, centre=self.target, matrix=matrix, target=self.centre)
 
-    def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in vars(self).items() if name != "_kept"}
-
-    def undo(self, x: Tensor) -> Tensor:
-        """Map them back."""
-        centre, _, target, matrix = self._as(x)
-        mapped: Tensor = torch.addmm(centre, x - target, matrix.T)
-        return mapped
+    def to(self, x: Tensor) -> Self:
+        """The same map in a tensor's type, on its device."""
+        return replace(self, **{name: getattr(self, name).to(x) for name in PARTS})
 
 
-@contextmanager
-def queries_named() -> Iterator[None]:
-    """Let messages about X say that it is the queries."""
+def moments_of_queries(X: Any, check: Callable[[Any], Any] = matrix) -> Moments:  # noqa: N803
+    """Moments of vectors of queries, at least 2 of them; messages say that it is the queries."""
     try:
-        yield
+        rows = check(X)
+        if len(rows) < 2:
+            raise InputError(f"got {len(rows)}, but a map of their own takes at least 2")
+        return moments_of(finite(rows))
     except InputError as error:
         raise InputError(f"of the queries: {error}") from None
-
-
-def moments_of_queries(rows: Array | Tensor) -> Moments:
-    """Moments of vectors of queries, at least 2 of them."""
-    if len(rows) < 2:
-        raise InputError(f"got {len(rows)}, but a map of their own takes at least 2")
-    return moments_of(finite(rows))
 
 
 def _power(covariance: Tensor, power: float) -> Tensor:
     values, axes = torch.linalg.eigh(covariance)
     found: Tensor = (axes * (values.clamp(min=0) + LEAST_VARIANCE) ** power) @ axes.T
     return found
-
-
-def rows_of_role(role: object, count: int) -> Array | None:
-    """Which of so many rows are queries, shape (count,); None for none of them."""
-    if isinstance(role, str) and role == "document":
-        return None
-    several = np.asarray([role] * count if isinstance(role, str) else role, dtype=object)
-    if several.shape != (count,):
-        raise InputError(f"role must be one word, or one for each of {count} rows")
-    queries: Array = several == "query"
-    if not (queries | (several == "document")).all():
-        other = several[~(queries | (several == "document"))][0]
-        raise InputError(f"a role is 'query' or 'document', got {other!r}")
-    return queries if queries.any() else None

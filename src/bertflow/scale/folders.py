@@ -22,10 +22,10 @@ import numpy as np
 import pyarrow
 from pyarrow.parquet import read_metadata, read_table
 
-from bertflow.arrays import Array, matrix
+from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator, LinearCalibrator, Moments
 from bertflow.calibrators.adaptive import SAMPLE
-from bertflow.calibrators.queries import QueryMap, moments_of_queries, queries_named
+from bertflow.calibrators.queries import QueryMap, moments_of_queries
 from bertflow.errors import InputError, ModelError, shown
 from bertflow.io.files import check_apart, sole_writer, write_text, writing
 from bertflow.io.reading import read_json
@@ -361,8 +361,7 @@ def fit_folder(
         )
     asked = None
     if queries is not None:
-        with queries_named():
-            asked = moments_of_queries(matrix(queries))
+        asked = moments_of_queries(queries)
     unit, full = calibrator.from_unit_rows, calibrator.needs_covariance
     moments, outcome = folder_moments(
         source, folder, vector=vector, covariance=full, normalize=unit, **options
