@@ -9,7 +9,8 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -98,7 +99,9 @@ def train(
     first_rows = fetch(order[:WINDOW_ROWS])
     # In float64, which not every device has.
     glow.to(first_rows.device).initialize(first_rows)
-    objective = _objective(glow.to(device))
+    glow.to(device)
+    suits = LikelihoodGradient.suits(glow)
+    objective = LikelihoodGradient(glow) if suits else _Autograd(glow)
     optimizer = _Adam(glow, objective.parameters, schedule, total)
     curve = torch.empty(total, dtype=torch.float64)
     start = 0
@@ -164,10 +167,6 @@ def _batches(
             yield from torch.split(fetch(index).to(device), size)
         skipped = max(0, skipped - math.ceil(rows / size))
         order = torch.randperm(rows, generator=generator)
-
-
-def _objective(glow: Glow) -> LikelihoodGradient | _Autograd:
-    return LikelihoodGradient(glow) if LikelihoodGradient.suits(glow) else _Autograd(glow)
 
 
 class _Autograd:
@@ -301,7 +300,7 @@ class Checkpoint:
         tensors = {name: tensor.cpu() for name, tensor in state._asdict().items()}
         about = {**self.run, "kind": KIND, "contents": self._contents}
         try:
-            write_bytes(self.path, save(tensors, {**about, "check": _digest(about, tensors)}))
+            write_bytes(self.path, save(tensors, {**about, "check": _check(about, tensors)}))
             log.info("step %d saved in %s", len(state.curve), self.path)
         except ModelError as error:
             log.warning("%s; training goes on without a checkpoint", error)
@@ -326,28 +325,26 @@ class Checkpoint:
             log.warning(
                 "%s is of another fit (other %s): starting anew", path, ", ".join(differing)
             )
-        elif about.pop("check", None) != _digest(about, tensors):
+        elif about.pop("check", None) != _check(about, tensors):
             log.warning("%s is damaged (other bytes than were written): starting anew", path)
         else:
             self.state, self.run["seed"] = State(**tensors), seed
 
     @cached_property
     def _contents(self) -> str:
-        digest = hashlib.blake2b(digest_size=16)
-        for chunk in chunks(self._rows):
-            digest.update(_bytes(chunk))
-        return digest.hexdigest()
+        return _digest(b"", chunks(self._rows))
 
 
-def _digest(about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.blake2b(repr(sorted(about.items())).encode(), digest_size=16)
-    for _, tensor in sorted(tensors.items()):
-        digest.update(_bytes(tensor))
+def _check(about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """A digest of all that a file holds."""
+    return _digest(repr(sorted(about.items())).encode(), map(tensors.__getitem__, sorted(tensors)))
+
+
+def _digest(start: bytes, tensors: Iterable[Tensor]) -> str:
+    digest = hashlib.blake2b(start, digest_size=16)
+    for tensor in tensors:
+        digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 # On a GPU a step is recorded once as a CUDA graph, and then replayed.
@@ -377,39 +374,36 @@ def recorded(compute: Callable[[T], Tensor], device: torch.device) -> Callable[[
     changed must stay in place. Call it within `on_a_stream`; the next call overwrites the result.
     Off the GPU, and where recording fails, it is the given function.
     """
-    return compute if device.type != "cuda" else _Recorded(compute)
+    if device.type != "cuda":
+        return compute
+    calls: Counter[torch.Size] = Counter()
+    graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Any, Tensor]] = {}
+    fails = False
 
-
-class _Recorded:
-    def __init__(self, compute: Callable[[Any], Tensor]) -> None:
-        self._compute = compute
-        self._calls: dict[torch.Size, int] = {}
-        self._graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
-        self._fails = False
-
-    def __call__(self, x: Any) -> Tensor:
-        if x.shape not in self._graphs:
-            self._calls[x.shape] = calls = self._calls.get(x.shape, 0) + 1
-            if calls <= WARM_UP or self._fails or not self._record(x):
-                return self._compute(x)
-        graph, argument, result = self._graphs[x.shape]
+    def call(x: Any) -> Tensor:
+        nonlocal fails
+        if x.shape not in graphs:
+            calls[x.shape] += 1
+            if calls[x.shape] <= WARM_UP or fails:
+                return compute(x)
+            try:
+                graphs[x.shape] = _record(compute, x)
+            except RuntimeError as error:
+                log.warning("steps are not recorded as a CUDA graph, which is slower: %s", error)
+                fails = True
+                return compute(x)
+        graph, argument, result = graphs[x.shape]
         argument.copy_(x)
         graph.replay()
         return result
 
-    def _record(self, x: Tensor) -> bool:
-        graph, argument = torch.cuda.CUDAGraph(), x.clone()
-        try:
-            # Other threads may use the device meanwhile.
-            with torch.cuda.graph(
-                graph,
-                stream=torch.cuda.current_stream(x.device),
-                capture_error_mode="thread_local",
-            ):
-                result = self._compute(argument)
-        except RuntimeError as error:
-            log.warning("steps are not recorded as a CUDA graph, which is slower: %s", error)
-            self._fails = True
-            return False
-        self._graphs[x.shape] = graph, argument, result
-        return True
+    return call
+
+
+def _record(compute: Callable[[Any], Tensor], x: Any) -> tuple[torch.cuda.CUDAGraph, Any, Tensor]:
+    """A graph of the operations, with the memory of their argument and of their result."""
+    graph, argument = torch.cuda.CUDAGraph(), x.clone()
+    stream = torch.cuda.current_stream(x.device)
+    # Other threads may use the device meanwhile.
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        return graph, argument, compute(argument)

@@ -1,6 +1,6 @@
 """Invertible maps as differentiable torch modules: no files, no text."""
 
-from bertflow.flows.glow import Glow
+from bertflow.flows.glow import Glow, ResidualCoupling, ResidualForm
 from bertflow.flows.gradient import FlatParameters, LikelihoodGradient
 from bertflow.flows.layers import (
     ActNorm,
@@ -13,7 +13,6 @@ from bertflow.flows.layers import (
     Permutation,
     bounded_deviation,
 )
-from bertflow.flows.residual import ResidualCoupling, ResidualForm
 
 __all__ = [
     "ActNorm",
