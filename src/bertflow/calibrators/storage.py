@@ -9,7 +9,8 @@ import copy
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
@@ -43,16 +44,14 @@ FORMAT = 1
 # The rest of config.json is far shorter than a tenth of the largest file that is read.
 LONGEST_PROVENANCE = 9 * LARGEST // 10
 CONFIG, WEIGHTS, SUBFOLDER = "config.json", "model.safetensors", "bertflow"
+# What reading a damaged file may raise.
+DAMAGE = (
+    *(OSError, SafetensorError, LookupError, AttributeError),
+    *(ValueError, TypeError, ArithmeticError, RuntimeError),
+)
 TYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.bool: "BOOL"}
 
-KINDS = (
-    AdaptiveWhitening,
-    Flow,
-    Whitening,
-    Standardization,
-    SoftStandardization,
-    AllButTheTop,
-)
+KINDS = (AdaptiveWhitening, Flow, Whitening, Standardization, SoftStandardization, AllButTheTop)
 CALIBRATORS: dict[str, type[Calibrator]] = {next(iter(kind.names)): kind for kind in KINDS}
 # All names under which Python and the command line construct a calibrator.
 NAMED: dict[str, Callable[[], Calibrator]] = {
@@ -253,41 +252,43 @@ def load_calibrator(folder: str | Path) -> Calibrator:
     """
     folder = calibrator_folder(folder)
     path, weights = folder / CONFIG, folder / WEIGHTS
-    try:
+    with _blamed(f"{path} is no calibrator's"):
         config = read_json(path)
         calibrator = _constructed(config)
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise ModelError(f"{path} is no calibrator's: {reason_of(error)}") from None
-    try:
-        with safe_open(weights, framework="pt") as file:
-            _compare(file, calibrator, folder, queries="n_queries" in config)
-            # Copied out of the file, which may change; and memory that is aligned otherwise can
-            # change the last bit of a product.
-            learned = {name: file.get_tensor(name).clone() for name in file.keys()}
+    with _blamed(f"{weights} cannot be read"), safe_open(weights, framework="pt") as file:
+        _compare(file, calibrator, folder, queries="n_queries" in config)
+        # Copied out of the file, which may change; and memory that is aligned otherwise can
+        # change the last bit of a product.
+        learned = {name: file.get_tensor(name).clone() for name in file.keys()}
         _check_values(learned, calibrator, weights)
         if count := config.get("n_queries"):
             calibrator.query_map_ = QueryMap.restored(count, learned)
         calibrator._restore(learned)
-    except ModelError:  # It names the file already.
-        raise
-    except (OSError, SafetensorError, ValueError, TypeError, RuntimeError) as error:
-        raise ModelError(f"{weights} cannot be read: {reason_of(error)}") from None
     calibrator._fitted = True
     log.info("%s: %r of %d dimensions", folder, calibrator, calibrator.n_features_in_)
     return calibrator
 
 
+@contextmanager
+def _blamed(what: str) -> Iterator[None]:
+    """Turn what reading a damaged file may raise into a ModelError that says what is wrong."""
+    try:
+        yield
+    except ModelError:  # It names the file already.
+        raise
+    except DAMAGE as error:
+        raise ModelError(f"{what}: {reason_of(error)}") from None
+
+
 def calibrator_folder(folder: str | Path) -> Path:
     """The folder of the two files: the given one, or its `bertflow/` in a saved model."""
     folder = path_of(folder)
-    try:
+    with _blamed(f"{folder} cannot be read"):
         for candidate in [folder / SUBFOLDER, folder]:
             if (candidate / CONFIG).exists():
                 return candidate
         if not folder.exists():
             raise ModelError(f"{folder} does not exist; give a folder that bertflow has saved")
-    except OSError as error:
-        raise ModelError(f"{folder} cannot be read: {reason_of(error)}") from None
     raise ModelError(
         f"{folder} holds no calibrator: expected {CONFIG} and {WEIGHTS} there or in {SUBFOLDER}/"
     )
@@ -326,11 +327,8 @@ def _constructed(config: Any) -> Calibrator:
 def _compare(file: Any, calibrator: Calibrator, folder: Path, *, queries: bool) -> None:
     parts = {name: file.get_slice(name) for name in file.keys()}
     shapes = {name: tuple(part.get_shape()) for name, part in parts.items()}
-    try:
+    with _blamed(f"{folder / CONFIG} does not fit {folder / WEIGHTS}"):
         allocated = calibrator._allocate(shapes)
-    except (InputError, TypeError, RuntimeError, OverflowError) as error:
-        where = f"{folder / CONFIG} does not fit {folder / WEIGHTS}"
-        raise ModelError(f"{where}: {reason_of(error)}") from None
     if queries:
         allocated |= QueryMap.allocated(calibrator.n_features_in_)
     expected = {name: (TYPES[part.dtype], tuple(part.shape)) for name, part in allocated.items()}

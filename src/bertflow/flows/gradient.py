@@ -127,11 +127,7 @@ class LikelihoodGradient:
     def suits(glow: Glow) -> bool:
         """Whether the gradients of all its layers are written out here."""
         kinds = (ActNorm, Permutation, AdditiveCoupling)
-        return all(
-            isinstance(step, kinds[n % 3])
-            for level, _ in glow.stages()
-            for n, step in enumerate(level)
-        )
+        return all(isinstance(step, kinds) for level, _ in glow.stages() for step in level)
 
     @torch.inference_mode()
     def __call__(self, x: Tensor) -> Tensor:
