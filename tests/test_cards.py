@@ -358,7 +358,7 @@ def test_a_count_of_rows_that_cannot_be_is_refused(rows, tmp_path):
     config = json.loads(path.read_text())
     for wrong in (1, -3, "60", 2.5, True):
         path.write_text(json.dumps({**config, "n_samples": wrong}))
-        with pytest.raises(Exception, match="n_samples must be an integer from 2 up"):
+        with pytest.raises(Exception, match="n_samples must be an integer of at least 2"):
             load_calibrator(tmp_path / "w")
     del config["n_samples"]  # As in files of earlier versions.
     path.write_text(json.dumps(config))

@@ -98,13 +98,13 @@ def check_number(
         span = f" above {low} and at most {high}" if above else f" between {low} and {high}"
     else:
         span = "" if low == -math.inf else f" above {low}" if above else f" of at least {low}"
-    raise InputError(f"{name} must be {what}{span}, got {value!r}")
+    raise InputError(f"{name} must be {what}{span}, got {shown(value)}")
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
     """Refuse by an InputError an argument that is none of its possible values."""
     if value not in choices:
-        raise InputError(f"{name} must be one of {choices}, got {value!r}")
+        raise InputError(f"{name} must be one of {choices}, got {shown(value)}")
 
 
 class BertflowError(Exception):

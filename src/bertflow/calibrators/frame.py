@@ -207,17 +207,16 @@ class Frame:
 class FramedGlow:
     """Rows to latent and back through a frame and a Glow, in a tensor's type and on its device."""
 
-    def __init__(self, frame: Frame, glow: Glow, like: Tensor) -> None:
+    def __init__(self, frame: Frame, glow: Glow, x: Tensor) -> None:
         self.frame, self.count = frame, frame.count
         kind = FoldedGlow if ResidualForm.suits(glow) else _PlainGlow
-        self.core: FoldedGlow | _PlainGlow = kind(glow, like)
+        self.core: FoldedGlow | _PlainGlow = kind(glow, x)
         order = torch.from_numpy(frame.order)
         order[: self.count] = order[self.core.axes]
-        self.order, self.back = order.to(like.device), order.argsort().to(like.device)
-        self.mean, self.scale = _as(like, learned_tensor(frame.mean), frame.scale[order])
-        self.centre, self.axes = self.mean[self.order], None
-        if frame.components is not None:
-            (self.axes,) = _as(like, frame.components[order])
+        self.order, self.back = order.to(x.device), order.argsort().to(x.device)
+        self.mean, self.scale = like(frame.mean, x), like(frame.scale[order], x)
+        self.centre = self.mean[self.order]
+        self.axes = None if frame.components is None else like(frame.components[order], x)
 
     def latent(self, x: Tensor, out: Tensor) -> Tensor | float:
         """Write the latent (n, D) of rows before `Frame.temper`; give the log-determinant."""
@@ -285,11 +284,11 @@ class FoldedGlow:
             inner = _as(like, w1[reads], c.b1 + c.w1 @ behind, c.w2.T, c.b2)
             self.couplings.append((reads, *inner, c.residual, *_as(like, out[:, moves]), moves))
             behind = behind + c.shift
-        (self.constant,) = _as(like, form.constant + matrix @ behind)
+        self.constant = (form.constant + matrix @ behind).to(like)
         if self.diagonal:
             factor = matrix.gather(1, self.axes[:, None])[:, 0]
             self.log_det = float(factor.abs().log().sum())
-            (self.factor,) = _as(like, factor)
+            self.factor = factor.to(like)
         else:
             self.log_det = float(torch.linalg.slogdet(matrix).logabsdet)
             self.matrix, self.inverted = _as(like, matrix.T, torch.linalg.inv(matrix).T)
@@ -323,8 +322,8 @@ class FoldedGlow:
         u[:, moves].addmm_(h2.add_(h1) if residual else h2, back, alpha=sign)
 
 
-def _as(like: Tensor, *tensors: Tensor | Array) -> Any:
-    return [torch.as_tensor(tensor).to(like).contiguous() for tensor in tensors]
+def _as(like: Tensor, *tensors: Tensor) -> Any:
+    return [tensor.to(like).contiguous() for tensor in tensors]
 
 
 def _extent(matrix: Tensor) -> slice:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from bertflow.calibrators.linear import (
 )
 from bertflow.calibrators.queries import QueryMap
 from bertflow.calibrators.readme import calibrator_name, preset_name, write_card
-from bertflow.errors import InputError, ModelError, did_you_mean, shown, unknown
+from bertflow.errors import InputError, ModelError, check_number, did_you_mean, shown, unknown
 from bertflow.io.files import reason_of, replaced_folder
 from bertflow.io.reading import LARGEST, path_of, read_json
 from bertflow.process_state import pinned
@@ -157,13 +157,11 @@ def plain_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, PurePath):
-        return str(value)
     if isinstance(value, Set):
         return sorted(value, key=repr)
     if isinstance(value, Mapping):
         return dict(value)
-    for convert in ("tolist", "isoformat"):
+    for convert in ("tolist", "isoformat", "__fspath__"):
         if hasattr(value, convert):
             return getattr(value, convert)()
     raise TypeError(f"{shown(value)} is no text, number, list or mapping")
@@ -309,8 +307,7 @@ def _constructed(config: Any) -> Calibrator:
     sizes = {"n_features_in": config["n_features_in"]}
     sizes |= {name: config[name] for name in ("n_samples", "n_queries") if name in config}
     for name, value in sizes.items():
-        if type(value) is not int or value < 2:
-            raise InputError(f"{name} must be an integer from 2 up, got {shown(value)}")
+        check_number(name, value, 2, integer=True)
         if name != "n_queries":
             setattr(calibrator, f"{name}_", value)
     if not isinstance(config["provenance"], dict):
