@@ -95,11 +95,6 @@ class AdaptiveWhitening(LinearCalibrator):
         """What is subtracted: zeros of shape (D,)."""
         return np.zeros(self.n_features_in_)
 
-    @property
-    def scale_(self) -> Array:  # type: ignore[override]
-        """The divisor of each axis, shape (D,)."""
-        return 1 / self.gain_
-
     def _fit_moments(self, moments: Moments, sample: Vectors | None) -> None:
         covariance, mean, rows = moments.covariance(), moments.mean, moments.count
         width, common = len(mean), float(mean.square().sum())

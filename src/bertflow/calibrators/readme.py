@@ -54,13 +54,7 @@ def preset_of(calibrator: Calibrator) -> tuple[str, dict[str, Any]]:
 
 
 def preset_name(calibrator: Calibrator) -> str:
-    """The same in words.
-
-    Example:
-        >>> from bertflow import Flow
-        >>> preset_name(Flow.tempered(epochs=2))
-        'tempered-flow, epochs=2'
-    """
+    """The same in words, such as "tempered-flow, epochs=2"."""
     name, changed = preset_of(calibrator)
     return ", ".join([name, *(f"{key}={shown(value)}" for key, value in changed.items())])
 

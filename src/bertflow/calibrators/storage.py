@@ -87,24 +87,14 @@ JOBS: dict[str, tuple[str, str]] = {
 
 
 def calibrator_for(job: str) -> str:
-    """The name of the calibrator for a job; InputError if that is unknown.
-
-    Example:
-        >>> calibrator_for("search")
-        'search-whitening'
-    """
+    """The name of the calibrator for a job; InputError if that is unknown."""
     if job not in JOBS:
         raise unknown("job", job, JOBS)
     return JOBS[job][0]
 
 
 def as_calibrator(given: Any, job: str = "similarity") -> Calibrator:
-    """A calibrator from an instance, a name, or None, which means the one for the job.
-
-    Example:
-        >>> as_calibrator("whitening"), as_calibrator(None)
-        (Whitening(), AdaptiveWhitening())
-    """
+    """A calibrator from an instance, a name, or None, which means the one for the job."""
     if given is None or isinstance(given, str):
         return named_calibrator(given or calibrator_for(job))
     if isinstance(given, Calibrator):
@@ -140,10 +130,6 @@ def plain_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """Provenance as config.json holds it; an InputError if it cannot.
 
     Numbers and arrays of numpy and torch, sets, paths and dates become plain, inf becomes "inf".
-
-    Example:
-        >>> plain_provenance({"file": Path("a"), "n": np.int64(3), "max": float("inf")})
-        {'file': 'a', 'n': 3, 'max': 'inf'}
     """
     try:
         # Indented deeper than in the file, so that the file is no longer than this.
