@@ -116,10 +116,6 @@ class Flow(Calibrator, Design, Schedule, Framing):
             the mean of −log_prob / (D ln 2). A density's, so it can be negative.
         loss_curve_: The training loss of every step, shape (steps,), in the same unit.
 
-    Raises:
-        InputError: By fit, for bad rows or an argument out of its range.
-        TrainingError: By fit, if a step is not finite.
-
     Warns:
         FewRowsWarning: By fit, of fewer than 50 steps.
 

@@ -215,9 +215,6 @@ class AllButTheTop(LinearCalibrator):
         scale_: Shape (D,); ones without standardize.
         components_: The removed directions, shape (k, D), orthonormal, largest entries positive.
 
-    Raises:
-        InputError: By fit, if n_components is not within 0 … D − 1.
-
     Source:
         Mu and Viswanath (2018); paper, section 4.3 and Table 5.
 
@@ -300,9 +297,6 @@ class Whitening(LinearCalibrator):
         mean_: Shape (D,).
         components_: The axes, shape (K, D), orthonormal, each with its largest entry positive.
         scale_: The divisor of each axis, shape (K,); the typical one where there is no variance.
-
-    Raises:
-        InputError: By fit, if an argument is out of its range.
 
     Warns:
         FewRowsWarning: By fit, of fewer than 4 rows a dimension, or of a `dim` beyond their rank.

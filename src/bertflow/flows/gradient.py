@@ -58,10 +58,9 @@ class FlatParameters:
 class LikelihoodGradient:
     r"""The bits per dimension of a batch and their gradient, in few operations a layer.
 
-    For Glows of ActNorm, fixed permutation and additive coupling; a ValueError for others. In a
-    batch of 32 rows every operation has microseconds of work, so their number is what costs. Here
-    rows are columns, (D, N), so that halves are contiguous; parameters of one kind lie side by side
-    in one vector; and the gradients of all scales and shifts are row sums of one matrix: with
+    For Glows of ActNorm, fixed permutation and additive coupling; a ValueError for others. Rows are
+    columns, (D, N), so that halves are contiguous; parameters of one kind lie side by side in one
+    vector; and the gradients of all scales and shifts are row sums of one matrix: with
     :math:`v = (u + b)\, e^{r s}`,
 
     .. math::
