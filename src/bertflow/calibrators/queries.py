@@ -31,9 +31,10 @@ class QueryMap:
         \tilde\mu_q = \mu_d + \left( 1 - \frac{\operatorname{tr} \Sigma_q}
         {(n - 1) \lVert \mu_q - \mu_d \rVert^2} \right)_{\!+} (\mu_q - \mu_d)
 
-    Few queries say little about their covariance, and less about a centre that is near the
-    documents': the map is then near the identity. All of it is computed with each dimension divided
-    by the documents' deviation, and a thousandth is added to every variance.
+    Queries and documents are two kinds of text, and lie in different cones. Few queries say little
+    about their covariance, and less about a centre that is near the documents': the map is then
+    near the identity. All of it is computed with each dimension divided by the documents'
+    deviation, and a thousandth is added to every variance.
 
     Attributes:
         centre: :math:`\tilde\mu_q`, shape (D,).
