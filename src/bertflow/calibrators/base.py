@@ -28,11 +28,8 @@ Into: TypeAlias = Callable[[Tensor, Tensor], None]
 Progress: TypeAlias = Callable[[int, int, float], None]
 Shown: TypeAlias = Progress | bool | None
 
-# Private methods that other packages of bertflow call.
-OTHERS_CALL = (
-    *("_rows", "_transform", "_learned", "_tensors", "_allocate", "_restore"),
-    "_check_arguments",
-)
+# Private methods that code outside calls which is not pinned itself.
+OTHERS_CALL = ("_rows", "_transform", "_learned", "_tensors")
 
 
 class _Pinned:

@@ -82,17 +82,13 @@ class LikelihoodGradient:
     def __init__(self, glow: Glow) -> None:
         if not self.suits(glow):
             raise ValueError("only ActNorm, Permutation and AdditiveCoupling are written out")
-        levels: list[list[Any]] = [list(level) for level, _ in glow.stages()]
-        steps: list[_Step] = [
-            (norm, mixing, coupling)
-            for level in levels
-            for norm, mixing, coupling in zip(*[iter(level)] * 3, strict=True)
-        ]
-        norms = [norm for norm, _, _ in steps]
-        nets = [coupling.net for _, _, coupling in steps]
+        layers: list[Any] = [step for level, _ in glow.stages() for step in level]
+        norms, mixings, couplings = layers[::3], layers[1::3], layers[2::3]
+        self.steps: list[_Step] = [*zip(norms, mixings, couplings, strict=True)]
+        nets = [coupling.net for coupling in couplings]
         inner = [norm for net in nets for norm in (net.actnorm1, net.actnorm2)]
         self.features = glow.features
-        self.rate = norms[0].scale_rate
+        self.rate: float = norms[0].scale_rate
         self.residual = nets[0].residual
         # Scales of states, hidden values and outputs; then, in the same order, their shifts. The
         # states of all layers and their gradients have these as rows.
@@ -105,16 +101,15 @@ class LikelihoodGradient:
                 *(p for net in nets for p in net.weights()),
             ]
         )
-        self.outer = sum(len(norm.bias) for norm in norms)
+        self.outer: int = sum(len(norm.bias) for norm in norms)
         self.normed = self.outer + sum(len(norm.bias) for norm in inner)
         self.rows = self.normed + sum(len(net.log_scale) for net in nets)
         values = self.parameters.values
         self.scale = torch.empty(self.rows, 1, dtype=values.dtype, device=values.device)
         self.shift = torch.empty_like(self.scale)
-        self.steps = steps
-        self.last_of_level = {level[-1] for level in levels}
+        self.last_of_level = {level.steps[-1] for level, _ in glow.stages()}
         orders, moved = [], []
-        for norm, mixing, coupling in steps:
+        for norm, mixing, coupling in self.steps:
             state = self.parameters.spans[norm.log_scale]
             orders.append(mixing.order + state.start)
             moved.append(torch.arange(state.start + coupling.kept, state.stop))

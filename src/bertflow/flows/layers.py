@@ -284,10 +284,7 @@ class CouplingNet(nn.Module):
     Args:
         in_features: Width of x.
         out_features: Width of g(x).
-        width: Hidden width.
-        residual: Add :math:`h_1` to :math:`h_2`, as in Table 7; the released code does not.
-        scale_rate: The constant r, as in ActNorm.
-        weight_init: "orthogonal" or "normal".
+        width: Hidden width; residual, scale_rate and weight_init, too, are as in `bertflow.Flow`.
         generator: Source of the weights.
 
     Source:
