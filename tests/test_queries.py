@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from itertools import pairwise
 
 import numpy as np
@@ -95,6 +96,13 @@ def test_the_inverse_gives_queries_back(name, documents, queries):
     calibrator = named_calibrator(name).fit(documents, queries=queries)
     back = calibrator.inverse_transform(calibrator.transform(queries, "query"), "query")
     assert np.allclose(back, queries, atol=1e-6)
+
+
+def test_a_pickle_holds_nothing_that_mapping_queries_has_made(documents, queries):
+    calibrator = Whitening().fit(documents, queries=queries)
+    before = len(pickle.dumps(calibrator))
+    calibrator.inverse_transform(calibrator.transform(queries.astype(np.float32), "query"), "query")
+    assert len(pickle.dumps(calibrator)) == before
 
 
 def test_without_queries_one_map_serves_both(documents, queries):
