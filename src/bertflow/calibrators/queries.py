@@ -102,8 +102,9 @@ class QueryMap:
         return found
 
     def apply(self, x: Tensor) -> Tensor:
-        """Map queries, shape (n, D), of the map's type and on its device."""
-        mapped: Tensor = torch.addmm(self.target, x - self.centre, self.matrix.T)
+        """Map queries, shape (n, D)."""
+        here = self.to(x)
+        mapped: Tensor = torch.addmm(here.target, x - here.centre, here.matrix.T)
         return mapped
 
     def inverse(self) -> Self:
