@@ -250,13 +250,7 @@ def finetune(
         "device": encoder.device.type,
     }
     total = math.ceil(recipe.epochs * math.ceil(len(corpus.train) / recipe.batch_size))
-    # All that the bits of the result depend on: no path, and not how often it saves.
-    run = {
-        "recipe": {k: v for k, v in facts["recipe"].items() if k != "checkpoint_steps"},
-        "corpus": corpus.digest(),
-        "encoder": {k: v for k, v in facts["encoder"].items() if k != "name"},
-        "device": facts["device"],
-    }
+    run = _identity(facts, corpus)
     model = copy.deepcopy(encoder)
     with (
         _sole_folder(checkpoints) as folder,
@@ -349,6 +343,16 @@ def check_packages() -> None:
         raise MissingDependencyError(
             f"fine-tuning needs {' and '.join(missing)}: pip install 'bertflow[train]'"
         )
+
+
+def _identity(facts: dict[str, Any], corpus: NliCorpus) -> dict[str, Any]:
+    """All that the bits of the result depend on: no path, and not how often it saves."""
+    return {
+        "recipe": {k: v for k, v in facts["recipe"].items() if k != "checkpoint_steps"},
+        "corpus": corpus.digest(),
+        "encoder": {k: v for k, v in facts["encoder"].items() if k != "name"},
+        "device": facts["device"],
+    }
 
 
 @contextmanager
