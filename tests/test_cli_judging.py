@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bertflow.calibrators import Whitening
-from bertflow.cli.score_pages import comparison_page, scores_page
+from bertflow.cli.score_pages import comparison_page, model_page
 from bertflow.data import CATALOG, STS_TASKS, read_corpus, read_pairs, read_task
 from bertflow.encoders import load_encoder
 from bertflow.evaluation import (
@@ -228,7 +228,7 @@ def test_undefined_is_said_with_its_reason_and_is_null(done, tiny_bert, tmp_path
 def test_subsets_that_are_not_told_apart_are_said(encoder, written):
     # As the hub has the task.
     pairs = replace(read_task("sts12", written), subset=())
-    page = scores_page("model", Scores(scores={"sts12": score_pairs(encoder, pairs)}, absent={}))
+    page = model_page("model", [score_pairs(encoder, pairs)], {})
     rows = {row[0]: row[2] for row in page.grids[0].rows}
     assert rows["sts12, wmean"] == rows["sts12, mean"] == "undefined"
     assert HUNDRED.match(rows["sts12, all"])
@@ -249,8 +249,7 @@ def test_zero_and_non_finite_vectors_are_said(encoder, monkeypatch, written):
         return rows
 
     monkeypatch.setattr(encoder, "encode", broken)
-    score = score_pairs(encoder, pairs)
-    page = scores_page("model", Scores(scores={"stsb": score}, absent={}))
+    page = model_page("model", [score_pairs(encoder, pairs)], {})
     assert page.grids[0].rows[0][1] == "21"
     assert "stsb: 24 pairs; not scored: 2 zero vector, 1 vector not finite" in page.notes
 
@@ -626,7 +625,7 @@ def test_a_comparison_as_markdown_holds_what_is_shown(done, tiny_bert):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--fit", "test"], "--fit takes target, nli or corpus, got 'test'"),
+        (["--fit", "test"], "unknown fit 'test'; expected one of target, nli, corpus"),
         (["--fit", "corpus"], "--fit corpus goes with --corpus FILE"),
         (["--fit", "nli", "--corpus", "corpus.txt"], "--corpus with --fit corpus"),
         (["--fit", "corpus", "--corpus", "nope.txt"], "nope.txt does not exist"),

@@ -71,7 +71,27 @@ def encode(
             queries. Default: as the model's encode does.
     """
     if cluster.take(None):
-        worker = _encoding_worker(model, corpus, output, role, text, how, cluster)
+        if text.format is not None:
+            raise InputError("--engine goes without --format: it reads a folder of .parquet files")
+        if len(corpus) != 1 or corpus[0] == "-":
+            raise InputError(
+                f"--engine takes one --corpus, a folder of .parquet, got {len(corpus)}"
+            )
+        console.check_folder(output, {"MODEL": model}, ours=False)
+        from bertflow.scale import Encode
+
+        worker = Encode(
+            str(Path(model).absolute()) if Path(model).exists() else model,
+            column=text.column,
+            **how.loading(),
+            batch_size=how.batch_size,
+            precision=how.precision,  # type: ignore[arg-type]
+            vector=cluster.vector,
+            role=role,
+            keep=cluster.keep,
+            numbers=cluster.numbers,
+            blank="skip" if cluster.skip_blank else "refuse",
+        )
         _run_shards(worker, corpus[0], output, cluster, "encode")
         return
     from bertflow.data import checked_corpus
@@ -84,11 +104,8 @@ def encode(
     loaded = opening.open_any(model, how)
     if role is not None:
         loaded = side_of(loaded, role)
-    kept = part_path(output)
-    with (
-        console.interruptible(lambda: console.resumes_from(kept, how.cache)),
-        console.progress_bar("encode") as report,
-    ):
+    kept = console.resumable(part_path(output), how.cache)
+    with kept, console.progress_bar("encode") as report:
         encoded = encode_file(
             loaded, sentences, output, devices=places, progress=report, **how.encoding()
         )
@@ -96,36 +113,6 @@ def encode(
         f"wrote {encoded.rows:,} vectors of {encoded.width} dimensions to {one_line(output)} "
         f"({console.from_cache(how.cache)}{encoded.cut:,} distinct sentences cut"
         f"{opening.to_limit(loaded)})"
-    )
-
-
-def _encoding_worker(
-    model: str,
-    corpus: list[str],
-    output: Path,
-    role: str | None,
-    text: options.Text,
-    how: options.Encoder,
-    cluster: options.EncodingCluster,
-) -> Worker:
-    from bertflow.scale import Encode
-
-    if text.format is not None:
-        raise InputError("--engine goes without --format: it reads a folder of .parquet files")
-    console.check_folder(output, {"MODEL": model}, ours=False)
-    if len(corpus) != 1 or corpus[0] == "-":
-        raise InputError(f"--engine takes one --corpus, a folder of .parquet, got {len(corpus)}")
-    return Encode(
-        str(Path(model).absolute()) if Path(model).exists() else model,
-        column=text.column,
-        **how.loading(),
-        batch_size=how.batch_size,
-        precision=how.precision,  # type: ignore[arg-type]
-        vector=cluster.vector,
-        role=role,
-        keep=cluster.keep,
-        numbers=cluster.numbers,
-        blank="skip" if cluster.skip_blank else "refuse",
     )
 
 
@@ -137,7 +124,7 @@ def _run_shards(
     from bertflow.scale.folders import MANIFEST
 
     with (
-        console.interruptible(lambda: console.resumes_from(output, mark=MANIFEST)),
+        console.resumable(output, mark=MANIFEST),
         opening.opened_cluster(cluster) as engine,
         console.progress_bar(stage) as report,
     ):
@@ -215,11 +202,6 @@ def report(
     console.check_files({"--output": output}, reads)
     pairs, job = own.read(), work.read(own)
     if pairs:
-        if not pairs[0].binary:
-            raise InputError(
-                f"{own.pairs} has graded pairs; --pairs takes labels 1 and 0 here, and bertflow "
-                "evaluate scores grades"
-            )
         job = DuplicatesJob(pairs[0])
     with console.progress_bar("encode") as told:
         found = build_report(

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from textwrap import TextWrapper
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -58,24 +57,32 @@ def from_cache(cache: SentenceCache | None) -> str:
 
 
 @contextmanager
-def interruptible(kept: Callable[[], str]) -> Iterator[None]:
-    """Let an interruption say what the function gives then: what the same command goes on from."""
+def resumable(
+    path: Path | None, cache: SentenceCache | None = None, *, mark: str = "", errors: bool = False
+) -> Iterator[None]:
+    """Let an interruption say what the same command goes on from.
+
+    That is the path, of a folder only if it holds the mark (a file or pattern), else vectors in the
+    cache, else nothing. With `errors` a ModelError, too, names a path that is there.
+    """
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(kept()) from None
+        if _is_there(path, mark):
+            kept = f"goes on from {path}"
+        elif cache is not None and (cache.found or cache.encoded):
+            kept = f"goes on from the vectors in {cache.folder}"
+        else:
+            kept = "begins anew: nothing was saved yet"
+        raise KeyboardInterrupt(f"the same command {kept}") from None
+    except ModelError as error:
+        if errors and _is_there(path, mark):
+            raise ModelError(f"{error}; the same command goes on from {path}") from error
+        raise
 
 
-def resumes_from(path: Path | None, cache: SentenceCache | None = None, *, mark: str = "") -> str:
-    """What the same command goes on from: a path, else vectors in the cache, else nothing.
-
-    A folder counts only if it holds the mark, a file or pattern.
-    """
-    if path is not None and path.exists() and (not mark or any(path.glob(mark))):
-        return f"the same command goes on from {path}"
-    if cache is not None and (cache.found or cache.encoded):
-        return f"the same command goes on from the vectors in {cache.folder}"
-    return "the same command begins anew: nothing was saved yet"
+def _is_there(path: Path | None, mark: str) -> bool:
+    return path is not None and path.exists() and (not mark or any(path.glob(mark)))
 
 
 def check_files(
@@ -85,14 +92,11 @@ def check_files(
 
     Files for rows must be regular ones that end in .npy. Both mappings are by option.
     """
-    given = {name: path for name, path in outputs.items() if path is not None}
-    for path in given.values():
+    for path in filter(None, outputs.values()):
         files.check_writable(path, rows=rows)
-    if given:
-        files.check_apart(given, _listed(reads))
-    for path in given.values() if rows else ():
-        if path.suffix.lower() != ".npy":
+        if rows and path.suffix.lower() != ".npy":
             raise InputError(f"{path} must end in .npy; --engine local makes a folder of a folder")
+    files.check_apart(outputs, _listed(reads))
 
 
 def check_folder(output: Path, reads: Mapping[str, Given], *, ours: bool = True) -> None:
@@ -126,11 +130,9 @@ class Page:
     def text(self) -> str:
         """The page as a terminal shows it, whose width notes keep to; anywhere else in a line."""
         terminal = Console()
+        width = terminal.width if terminal.is_terminal else sys.maxsize
         wrapped = TextWrapper(
-            terminal.width if terminal.is_terminal else sys.maxsize,
-            subsequent_indent="  ",
-            break_long_words=False,
-            break_on_hyphens=False,
+            width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
         )
         lines = [f"{name:<11}{one_line(value)}" for name, value in self.facts.items()]
         for grid in self.grids:
@@ -168,7 +170,7 @@ class Results:
         self,
         pages: Sequence[Page],
         content: dict[str, Any],
-        others: Mapping[Path, Callable[[Path], object]] = MappingProxyType({}),
+        others: Mapping[Path, Callable[[Path], object]] | None = None,
     ) -> None:
         """Show pages, and write them as Markdown and the content as JSON where it is asked for.
 
@@ -181,12 +183,12 @@ class Results:
         if self.markdown is not None:
             forms[self.markdown] = "\n".join(page.markdown() for page in pages)
         alone = forms.pop(STDOUT, None)
-        writers: dict[Path, Callable[[Path], object]] = {
+        writers: dict[Path, Any] = {
             path: partial(files.write_text, text=text) for path, text in forms.items()
         }
         # Files first: whoever reads what is shown may have gone.
         lost = []
-        for path, write in {**writers, **others}.items():
+        for path, write in {**writers, **(others or {})}.items():
             try:
                 files.save_or_keep(path, write)
             except ModelError as error:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from bertflow.cli import console, opening, options
 from bertflow.cli.applying import count_of, show_left_out
-from bertflow.cli.options import CALIBRATOR, INPUT, REQUIRED, SPEED, Shared, flag, option
+from bertflow.cli.options import CALIBRATOR, ENCODER, INPUT, REQUIRED, SPEED, Shared, flag, option
 from bertflow.display import Bars, Grid, of_stage
 from bertflow.display.grid import fixed, hundredfold, hundredfold_span
-from bertflow.errors import InputError, ModelError, one_line, quoted
+from bertflow.errors import InputError, one_line, quoted
 from bertflow.io.files import clear_part, part_folder, save_or_keep
 
 if TYPE_CHECKING:
@@ -193,15 +193,9 @@ def _unfinished(output: Path, name: str, cache: SentenceCache | None = None) -> 
     One process holds that folder. It stays where a fit is stopped or fails; the error says so.
     """
     with part_folder(output) as folder:
-        place = folder / name
-        try:
-            with console.interruptible(lambda: console.resumes_from(place, cache)):
-                yield place
-            clear_part(folder)
-        except ModelError as error:
-            if not place.is_file():
-                raise
-            raise ModelError(f"{error}; {console.resumes_from(place)}") from error
+        with console.resumable(folder / name, cache, errors=True):
+            yield folder / name
+        clear_part(folder)
 
 
 def _show_fitted(said: str, began: float, calibrator: Calibrator, output: Path, how: str) -> None:
@@ -241,7 +235,7 @@ def finetune(
     data: Path | None = Shared.data,
     limit: int | None = option(None, "N", group=INPUT),
     held_out: float = option(0.1, "X", group=INPUT),
-    pooling: str = options.pooling_option("mean"),
+    pooling: str = option("mean", "NAME", group=ENCODER, callback=options.known_pooling),
     max_length: int | None = Shared.max_length,
     trust_remote_code: bool = Shared.trust_remote_code,
     recipe: Recipe,
@@ -270,21 +264,15 @@ def finetune(
     corpus = finetuning.nli_corpus(
         nli, data, held_out=held_out, random_state=recipe.random_state, limit=limit
     )
-    how = options.Loading(pooling=pooling, max_length=max_length, device=device)
-    loaded = opening.load_raw(encoder, replace(how, trust_remote_code=trust_remote_code))
+    how = options.Loading(
+        pooling=pooling, max_length=max_length, trust_remote_code=trust_remote_code, device=device
+    )
+    loaded = opening.load_raw(encoder, how)
     _show_corpus(corpus)
     place = Path(f"{output}.checkpoints")
-    kept = partial(console.resumes_from, place, mark="checkpoint-*")
-    try:
-        with console.interruptible(kept), Bars() as report:
-            result = finetuning.finetune(
-                loaded, corpus, checked, checkpoints=place, progress=report
-            )
-            save_or_keep(output, partial(finetuning.save_finetuned, result))
-    except ModelError as error:
-        if any(place.glob("checkpoint-*")):
-            raise ModelError(f"{error}; {kept()}") from error
-        raise
+    with console.resumable(place, mark="checkpoint-*", errors=True), Bars() as report:
+        result = finetuning.finetune(loaded, corpus, checked, checkpoints=place, progress=report)
+        save_or_keep(output, partial(finetuning.save_finetuned, result))
     _show_tuned(result, output, pooling)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertflow.cli import console, opening, options
-from bertflow.cli.options import Shared, argument, flag, option, refuse
+from bertflow.cli.options import Shared, argument, flag, one_of, option, refuse
 from bertflow.data import STS_TASKS, TASKS
 from bertflow.display import Bars
 from bertflow.errors import InputError, MissingDataError, unknown
@@ -69,8 +69,9 @@ def evaluate(
     pairs, job = own.read(), work.read(own, split)
     from bertflow import evaluation
     from bertflow.calibrators.readme import CARD
-    from bertflow.cli.score_pages import Judged
-    from bertflow.evaluation.jobs import evaluate_job
+    from bertflow.cli import score_pages
+    from bertflow.evaluation.jobs import JobScore, evaluate_job
+    from bertflow.evaluation.score_grids import encoder_name
     from bertflow.models import is_calibrated, save_card
 
     opening.check_own(against, model)
@@ -78,7 +79,8 @@ def evaluate(
         if not is_calibrated(model):
             raise InputError(f"--card needs a calibrated model that bertflow saved, not {model}")
         console.check_files({"--card": Path(model) / CARD}, {})
-    found, absent = _read(names, TASKS, data, split)
+    tasks, absent = _read(names, TASKS, data, split)
+    tasks += pairs
     few = []
     if pairs and pairs[0].binary:
         try:
@@ -86,30 +88,31 @@ def evaluate(
         except InputError as error:  # There may be an area all the same.
             few = [f"no thresholds: {error}"]
     sides = [model] if against is None else [model, against]
-    judged: dict[int, Judged] = {}
+    found: dict[int, list[evaluation.Score | JobScore]] = {}
     for place, loaded in opening.open_sides(sides, how):
         with console.progress_bar("encode") as report:
             encoding = {**how.encoding(), "progress": report}
-            tasks = [*found, *pairs]
-            several = evaluation.score_all(loaded, tasks, **encoding) if tasks else []
-            of_job = None if job is None else evaluate_job(loaded, job, **encoding)
-        judged[place] = Judged(several, absent, of_job)
+            found[place] = [*evaluation.score_all(loaded, tasks, **encoding)] if tasks else []
+            if job is not None:
+                found[place].append(evaluate_job(loaded, job, **encoding))
         if sides[place] == options.OWN_ENCODER:
             # Its files are the model's, which knows from its fit what the encoder is called.
-            judged[place] = judged[place].named(judged[0].encoder)
+            name = {"name": encoder_name(found[0][0])}
+            found[place] = [replace(one, encoder={**one.encoder, **name}) for one in found[place]]
             sides[place] = "its encoder"
         if card and place == 0:
-            loaded.add_scores(*several, *([of_job] if of_job else []))
+            loaded.add_scores(*found[0])
             save_card(loaded, model)
         del loaded
-    pages = [judged[place].page(name) for place, name in enumerate(sides)]
-    content: dict[str, Any] = {"model": model, **judged[0].to_dict()}
-    if against is not None:
-        page, apart = judged[0].against(judged[1], sides)
-        pages.append(page)
-        content["against"] = {"model": against or judged[1].encoder, **judged[1].to_dict()}
-        content |= apart
+    pages = [score_pages.model_page(side, found[n], absent) for n, side in enumerate(sides)]
     pages[0] = replace(pages[0], notes=[*pages[0].notes, *few])
+    content: dict[str, Any] = {"model": model, **score_pages.model_content(found[0], absent)}
+    if against is not None:
+        page, apart = score_pages.differences_page(sides, found[0], found[1])
+        pages.append(page)
+        other = {"model": against or encoder_name(found[1][0])}
+        content["against"] = other | score_pages.model_content(found[1], absent)
+        content |= apart
     results.give(pages, content)
 
 
@@ -119,8 +122,8 @@ def compare(
     task: list[str] | None = option(None, "NAME"),
     own: options.Material,
     work: options.OwnJob,
-    job: str | None = option(None, "NAME"),
-    fit: str | None = option(None, "NAME"),
+    job: str | None = option(None, "NAME", callback=one_of("job", MATERIAL)),
+    fit: str | None = option(None, "NAME", callback=one_of("fit", ("target", "nli", "corpus"))),
     queries: list[str] | None = option(None, "FILE"),
     method: list[str] | None = option(None, "NAME"),
     seeds: int = option(5, "N", min=1),
@@ -156,19 +159,14 @@ def compare(
         jobs: Processes that fit at a time; default: the CPUs.
     """
     fit = fit or ("corpus" if own.corpus else "target")
-    if fit not in ("target", "nli", "corpus"):
-        raise InputError(f"--fit takes target, nli or corpus, got {fit!r}")
     if (fit == "corpus") != bool(own.corpus):
         raise InputError("--fit corpus goes with --corpus FILE, and --corpus with --fit corpus")
     if work.retrieval is None:
         refuse({"--queries": queries}, "goes with --retrieval")
     names = _named(task, replace(own, corpus=[*(own.corpus or []), *(queries or [])]), work)
     material = {"--retrieval": work.retrieval, "--labels": work.labels, "--pairs": own.pairs}
-    if job is not None:
-        if job not in MATERIAL:
-            raise unknown("job", job, MATERIAL)
-        if material[MATERIAL[job]] is None or names:
-            raise InputError(f"--job {job} goes with {MATERIAL[job]} alone")
+    if job is not None and (material[MATERIAL[job]] is None or names):
+        raise InputError(f"--job {job} goes with {MATERIAL[job]} alone")
     if fit == "nli" and (job or work.retrieval or work.labels):
         raise InputError("--fit nli goes with --task or --pairs, without --job")
     results.check({"ENCODER": encoder, "--corpus": own.corpus, "--queries": queries, **material})
@@ -185,7 +183,7 @@ def compare(
     found, absent = _read(names, STS_TASKS, data)
     loaded, cache = opening.open_any(encoder, how), how.cache
     fits = None if cache is None or posed is not None else cache.folder
-    with console.interruptible(lambda: console.resumes_from(fits, cache)), Bars() as report:
+    with console.resumable(fits, cache), Bars() as report:
         common: dict[str, Any] = {
             "methods": method or (list(evaluation.METHODS) if posed is None else None),
             "seeds": seeds,
@@ -209,7 +207,7 @@ def diagnose(
     source: str = argument("ENCODER|FILE.npy", callback=options.known_place),
     *,
     own: options.Material,
-    job: str = option("similarity", "NAME"),
+    job: str = option("similarity", "NAME", callback=one_of("job", ("similarity", *MATERIAL))),
     limit: int = option(10000, "N", min=2),
     results: console.Results,
     how: options.Encoder,
@@ -222,8 +220,6 @@ def diagnose(
         job: What the vectors are for: similarity, search, classes, clusters or duplicates.
         limit: Take the first N sentences, or N vectors at random.
     """
-    if job not in (known := ("similarity", *MATERIAL)):
-        raise unknown("job", job, known)
     vectors = source.endswith(".npy")
     name = "VECTORS" if vectors else "ENCODER"
     results.check({name: source, "--corpus": own.corpus, "--pairs": own.pairs})

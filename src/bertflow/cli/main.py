@@ -17,12 +17,11 @@ from typing import Annotated, Any
 import typer
 
 import bertflow
-from bertflow.cli.analyzing import isotropy, lexical, words
 from bertflow.cli.applying import cache, encode, push, report, transform
 from bertflow.cli.fitting import demo, finetune, fit
 from bertflow.cli.judging import compare, diagnose, evaluate
 from bertflow.cli.options import Command, flattened, summary
-from bertflow.cli.reproducing import reproduce
+from bertflow.cli.reproducing import isotropy, lexical, reproduce, words
 from bertflow.errors import BertflowError, FewRowsWarning
 
 EXIT_CODES = (

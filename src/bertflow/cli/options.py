@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
@@ -131,17 +131,18 @@ def known_pooling(name: str | None) -> str | None:
     return name
 
 
-def _known_precision(name: str) -> str:
-    if name not in PRECISIONS:
-        raise unknown("precision", name, PRECISIONS)
-    return name
+def one_of(what: str, known: Collection[str]) -> Callable[[Any], Any]:
+    """What refuses a value of an option, such as a precision, that is none of those known."""
+
+    def check(name: Any) -> Any:
+        if name is not None and name not in known:
+            raise unknown(what, name, known)
+        return name
+
+    return check
 
 
-def known_role(name: str | None) -> str | None:
-    """Refuse a value of --role that is no side of a search."""
-    if name not in ("query", "document", None):
-        raise unknown("role", name, ("query", "document"))
-    return name
+known_role = one_of("role", ("query", "document"))
 
 
 def known_place(name: str | None) -> str | None:
@@ -185,17 +186,13 @@ class Shared:
     output = option(REQUIRED, "DIR")
     calibrator = option(None, "NAME")
     role = option("document", "NAME", callback=known_role)
+    pooling = option(None, "NAME", group=ENCODER, callback=known_pooling)
     max_length = option(None, "N", group=ENCODER)
     trust_remote_code = flag("--trust-remote-code", group=ENCODER)
     batch_size = option(32, "N", group=SPEED, min=1)
     no_cache = flag("--no-cache", group=SPEED)
     device = option("auto", "NAME", group=SPEED)
     devices = option(None, "N", group=SPEED)
-
-
-def pooling_option(default: Any) -> Any:
-    """Declare --pooling, whose default differs between commands."""
-    return option(default, "NAME", group=ENCODER, callback=known_pooling)
 
 
 @dataclass(frozen=True)
@@ -303,7 +300,7 @@ class Loading:
             model's own, else first-last-avg.
     """
 
-    pooling: str | None = pooling_option(None)
+    pooling: str | None = Shared.pooling
     max_length: int | None = Shared.max_length
     trust_remote_code: bool = Shared.trust_remote_code
     no_cache: bool = Shared.no_cache
@@ -320,7 +317,7 @@ class Loading:
         """The arguments of functions that load an encoder, but for the cache."""
         names = ("pooling", "max_length", "trust_remote_code")
         given = {name: getattr(self, name) for name in names}
-        return {**given, "device": device_or_none(self.device)}
+        return {**given, "device": None if self.device == "auto" else self.device}
 
 
 @dataclass(frozen=True)
@@ -332,7 +329,7 @@ class Encoder(Loading):
     """
 
     batch_size: int = Shared.batch_size
-    precision: str = option("auto", "KIND", group=SPEED, callback=_known_precision)
+    precision: str = option("auto", "KIND", group=SPEED, callback=one_of("precision", PRECISIONS))
 
     def encoding(self) -> dict[str, Any]:
         """The arguments of functions that encode sentences."""
@@ -429,11 +426,6 @@ class EncodingCluster(Cluster):
     keep: list[str] | None = option(None, "NAME", group=CLUSTER)
     numbers: str = option("float32", "KIND", group=CLUSTER)
     skip_blank: bool = flag("--skip-blank", group=CLUSTER)
-
-
-def device_or_none(device: str) -> str | None:
-    """The device as libraries take it: None where it is theirs to choose."""
-    return None if device == "auto" else device
 
 
 def changed(options: Any, *but: str) -> dict[str, Any]:

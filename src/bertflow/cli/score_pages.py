@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from bertflow.analysis.diagnosis import VERDICTS, Diagnosis
@@ -32,110 +31,69 @@ NEXT_FOR_JOB = {
 }
 
 
-@dataclass(frozen=True)
-class Judged:
-    """What is known of one model: its scores on tasks and pairs, and that on a job."""
-
-    several: Sequence[Score]
-    absent: Mapping[str, str]
-    job: JobScore | None
-
-    @property
-    def scores(self) -> Scores:
-        """The scores by task."""
-        return Scores(scores={one.task: one for one in self.several}, absent=self.absent)
-
-    @property
-    def every(self) -> list[Score | JobScore]:
-        """All scores, at least one."""
-        return [*self.several, *([] if self.job is None else [self.job])]
-
-    @property
-    def encoder(self) -> str:
-        """The encoder's name."""
-        return grids.encoder_name(self.every[0])
-
-    def named(self, name: str) -> Judged:
-        """The same with another name of the encoder."""
-        several = [replace(one, encoder={**one.encoder, "name": name}) for one in self.several]
-        job = self.job and replace(self.job, encoder={**self.job.encoder, "name": name})
-        return Judged(several, self.absent, job)
-
-    def page(self, name: str) -> Page:
-        """All of it, given the model's name."""
-        pages = [scores_page(name, self.scores)] if self.several else []
-        return _joined([*pages, *([] if self.job is None else [job_page(name, self.job)])])
-
-    def against(self, other: Judged, names: Sequence[str]) -> tuple[Page, dict[str, Any]]:
-        """How it differs from another model, as a page, and by name as JSON has it."""
-        pages, found = [], {}
-        if self.several:
-            apart = differences(other.scores, self.scores)
-            pages.append(difference_page(names, [self.several[0], other.several[0]], apart))
-            found["differences"] = apart
-        if self.job is not None and other.job is not None:
-            apart, unit = job_differences(other.job, self.job), self.job.unit
-            pages.append(difference_page(names, [self.job, other.job], apart, "measure", unit))
-            found["job_differences"] = apart
-        shown = {
-            key: {name: one.to_dict() for name, one in apart.items()}
-            for key, apart in found.items()
-        }
-        return _joined(pages), shown
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON has it."""
-        scores = self.scores.to_dict() if self.several else {}
-        return scores if self.job is None else {**scores, "job": self.job.to_dict()}
+def parted(found: Sequence[Score | JobScore]) -> tuple[list[Score], list[JobScore]]:
+    """A model's scores on tasks and pairs, and that on a job, if there is one."""
+    return (
+        [one for one in found if isinstance(one, Score)],
+        [one for one in found if isinstance(one, JobScore)],
+    )
 
 
-def _joined(pages: Sequence[Page]) -> Page:
-    """Pages about the same model as one."""
-    facts = {name: value for page in reversed(pages) for name, value in page.facts.items()}
-    notes = dict.fromkeys(note for page in pages for note in page.notes)
-    return Page(facts, [grid for page in pages for grid in page.grids], list(notes))
+def scores_of(several: Sequence[Score], absent: Mapping[str, str] | None = None) -> Scores:
+    """Scores by task."""
+    return Scores(scores={one.task: one for one in several}, absent=absent or {})
 
 
-def scores_page(model: str, scores: Scores) -> Page:
-    """The scores of a model."""
-    several = list(scores.scores.values())
-    cut, texts = sum(score.cut for score in several), sum(score.texts for score in several)
-    whole = _cut(cut, f"{texts:,}", several[0].encoder)
-    cuts = [f"{name} {score.cut:,}" for name, score in scores.scores.items() if score.cut]
-    if len(several) > 1 and cuts:
-        whole += f": {', '.join(cuts)}"
-    data = ", ".join(dict.fromkeys(score.data for score in several))
-    facts = _facts(model, several[0], {"data": data, "cut": whole})
-    return Page(facts, [grids.scores_grid(scores)], list(_score_notes(scores)))
+def model_content(found: Sequence[Score | JobScore], absent: Mapping[str, str]) -> dict[str, Any]:
+    """All that is known of a model, as JSON has it."""
+    several, jobs = parted(found)
+    content = scores_of(several, absent).to_dict() if several else {}
+    return {**content, "job": jobs[0].to_dict()} if jobs else content
 
 
-def _facts(model: str, first: Score | JobScore, more: Mapping[str, str]) -> dict[str, str]:
-    """What was scored: the model and its parts, more, and what it was fitted on."""
+def model_page(model: str, found: Sequence[Score | JobScore], absent: Mapping[str, str]) -> Page:
+    """All that is known of a model, at least one score."""
+    several, jobs = parted(found)
+    first, shown, notes = found[0], list[Grid](), list[str]()
     facts = {
         "model": model,
         "encoder": f"{grids.encoder_name(first)}, {_how(first.encoder)}",
         "calibrator": recorded_name(first.calibrator) if first.calibrator else "none",
-        **more,
     }
+    for job in jobs:
+        facts["job"] = _job(job.kind, job.counts, job.source)
+        facts["cut"] = _cut(job.cut, "the", job.encoder)
+    if several:
+        scores = scores_of(several, absent)
+        facts["data"] = ", ".join(dict.fromkeys(score.data for score in several))
+        facts["cut"] = _cut_of(several)
+        shown.append(grids.scores_grid(scores))
+        notes += _score_notes(scores)
+    for job in jobs:
+        shown += grids.job_grids(job)
+        notes += _job_notes(job)
     fitted = first.fitted_on or {}
     if "sentences" in fitted:
         corpus = fitted.get("corpus", "a list")
         names = ", ".join(corpus) if isinstance(corpus, list) else corpus
         facts["fitted on"] = f"{fitted['sentences']:,} sentences of {names}"
-    return facts
+    return Page(facts, shown, notes)
 
 
-def job_page(model: str, score: JobScore) -> Page:
-    """What a model is worth on a job."""
-    cut = _cut(score.cut, "the", score.encoder)
-    facts = _facts(model, score, {"job": _job(score.kind, score.counts, score.source), "cut": cut})
-    notes: list[str] = []
+def _cut_of(several: Sequence[Score]) -> str:
+    """How many texts are cut, in all and by task."""
+    cut, texts = sum(score.cut for score in several), sum(score.texts for score in several)
+    whole = _cut(cut, f"{texts:,}", several[0].encoder)
+    cuts = [f"{score.task} {score.cut:,}" for score in several if score.cut]
+    return f"{whole}: {', '.join(cuts)}" if len(several) > 1 and cuts else whole
+
+
+def _job_notes(score: JobScore) -> Iterator[str]:
     for name, one in score.measures.items():
-        notes += _reasons(name, [one], score.unit)
-    notes += [f"{name}: {one:g}" for name, one in score.facts.items() if isinstance(one, float)]
+        yield from _reasons(name, [one], score.unit)
+    yield from (f"{name}: {one:g}" for name, one in score.facts.items() if isinstance(one, float))
     if skipped := counts(score.skipped):
-        notes.append(f"does not count: {skipped}")
-    return Page(facts, grids.job_grids(score), notes)
+        yield f"does not count: {skipped}"
 
 
 def _job(kind: str, number: Mapping[str, int], source: str) -> str:
@@ -164,31 +122,36 @@ def _reasons(name: str, found: Collection[Estimate], unit: str = "pairs") -> Ite
         yield f"{name}: no interval: there are too few {unit}"
 
 
-def difference_page(
-    names: Sequence[str],
-    sides: Sequence[Score | JobScore],
-    differences: Mapping[str, Difference],
-    what: str = "task",
-    unit: str = "pairs",
-) -> Page:
-    """How a model's scores differ from another's, by task and aggregation, or by measure of a job.
-
-    `sides` are one score of each model; `unit` is what was resampled.
-    """
-    rows = [
-        [
-            name,
-            hundredfold(one.value, signed=True),
-            hundredfold_span(one),
-            p_value(one.adjusted),
-            _verdict(one, unit),
+def differences_page(
+    names: Sequence[str], found: Sequence[Score | JobScore], other: Sequence[Score | JobScore]
+) -> tuple[Page, dict[str, Any]]:
+    """How a model's scores differ from another's: as a page, and as JSON has it."""
+    (several, jobs), (tasks, other_jobs) = parted(found), parted(other)
+    apart: dict[str, tuple[str, str, Mapping[str, Difference]]] = {}
+    if several:
+        of_tasks = differences(scores_of(tasks), scores_of(several))
+        apart["differences"] = ("task", "pairs", of_tasks)
+    for job, before in zip(jobs, other_jobs, strict=True):
+        apart["job_differences"] = ("measure", job.unit, job_differences(before, job))
+    shown, notes, content = [], [], {}
+    for key, (what, unit, by_name) in apart.items():
+        rows = [
+            [
+                name,
+                hundredfold(one.value, signed=True),
+                hundredfold_span(one),
+                p_value(one.adjusted),
+                _verdict(one, unit),
+            ]
+            for name, one in by_name.items()
         ]
-        for name, one in differences.items()
-    ]
-    note = f"p by paired bootstrap over {unit}, corrected for the number of differences (Holm)"
-    grid = Grid(" minus ".join(names) + ", × 100", [what, "difference", "95 %", "p", ""], rows)
-    facts = {"model": side_of(names[0], sides[0]), "against": side_of(names[1], sides[1])}
-    return Page(facts, [grid], [note])
+        heads = [what, "difference", "95 %", "p", ""]
+        shown.append(Grid(" minus ".join(names) + ", × 100", heads, rows))
+        corrected = "corrected for the number of differences (Holm)"
+        notes.append(f"p by paired bootstrap over {unit}, {corrected}")
+        content[key] = {name: one.to_dict() for name, one in by_name.items()}
+    facts = {"model": side_of(names[0], found[0]), "against": side_of(names[1], other[0])}
+    return Page(facts, shown, list(dict.fromkeys(notes))), content
 
 
 def _verdict(one: Difference, unit: str) -> str:
