@@ -156,8 +156,7 @@ def report(
     *,
     output: Path = option(REQUIRED, "FILE.html"),
     corpus: Path | None = option(None, "FILE"),
-    own: options.Material,
-    work: options.OwnJob,
+    own: options.JobMaterial,
     against: str | None = option(None, "[OTHER]"),
     task: list[str] | None = option(None, "NAME"),
     data: Path | None = option(None, "DIR"),
@@ -176,8 +175,6 @@ def report(
             to look at. Default: those it was fitted on.
         pairs: Judge a model by your own pairs: a table with two columns of text and one of labels,
             1 for duplicates and 0.
-        columns: The columns of --pairs (A,B,LABEL) or of --labels (TEXT,LABEL), by name or by
-            number from 1.
         against: What to set beside it: of vectors a calibrator or calibrated model, which is
             applied to them, or a .npy file of the same rows; of a model another calibrator of its
             encoder or, without a value, its own encoder, which is the default.
@@ -193,14 +190,13 @@ def report(
 
     check_page(output)
     own = replace(own, corpus=None if corpus is None else [str(corpus)])
-    work.check(own, {"--pairs": own.pairs})
+    own.check()
     opening.check_own(against, source)
     # A page is none of the records of a run, in whose folder it may well lie.
     reads: dict[str, console.Given] = {} if is_run(Path(source)) else {"the report": source}
-    reads |= {"--corpus": corpus and [corpus], "--against": against or None, "--pairs": own.pairs}
-    reads |= {"--retrieval": work.retrieval, "--labels": work.labels}
+    reads |= {"--against": against or None, **own.reads()}
     console.check_files({"--output": output}, reads)
-    pairs, job = own.read(), work.read(own)
+    pairs, job = own.read(), own.job()
     if pairs:
         job = DuplicatesJob(pairs[0])
     with console.progress_bar("encode") as told:

@@ -14,8 +14,6 @@ from bertflow.display import Bars
 from bertflow.errors import InputError, MissingDataError, unknown
 
 if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
     from bertflow.analysis import Diagnosis
     from bertflow.data import Pairs
 
@@ -23,10 +21,10 @@ if TYPE_CHECKING:
 ALIKE = 0.8
 # The material that each job is posed by.
 MATERIAL = {
-    "search": "--retrieval",
-    "classes": "--labels",
-    "clusters": "--labels",
-    "duplicates": "--pairs",
+    "search": "retrieval",
+    "classes": "labels",
+    "clusters": "labels",
+    "duplicates": "pairs",
 }
 
 
@@ -34,9 +32,8 @@ def evaluate(
     model: str = Shared.model,
     *,
     task: list[str] | None = option(None, "NAME"),
-    own: options.Graded,
-    work: options.OwnJob,
-    against: str | None = option(None, "[MODEL]"),
+    own: options.OwnJob,
+    against: str | None = Shared.against,
     data: Path | None = Shared.data,
     split: str | None = option(None, "NAME"),
     card: bool = flag("--card"),
@@ -50,23 +47,15 @@ def evaluate(
     Args:
         task: sts12, sts13, sts14, sts15, sts16, stsb, sick-r, qnli; or all, which is these eight.
             May be repeated.
-        against: Another model, or without a value the calibrated model's own encoder; says which
-            differences are beyond chance. Beside a calibrated model, encoders without a pooling of
-            their own take its pooling and length, unless --pooling and --max-length say otherwise.
-        columns: The columns of --pairs (A,B,SCORE) or of --labels (TEXT,LABEL), by name or by
-            number from 1.
         split: train, dev or test, of --task or --retrieval. Default: the one scores are published
             for.
         card: Note the scores in the model's card, in place of those noted before.
     """
-    names = _named(task, own, work)
-    if not task and work.retrieval is None:
+    names = _named(task, own)
+    if not task and own.retrieval is None:
         refuse({"--split": split}, "goes with --task or --retrieval")
-    results.check(
-        {"MODEL": model, "--against": against or None, "--pairs": own.pairs}
-        | {"--retrieval": work.retrieval, "--labels": work.labels}
-    )
-    pairs, job = own.read(), work.read(own, split)
+    results.check({"MODEL": model, "--against": against or None, **own.reads()})
+    pairs, job = own.read(), own.job(split)
     from bertflow import evaluation
     from bertflow.calibrators.readme import CARD
     from bertflow.cli import score_pages
@@ -120,8 +109,7 @@ def compare(
     encoder: str = Shared.encoder,
     *,
     task: list[str] | None = option(None, "NAME"),
-    own: options.Material,
-    work: options.OwnJob,
+    own: options.JobMaterial,
     job: str | None = option(None, "NAME", callback=one_of("job", MATERIAL)),
     fit: str | None = option(None, "NAME", callback=one_of("fit", ("target", "nli", "corpus"))),
     queries: list[str] | None = option(None, "FILE"),
@@ -140,8 +128,6 @@ def compare(
         encoder: A sentence-transformers or transformers folder, a hub name or a .gguf file.
         task: sts12, sts13, sts14, sts15, sts16, stsb, sick-r, qnli; or all, which is the seven of
             STS, without qnli, whose sentences are very many. May be repeated.
-        columns: The columns of --pairs (A,B,SCORE) or of --labels (TEXT,LABEL), by name or by
-            number from 1.
         job: What is judged: search of --retrieval; classes or clusters of --labels, which comes
             first; duplicates of --pairs with labels 1 and 0. Default: search, classes or, of
             --pairs, the cosines.
@@ -161,19 +147,17 @@ def compare(
     fit = fit or ("corpus" if own.corpus else "target")
     if (fit == "corpus") != bool(own.corpus):
         raise InputError("--fit corpus goes with --corpus FILE, and --corpus with --fit corpus")
-    if work.retrieval is None:
+    if own.retrieval is None:
         refuse({"--queries": queries}, "goes with --retrieval")
-    names = _named(task, replace(own, corpus=[*(own.corpus or []), *(queries or [])]), work)
-    material = {"--retrieval": work.retrieval, "--labels": work.labels, "--pairs": own.pairs}
-    if job is not None and (material[MATERIAL[job]] is None or names):
-        raise InputError(f"--job {job} goes with {MATERIAL[job]} alone")
-    if fit == "nli" and (job or work.retrieval or work.labels):
+    names = _named(task, replace(own, corpus=own.corpus or queries))
+    if job is not None and (names or getattr(own, MATERIAL[job]) is None):
+        raise InputError(f"--job {job} goes with --{MATERIAL[job]} alone")
+    if fit == "nli" and (job or own.retrieval or own.labels):
         raise InputError("--fit nli goes with --task or --pairs, without --job")
-    results.check({"ENCODER": encoder, "--corpus": own.corpus, "--queries": queries, **material})
-    pairs, posed = own.read(), work.read(own)
-    corpus, asked = (
-        replace(own, corpus=some).sentences() if some else None for some in (own.corpus, queries)
-    )
+    results.check({"ENCODER": encoder, "--queries": queries, **own.reads()})
+    pairs, posed = own.read(), own.job()
+    corpus = own.sentences(own.corpus) if own.corpus else None
+    asked = own.sentences(queries) if queries else None
     from bertflow import evaluation
     from bertflow.cli.score_pages import comparison_page
     from bertflow.evaluation.jobs import compare_job
@@ -221,58 +205,39 @@ def diagnose(
         limit: Take the first N sentences, or N vectors at random.
     """
     vectors = source.endswith(".npy")
-    name = "VECTORS" if vectors else "ENCODER"
-    results.check({name: source, "--corpus": own.corpus, "--pairs": own.pairs})
+    results.check({"VECTORS" if vectors else "ENCODER": source, **own.reads()})
     own.check()
     if vectors:
         given = options.changed(own) | options.changed(how, "no_cache")
         refuse(given, "does not go with vectors")
-        with opening.vectors_named(source):
-            found = _diagnose_file(Path(source), limit, job)
-    else:
-        from bertflow.data import sample_sentences
+        from bertflow import analysis
+        from bertflow.analysis.neighbours import sampled
+        from bertflow.arrays import finite
+        from bertflow.io.vectors import read_vectors
 
-        pairs = own.read()
-        if own.corpus:
-            sentences = own.sentences(limit)
-        elif pairs:
-            sentences = [*pairs[0].first, *pairs[0].second][:limit]
-        else:
-            sentences = sample_sentences()[:limit]
-        found = _diagnose_encoder(opening.open_any(source, how), sentences, pairs, job, how)
+        with opening.vectors_named(source):
+            # Not the first of them: files are often sorted.
+            drawn = sampled(finite(read_vectors(source)), limit, 0)
+            found = analysis.diagnose(drawn, job=job)
+    else:
+        found = _diagnose_encoder(source, own, limit, job, how)
     from bertflow.cli.score_pages import diagnosis_page
 
     page = diagnosis_page(source, found, ALIKE)
     results.give([page], {"source": source, **found.to_dict()})
 
 
-def _diagnose_file(path: Path, limit: int, job: str) -> Diagnosis:
-    import numpy as np
-
-    from bertflow.analysis import diagnose
-    from bertflow.arrays import finite
-    from bertflow.io.vectors import read_vectors
-
-    vectors = finite(read_vectors(path))
-    if len(vectors) > limit:
-        # Not the first: files are often sorted.
-        drawn = np.random.default_rng(0).choice(len(vectors), size=limit, replace=False)
-        vectors = vectors[np.sort(drawn)]
-    return diagnose(np.asarray(vectors), job=job)
-
-
 def _diagnose_encoder(
-    encoder: SentenceTransformer,
-    sentences: list[str],
-    own: list[Pairs],
-    job: str,
-    how: options.Encoder,
+    name: str, own: options.Material, limit: int, job: str, how: options.Encoder
 ) -> Diagnosis:
     """Diagnose an encoder's vectors of distinct sentences and, with pairs, their alignment."""
-    from bertflow.analysis import diagnose
+    from bertflow.data import sample_sentences
 
+    sentences = own.sentences(own.corpus, limit) if own.corpus else sample_sentences()[:limit]
     alike: list[tuple[str, str]] = []
-    for pairs in own:
+    for pairs in own.read():
+        if not own.corpus:
+            sentences = [*pairs.first, *pairs.second][:limit]
         grades = [grade or 0.0 for grade in pairs.gold]
         alike = [
             (first, second)
@@ -280,22 +245,25 @@ def _diagnose_encoder(
             if grade >= ALIKE * max(grades) > 0 and first != second
         ]
     enough: Any = tuple(zip(*alike, strict=True)) if len(alike) > 1 else None
+    encoder = opening.open_any(name, how)
+    from bertflow.analysis import diagnose
+
     with console.progress_bar("encode") as report:
         encoding = {**how.encoding(), "progress": report}
         found = diagnose(encoder, sentences, pairs=enough, job=job, **encoding)
-    if not own or enough:
+    if own.pairs is None or enough:
         return found
     few = f"no alignment: {len(alike)} pairs are alike (score from {ALIKE} of the highest, above 0)"
     return replace(found, warnings=(*found.warnings, few))
 
 
-def _named(tasks: list[str] | None, own: options.Graded, work: options.OwnJob) -> list[str]:
+def _named(tasks: list[str] | None, own: options.OwnJob) -> list[str]:
     """The tasks that --task names. No encoder is imported, so that a mistake is told at once."""
-    if not any([tasks, own.pairs, work.retrieval, work.labels]):
+    if not any([tasks, own.pairs, own.retrieval, own.labels]):
         raise InputError(
             "give --task NAME (or all), or --pairs FILE, --retrieval DIR or --labels FILE"
         )
-    work.check(own, {"--task": tasks or None, "--pairs": own.pairs})
+    own.check(tasks)
     names = [part.strip() for name in tasks or [] for part in name.split(",")]
     for name in names:
         if name not in (*TASKS, "all"):

@@ -9,8 +9,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
 
@@ -22,7 +21,7 @@ from bertflow.cli.fitting import demo, finetune, fit
 from bertflow.cli.judging import compare, diagnose, evaluate
 from bertflow.cli.options import Command, flattened, summary
 from bertflow.cli.reproducing import isotropy, lexical, reproduce, words
-from bertflow.errors import BertflowError, FewRowsWarning
+from bertflow.errors import BertflowError, one_line
 
 EXIT_CODES = (
     "0 done; 1 an input, model, file or step of the fit is at fault, and the message says what to "
@@ -120,7 +119,8 @@ def run(arguments: list[str]) -> int:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
-        with _plain_warnings(), suppress(typer.Exit):  # Help or the version was shown.
+        with warnings.catch_warnings(), suppress(typer.Exit):  # Help or the version was shown.
+            warnings.showwarning = _show_warning
             whole = typer.main.get_command(app)
             with whole.make_context("bertflow", list(arguments)) as context:
                 whole.invoke(context)
@@ -143,17 +143,14 @@ def run(arguments: list[str]) -> int:
             return _fail(f"cannot write to standard output: {why}", 1)
         if "--debug" in arguments:
             raise
-        return _explain(error)
-
-
-def _explain(error: Exception) -> int:
-    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # The parser's.
-        if not error.format_message():  # Help was shown instead.
-            return int(error.exit_code)
-        return _fail(f"{error.format_message()} (see bertflow --help)", int(error.exit_code))
-    if isinstance(error, BertflowError):
-        return _fail(str(error), 1)
-    return _fail(f"unexpected {type(error).__name__}: {error} (--debug shows where)", 1)
+        if isinstance(error, BertflowError):
+            return _fail(str(error), 1)
+        if not hasattr(error, "format_message"):
+            return _fail(f"unexpected {type(error).__name__}: {error} (--debug shows where)", 1)
+        parser: Any = error
+        if not parser.format_message():  # Help was shown instead.
+            return int(parser.exit_code)
+        return _fail(f"{parser.format_message()} (see bertflow --help)", parser.exit_code)
 
 
 def _fail(message: str, code: int) -> int:
@@ -167,17 +164,6 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-@contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Show bertflow's warnings in one line, without the line of source that Python adds."""
-    with warnings.catch_warnings():
-        others = warnings.showwarning
-
-        def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
-            if issubclass(category, FewRowsWarning):
-                sys.stderr.write(f"warning: {message}\n")
-            else:
-                others(message, category, *place, **more)
-
-        warnings.showwarning = show
-        yield
+def _show_warning(message: Any, *_place: Any, **_more: Any) -> None:
+    """Show a warning in one line, without the line of source that Python adds."""
+    sys.stderr.write(f"warning: {one_line(message)}\n")

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -33,6 +33,12 @@ SPEED, RESULT, CLUSTER = "Speed and cache", "Result", "Folders of .parquet and c
 REQUIRED = MISSING
 POOLINGS = ("cls", "mean", "last2avg", "first-last-avg", "embed-last-avg", "layers:1,12")
 PRECISIONS = ("auto", "float32", "mixed", "fast")
+# What options of how files are read go with.
+READ_FROM = {
+    "column": ("corpus",),
+    "columns": ("pairs", "labels"),
+    "format": ("corpus", "pairs", "labels"),
+}
 # What --against is without a value: the calibrated model's own encoder.
 OWN_ENCODER = ""
 
@@ -163,6 +169,9 @@ class Shared:
         column: Text column of a table.
         format: txt, csv, tsv, jsonl or parquet, whatever the names end in.
         data: Folder of the data sets. Default: BERTFLOW_DATA, then the hub.
+        against: Another model, or without a value the calibrated model's own encoder; says which
+            differences are beyond chance. Beside a calibrated model, encoders without a pooling of
+            their own take its pooling and length, unless --pooling and --max-length say otherwise.
         output: Folder to save to.
         calibrator: adaptive-whitening, search-whitening, flow, tempered-flow, released-flow,
             whitening, standardization, soft-standardization or all-but-the-top. Default: that for
@@ -183,6 +192,7 @@ class Shared:
     column = option(None, "NAME", group=INPUT)
     format = option(None, "KIND", group=INPUT)
     data = option(None, "DIR", group=INPUT)
+    against = option(None, "[MODEL]")
     output = option(REQUIRED, "DIR")
     calibrator = option(None, "NAME")
     role = option("document", "NAME", callback=known_role)
@@ -216,10 +226,20 @@ class Graded:
     columns: str | None = option(None, "A,B,SCORE", group=INPUT)
     format: str | None = Shared.format
 
+    def given(self, *names: str) -> dict[str, Any]:
+        """The values of those of some options that the command has."""
+        return {f"--{name}": getattr(self, name) for name in names if hasattr(self, name)}
+
+    def reads(self) -> dict[str, Any]:
+        """What is read, by option."""
+        return self.given("corpus", "pairs", "retrieval", "labels")
+
     def check(self) -> None:
-        """Refuse options of how pairs are read, where none are."""
-        if self.pairs is None:
-            refuse({"--columns": self.columns, "--format": self.format}, "goes with --pairs")
+        """Refuse options of how sentences, pairs or labels are read, where none are."""
+        for how, what in READ_FROM.items():
+            sources = self.given(*what)
+            if not any(sources.values()):
+                refuse(self.given(how), f"goes with {' or '.join(sources)}")
 
     def read(self) -> list[Pairs]:
         """The pairs of --pairs, none without it."""
@@ -241,28 +261,20 @@ class Material(Graded):
     corpus: list[str] | None = Shared.corpus
     column: str | None = Shared.column
 
-    def check(self) -> None:
-        """Refuse options of how sentences or pairs are read, where none are."""
-        if not self.corpus:
-            refuse({"--column": self.column}, "goes with --corpus")
-        if self.pairs is None:
-            refuse({"--columns": self.columns}, "goes with --pairs")
-            if not self.corpus:
-                refuse({"--format": self.format}, "goes with --corpus or --pairs")
-
-    def sentences(self, limit: int | None = None) -> list[str]:
-        """The sentences of --corpus."""
+    def sentences(self, sources: list[str], limit: int | None = None) -> list[str]:
+        """The sentences of files, read as --corpus is."""
         from bertflow.data import read_corpus
 
-        sources = self.corpus or []
         return read_corpus(sources, column=self.column, limit=limit, format=self.format)
 
 
 @dataclass(frozen=True)
-class OwnJob:
-    """A job of one's own to judge vectors by.
+class OwnJob(Graded):
+    """Pairs or another job of one's own to judge vectors by.
 
     Attributes:
+        columns: The columns of --pairs (A,B,SCORE) or of --labels (TEXT,LABEL), by name or by
+            number from 1.
         retrieval: Your own search: a folder with corpus.jsonl, queries.jsonl and qrels (BEIR).
         labels: Your own classes: a table with a column of text and one of labels.
     """
@@ -270,25 +282,28 @@ class OwnJob:
     retrieval: Path | None = option(None, "DIR")
     labels: Path | None = option(None, "FILE")
 
-    def check(self, own: Graded, others: Mapping[str, object]) -> None:
-        """Refuse two jobs at a time, and options of how tables are read, where none are."""
-        mine = {"--retrieval": self.retrieval, "--labels": self.labels}
-        named = [name for name, value in {**others, **mine}.items() if value is not None]
-        if len(named) > 1 and any(name in mine for name in named):
-            raise InputError(f"{' and '.join(named)} do not go together; give one at a time")
-        replace(own, pairs=own.pairs or self.labels).check()
+    def check(self, task: list[str] | None = None) -> None:
+        """Refuse --retrieval or --labels beside another of them, a task or pairs, too."""
+        given = {"--task": task, **self.given("pairs", "retrieval", "labels")}
+        names = [name for name, value in given.items() if value]
+        if len(names) > 1 and (self.retrieval or self.labels):
+            raise InputError(f"{' and '.join(names)} do not go together; give one at a time")
+        super().check()
 
-    def read(self, own: Graded, split: str | None = None) -> Job | None:
+    def job(self, split: str | None = None) -> Job | None:
         """The job of --retrieval or --labels; None without them."""
-        if self.retrieval is not None:
-            from bertflow.evaluation import read_retrieval
+        from bertflow.evaluation import read_labels, read_retrieval
 
+        if self.retrieval is not None:
             return read_retrieval(self.retrieval, split=split)
         if self.labels is not None:
-            from bertflow.evaluation import read_labels
-
-            return read_labels(self.labels, columns=own.named(), format=own.format)
+            return read_labels(self.labels, columns=self.named(), format=self.format)
         return None
+
+
+@dataclass(frozen=True)
+class JobMaterial(OwnJob, Material):
+    """A job of one's own, and sentences beside it."""
 
 
 @dataclass(frozen=True)

@@ -303,7 +303,7 @@ def _mean(one: Mean | None) -> str:
 def lexical(
     model: str = Shared.model,
     *,
-    against: str | None = option(None, "[MODEL]"),
+    against: str | None = Shared.against,
     task: str | None = option(None, "NAME"),
     split: str | None = option(None, "NAME"),
     own: options.Graded,
@@ -317,16 +317,13 @@ def lexical(
     """How far similarity is only edit distance (the paper's Table 6 and Figure 2).
 
     Args:
-        against: Another model, or without a value the calibrated model's own encoder. Beside a
-            calibrated model, encoders without a pooling of their own take its pooling and length,
-            unless --pooling and --max-length say otherwise.
         task: A task with graded pairs. Default: stsb.
         split: Its part. Default: dev of stsb.
         unit: Edits are counted in characters or words.
         short: Pairs at most so far apart are set apart.
         figure: Draw it: .svg, .png or .pdf (the paper's Figure 2).
     """
-    results.check({"MODEL": model, "--against": against or None, "--pairs": own.pairs}, figure)
+    results.check({"MODEL": model, "--against": against or None, **own.reads()}, figure)
     opening.check_own(against, model)
     own.check()
     from bertflow.data import read_task
