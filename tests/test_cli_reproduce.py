@@ -18,7 +18,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, word_emb
 from bertflow import evaluation
 from bertflow.calibrators import Standardization
 from bertflow.cli.main import run
-from bertflow.cli.reproducing import notes_of, table_markdown
+from bertflow.cli.reproducing import table_markdown, table_page
 from bertflow.encoders import load_word_vectors
 from bertflow.errors import TrainingError
 from bertflow.evaluation import evaluate
@@ -139,7 +139,7 @@ def test_what_is_said_has_every_row_claim_and_note_of_every_table(ran, same):
         part = ran.said[ran.said.index(f"{name}: {table.title}") :]
         for row in table.rows:
             assert f"\n{row.label} " in part
-        for text in [*(claim.text for claim in table.claims), *notes_of(table)]:
+        for text in [*(claim.text for claim in table.claims), *table_page(table).notes]:
             assert text in part
     for word in ("nan", "None", "{", "Traceback"):
         assert word not in ran.said.replace(str(ran.root), "")
@@ -192,7 +192,7 @@ def test_notes_begin_with_what_the_whole_table_depends_on(same):
     digest = identify("tiny").digest[:16]
     encoder = f"encoder tiny: name tiny, files {digest}, pooling the paper's, max_length 32"
     nli = "NLI: 144 sentences of snli"
-    table = {one.name: notes_of(one) for one in same}
+    table = {one.name: table_page(one).notes for one in same}
     assert table["table2"][:4] == [encoder, "flow: paper, seeds: 2", nli, INTERVALS]
     assert table["table5"][:3] == [encoder, "flow: paper, seeds: 2", INTERVALS]
     assert table["table6"][:2] == [encoder, "flow: paper, seeds: 1"]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from bertflow.cli.reproducing import claims_grid, notes_of, table_grid, table_markdown
+from bertflow.cli.reproducing import claims_grid, table_grid, table_markdown, table_page
 from bertflow.data import STS_TASKS
 from bertflow.evaluation import Difference
 from bertflow.io.result_store import Result
@@ -880,7 +880,7 @@ def test_what_is_shown_is_what_the_cells_hold(make, name, subjects):
     for word in ("nan", "None", "inf ", "{", "}"):
         assert word not in whole
     for letter, doubt in {letter: doubt for doubt, letter in marks.items()}.items():
-        assert notes_of(result).count(f"{letter}: {doubt}") == 1
+        assert table_page(result).notes.count(f"{letter}: {doubt}") == 1
 
 
 def as_text(value: float | None) -> str:

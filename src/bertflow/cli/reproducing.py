@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from bertflow.errors import BertflowError, InputError, MissingDataError, one_lin
 from bertflow.io.files import check_apart, write_text
 
 if TYPE_CHECKING:
-    from bertflow.analysis import Isotropy, Lexical, WordStatistics
+    from bertflow.analysis import Lexical
     from bertflow.analysis.frequency import Mean
     from bertflow.data import Pairs
     from bertflow.evaluation import Score
@@ -99,7 +99,7 @@ def reproduce(
         for name, one in run(table, subjects, place):
             made[name] = one
             if not isinstance(one, BertflowError):
-                written += _write(one, folder)
+                _write(folder, written, one)
     absent = {name: one for name, one in made.items() if isinstance(one, BertflowError)}
     if len(absent) == len(made):
         raise next(iter(absent.values()))
@@ -130,35 +130,34 @@ def _file_name(text: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", text.replace(":", ""))
 
 
-def _write(one: TableResult | Sequence[Scatter], folder: Path) -> list[str]:
-    """Write a table as Markdown, CSV and JSON, or the figure; the names of the files."""
+def _write(folder: Path, written: list[str], one: TableResult | Sequence[Scatter]) -> None:
+    """Write a table as Markdown, CSV and JSON, or the figure, and note the names of the files."""
     from bertflow.paper.results import TableResult
 
-    if not isinstance(one, TableResult):
-        return [name for scatter in one for name in _draw(scatter, folder)]
-    content = json.dumps(one.to_dict(), indent=2, allow_nan=False, ensure_ascii=False)
-    forms = {"md": table_markdown(one), "csv": one.to_csv(), "json": f"{content}\n"}
-    for suffix, text in forms.items():
-        write_text(folder / f"{one.name}.{suffix}", text)
-    return [f"{one.name}.{suffix}" for suffix in forms]
-
-
-def _draw(scatter: Scatter, folder: Path) -> Iterator[str]:
+    if isinstance(one, TableResult):
+        content = json.dumps(one.to_dict(), indent=2, allow_nan=False, ensure_ascii=False)
+        forms = {"md": table_markdown(one), "csv": one.to_csv(), "json": f"{content}\n"}
+        for suffix, text in forms.items():
+            written.append(f"{one.name}.{suffix}")
+            write_text(folder / written[-1], text)
+        return
     from bertflow.report.draw import edit_distance_scatter, save_figure
     from bertflow.report.measures import relate_to_edits
 
-    for unit, distances in scatter.distances.items():
-        figure = edit_distance_scatter(relate_to_edits(scatter.panels, distances, unit=unit))
-        for suffix in ("svg", "png"):
-            name = f"figure2-{_file_name(scatter.encoder)}-{unit}.{suffix}"
-            save_figure(figure, folder / name)
-            yield name
+    for scatter in one:
+        for unit, distances in scatter.distances.items():
+            figure = edit_distance_scatter(relate_to_edits(scatter.panels, distances, unit=unit))
+            for suffix in ("svg", "png"):
+                written.append(f"figure2-{_file_name(scatter.encoder)}-{unit}.{suffix}")
+                save_figure(figure, folder / written[-1])
 
 
 def table_page(one: TableResult) -> console.Page:
-    """A table with its claims and notes."""
+    """A table with its claims and notes, the doubts about published numbers last."""
     grids = [table_grid(one), claims_grid(one)] if one.claims else [table_grid(one)]
-    return console.Page({}, grids, notes_of(one))
+    facts = [f"{name}: {fact}" for name, fact in one.facts().items()]
+    doubts = [f"{letter}: {doubt}" for doubt, letter in one.doubts().items()]
+    return console.Page({}, grids, [*facts, *one.notes, *doubts])
 
 
 def table_markdown(one: TableResult) -> str:
@@ -238,15 +237,6 @@ def _arrow(cell: CellResult) -> str:
     return " ↑" if (cell.baseline.value or 0) > 0 else " ↓"
 
 
-def notes_of(one: TableResult) -> list[str]:
-    """What must be said beside the table, the doubts about published numbers last."""
-    return [
-        *(f"{name}: {fact}" for name, fact in one.facts().items()),
-        *one.notes,
-        *(f"{letter}: {doubt}" for doubt, letter in one.doubts().items()),
-    ]
-
-
 def words(
     encoder: str = Shared.encoder,
     *,
@@ -266,14 +256,7 @@ def words(
     loaded = opening.load_raw(encoder, how)
     ranked = frequent_words(loaded[0].tokenizer, language=language)
     found = word_statistics(word_embeddings(loaded), ranked)
-    content = {"encoder": encoder, "language": language, **found.to_dict()}
-    results.give([words_page(encoder, language, found)], content)
-
-
-def words_page(encoder: str, language: str, found: WordStatistics) -> console.Page:
-    """Word embeddings by frequency."""
     groups = found.groups
-    columns = [f"[{group.low:,}, {group.high:,})" for group in groups]
     rows = [
         ["words of one piece", *(f"{group.words:,}" for group in groups)],
         ["mean ℓ2 norm", *(_mean(group.norm) for group in groups)],
@@ -286,14 +269,14 @@ def words_page(encoder: str, language: str, found: WordStatistics) -> console.Pa
         "encoder": f"{encoder}: {found.vocabulary:,} word embeddings of {found.width} dimensions",
         "ranks": f"by frequency, wordfreq, {language}; words of one whole piece",
     }
-    notes = [
-        "neighbours among all word embeddings; ± 1.96 standard errors of the mean over words",
-    ]
-    return console.Page(facts, [Grid("rank of the word", ["", *columns], rows)], notes)
+    note = "neighbours among all word embeddings; ± 1.96 standard errors of the mean over words"
+    columns = ["", *(f"[{group.low:,}, {group.high:,})" for group in groups)]
+    page = console.Page(facts, [Grid("rank of the word", columns, rows)], [note])
+    results.give([page], {"encoder": encoder, "language": language, **found.to_dict()})
 
 
 def _mean(one: Mean | None) -> str:
-    if one is None or one.value is None:
+    if one is None:
         return ""
     if one.low is None or one.high is None:
         return fixed(one.value, 3)
@@ -447,16 +430,6 @@ def isotropy(
         embedded = encoders.embed(loaded, distinct, progress=report, **how.encoding())
     parts = np.split(embedded.rows(), len(poolings), axis=1)
     found = {name: measure_isotropy(part) for name, part in zip(poolings, parts, strict=True)}
-    content = {
-        "encoder": encoder,
-        "cut": embedded.cut,
-        "poolings": {name: one.to_dict() for name, one in found.items()},
-    }
-    results.give([isotropy_page(encoder, found, embedded.cut)], content)
-
-
-def isotropy_page(encoder: str, found: Mapping[str, Isotropy], cut: int) -> console.Page:
-    """Isotropy pooling by pooling."""
     rows = [
         [
             name,
@@ -465,18 +438,23 @@ def isotropy_page(encoder: str, found: Mapping[str, Isotropy], cut: int) -> cons
         ]
         for name, one in found.items()
     ]
-    first = next(iter(found.values()))
+    first = found[poolings[0]]
     rows.append(["at best", "0", "1", "1", f"{min(first.width, first.rows - 1)}", ""])
     measures = ["mean cosine", "partition isotropy", "IsoScore", "effective rank"]
+    grid = Grid("isotropy", ["pooling", *measures, "leading dimension"], rows)
     facts = {
         "encoder": encoder,
         "vectors": f"{first.rows:,} sentences, {first.width} dimensions",
-        "cut": f"{cut:,} sentences are longer than the encoder takes",
+        "cut": f"{embedded.cut:,} sentences are longer than the encoder takes",
     }
     notes = [
         "layers:0 is the embeddings, the highest the last block; leading dimension: its share of "
         "the mean cosine",
         "the most isotropic pooling is not always the best one: bertflow compare tells",
     ]
-    grid = Grid("isotropy", ["pooling", *measures, "leading dimension"], rows)
-    return console.Page(facts, [grid], notes)
+    content = {
+        "encoder": encoder,
+        "cut": embedded.cut,
+        "poolings": {name: one.to_dict() for name, one in found.items()},
+    }
+    results.give([console.Page(facts, [grid], notes)], content)
