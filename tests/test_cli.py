@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import warnings
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
@@ -41,6 +40,7 @@ from bertflow.cli import options
 from bertflow.cli.console import Page
 from bertflow.cli.main import app, run
 from bertflow.cli.options import Chosen
+from bertflow.display import Bars
 from bertflow.encoders import Precision, load_encoder, pooling
 from bertflow.errors import FewRowsWarning, InputError, ModelError
 from bertflow.evaluation import evaluate
@@ -1083,18 +1083,16 @@ def stop(monkeypatch):
     seen = []
 
     def after(step: int | None, error: type[BaseException] = KeyboardInterrupt) -> list[int]:
-        @contextmanager
-        def bars():
-            def report(stage, done, total):
+        class Watching(Bars):
+            def __call__(self, stage, done, total, bits=None):
                 if stage == "fit":
                     seen.append(done)
                     if done == step:
                         raise error
 
-            yield report
-
         seen.clear()
-        monkeypatch.setattr("bertflow.cli.fitting.Bars", bars)
+        monkeypatch.setattr("bertflow.display.progress.Bars", Watching)
+        monkeypatch.setattr("bertflow.display.progress.is_watched", lambda: True)
         return seen
 
     return after
@@ -1207,15 +1205,15 @@ def test_a_fit_that_diverges_names_the_step_and_leaves_no_output(cli, fit, stop,
 
 
 DYING = """
-import os, signal, sys
+import os, sys
 from bertflow.calibrators import training
-from bertflow.cli import fitting
-from contextlib import contextmanager
+from bertflow.display import progress
 training.SAVED_SECONDS = 0.0
-@contextmanager
-def bars():
-    yield lambda stage, done, total: done == 90 and stage == "fit" and os.kill(os.getpid(), 9)
-fitting.Bars = bars
+class Watching(progress.Bars):
+    def __call__(self, stage, done, total, bits=None):
+        if done == 90 and stage == "fit":
+            os.kill(os.getpid(), 9)
+progress.Bars, progress.is_watched = Watching, lambda: True
 from bertflow.cli.main import run
 sys.exit(run(sys.argv[1:]))
 """

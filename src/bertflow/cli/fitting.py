@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from bertflow.cli import console, opening, options
 from bertflow.cli.applying import count_of, show_left_out
 from bertflow.cli.options import CALIBRATOR, ENCODER, INPUT, REQUIRED, SPEED, Shared, flag, option
-from bertflow.display import Bars, Grid, of_stage
+from bertflow.display import Bars, Grid
 from bertflow.display.grid import fixed, hundredfold, hundredfold_span
 from bertflow.errors import InputError, one_line, quoted
 from bertflow.io.files import clear_part, part_folder, save_or_keep
@@ -86,21 +86,19 @@ def fit(
     places, began = parse_devices(devices) if devices else None, time.perf_counter()
     with _unfinished(output, "flow.safetensors", how.cache) as checkpoint:
         loaded = opening.load_raw(encoder, how)
-        with Bars() as report:
-            model = calibrate(
-                loaded,
-                sentences,
-                built,
-                queries=asked,
-                job=chosen.job,
-                portable=not no_portable,
-                sample=sample or None,
-                devices=places,
-                provenance=provenance,
-                progress=report,
-                checkpoint=checkpoint,
-                **how.encoding(),
-            )
+        model = calibrate(
+            loaded,
+            sentences,
+            built,
+            queries=asked,
+            job=chosen.job,
+            portable=not no_portable,
+            sample=sample or None,
+            devices=places,
+            provenance=provenance,
+            checkpoint=checkpoint,
+            **how.encoding(),
+        )
         fitted = model.calibrator
         save_or_keep(output, partial(save_model, model), partial(save_calibrator, fitted))
     facts = fitted.provenance_
@@ -166,9 +164,8 @@ def _fit_vectors(
                 )
         else:
             rows = read_vectors(source)[:limit]
-            with opening.vectors_named(source), Bars() as report:
-                progress = of_stage(report, "fit")
-                calibrator.fit(rows, queries=asked, progress=progress, checkpoint=place)
+            with opening.vectors_named(source):
+                calibrator.fit(rows, queries=asked, checkpoint=place)
             calibrator.provenance_ = {"vectors": source, "rows": len(rows), "limit": limit}
         if asked is not None:
             calibrator.provenance_ |= {"query_vectors": queries, "queries": len(asked)}
@@ -335,42 +332,24 @@ def demo(
         how = replace(how, pooling=pooling)
         why = SMOLLM2_WHY if pooling == SMOLLM2_POOLING else ""
     raw = opening.load_raw(encoder, how)
-    with Bars() as report:
-        result = run_demo(raw, built, output, cache=how.cache, progress=report)
-    show_demo(result, why)
+    show_demo(run_demo(raw, built, output, cache=how.cache), why)
 
 
 def show_demo(result: Demonstration, why: str = "") -> None:
     """Print what changed, searches before and after, why this state, and how to load the model."""
-    page = quoted(f"{result.output.resolve().name}.html")
-    console.show(
-        "\n\n".join([demo_page(result, why).text(), *map(_search, result.examples)])
-        + f"\n\nsaved to {one_line(result.output)}; anywhere, with sentence-transformers alone:\n"
-        "  from sentence_transformers import SentenceTransformer\n"
-        f"  model = SentenceTransformer({str(result.output)!r})\n"
-        '  vectors = model.encode(["Any sentence."])\n\n'
-        "before and after in pictures, on one page:\n"
-        f"  bertflow report {quoted(result.output)} --output {page}"
-    )
-
-
-def demo_page(result: Demonstration, why: str) -> console.Page:
-    """What calibration changed on the sentences that come along."""
     from bertflow.analysis.diagnosis import CROWDED
     from bertflow.analysis.gains import PARAPHRASE
     from bertflow.calibrators.readme import last_part
+    from bertflow.cli.score_pages import how_it_reads
 
     gains, about = result.gains, result.calibrator.provenance_
-    encoder, name = about["encoder"], type(result.calibrator).__name__
-    layers = encoder.get("layers") or []
-    states = f"pooling {encoder['pooling']}"
-    if encoder["pooling"] == "mean" and len(layers) == 1:
-        states = f"hidden state {layers[0]}"
-    cut = f"{about['cut_to_max_length']:,} of them cut"
+    encoder = about["encoder"]
     facts = {
-        "encoder": f"{last_part(str(encoder['name']))}, {states}; it stays as it is",
-        "calibrator": f"{name}, a map that takes out what all vectors have in common",
-        "learned": f"from {about['sentences']:,} sentences, {cut}, no labels",
+        "encoder": f"{last_part(str(encoder['name']))}, {how_it_reads(encoder)}; it stays as it is",
+        "calibrator": f"{type(result.calibrator).__name__}, a map that takes out what all vectors "
+        "have in common",
+        "learned": f"from {about['sentences']:,} sentences, {about['cut_to_max_length']:,} of them "
+        "cut, no labels",
     }
     measured = {
         f"Spearman × 100 on {gains.pairs:,} graded pairs": gains.spearman,
@@ -394,7 +373,17 @@ def demo_page(result: Demonstration, why: str) -> console.Page:
         "in brackets 95 % intervals, by bootstrap over pairs",
     ]
     grid = Grid("what changed", ["", "before", "after"], rows)
-    return console.Page(facts, [grid], [note for note in notes if note])
+    page = console.Page(facts, [grid], list(filter(None, notes)))
+    console.show(
+        "\n\n".join([page.text(), *map(_search, result.examples)])
+        + f"\n\nsaved to {one_line(result.output)}; anywhere, with sentence-transformers alone:\n"
+        "  from sentence_transformers import SentenceTransformer\n"
+        f"  model = SentenceTransformer({str(result.output)!r})\n"
+        '  vectors = model.encode(["Any sentence."])\n\n'
+        "before and after in pictures, on one page:\n"
+        f"  bertflow report {quoted(result.output)} "
+        f"--output {quoted(f'{result.output.resolve().name}.html')}"
+    )
 
 
 def _change(one: Difference) -> str:

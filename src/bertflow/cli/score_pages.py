@@ -57,7 +57,7 @@ def model_page(model: str, found: Sequence[Score | JobScore], absent: Mapping[st
     first, shown, notes = found[0], list[Grid](), list[str]()
     facts = {
         "model": model,
-        "encoder": f"{grids.encoder_name(first)}, {_how(first.encoder)}",
+        "encoder": f"{grids.encoder_name(first)}, {how_it_reads(first.encoder)}",
         "calibrator": recorded_name(first.calibrator) if first.calibrator else "none",
     }
     for job in jobs:
@@ -171,7 +171,7 @@ def comparison_page(encoder: str, result: Comparison) -> Page:
         scored = {name: sum(one["scored"].values()) for name, one in result.tasks.items()}
         judged = {"pairs": ", ".join(f"{name} {count:,}" for name, count in scored.items())}
     facts = {
-        "encoder": f"{encoder}, {_how(result.encoder)}",
+        "encoder": f"{encoder}, {how_it_reads(result.encoder)}",
         "fitted on": _fitted(result.fitted_on),
         "encoded": f"{result.sentences:,} distinct sentences, once, in "
         f"{result.encode_seconds:.0f} s; all took {result.seconds:.0f} s",
@@ -259,10 +259,11 @@ def _cut(cut: int, texts: str, encoder: Mapping[str, Any]) -> str:
 def side_of(name: str, score: Score | JobScore) -> str:
     """Whose a score is: a model, its calibrator and encoder, and how that reads sentences."""
     known = grids.model_name(score)
-    return f"{known if known == name else f'{name}: {known}'}, {_how(score.encoder)}"
+    return f"{known if known == name else f'{name}: {known}'}, {how_it_reads(score.encoder)}"
 
 
-def _how(encoder: Mapping[str, Any]) -> str:
+def how_it_reads(encoder: Mapping[str, Any]) -> str:
+    """What an encoder makes of hidden states, and to how many tokens it cuts."""
     layers = encoder.get("layers")
     states = f" of hidden states {', '.join(map(str, layers))}" if layers else ""
     pooling = f"{encoder.get('pooling') or 'its own pooling'}{states}"
