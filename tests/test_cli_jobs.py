@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bertflow import calibrate, load_encoder
-from bertflow.cli import opening
+from bertflow.cli.options import Loading
 from bertflow.data import read_pairs
 from bertflow.evaluation import DuplicatesJob, read_labels, read_retrieval
 from bertflow.evaluation.jobs import compare_job, default_methods, evaluate_job, job_differences
@@ -249,5 +249,5 @@ COMPARE = [
 def test_a_wrong_mix_is_refused_before_an_encoder_is_loaded(
     command, options, message, refused, tiny_bert, monkeypatch
 ):
-    monkeypatch.setattr(opening, "open_any", lambda *_: pytest.fail("an encoder was loaded"))
+    monkeypatch.setattr(Loading, "open_any", lambda *_: pytest.fail("an encoder was loaded"))
     assert message in refused(command, tiny_bert, *options)

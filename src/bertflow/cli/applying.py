@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertflow.cli import console, opening, options
+from bertflow.cli import console, options
 from bertflow.cli.options import REQUIRED, Shared, argument, flag, option
 from bertflow.errors import InputError, ModelError, one_line
 from bertflow.io.files import part_path
@@ -47,7 +47,7 @@ def transform(
 
     calibrator = load_calibrator(folder)
     apply = partial(calibrator.inverse_transform if inverse else calibrator.transform, role=role)
-    with opening.vectors_named(vectors), console.progress_bar("transform") as report:
+    with console.vectors_named(vectors), console.progress_bar("transform") as report:
         rows, width = transform_file(apply, vectors, output, progress=report)
     console.show(f"wrote {rows:,} vectors of {width} dimensions to {one_line(output)}")
 
@@ -101,7 +101,7 @@ def encode(
     from bertflow.encoders import encode_file, parse_devices, side_of
 
     places = parse_devices(devices) if devices else None
-    loaded = opening.open_any(model, how)
+    loaded = how.open_any(model)
     if role is not None:
         loaded = side_of(loaded, role)
     kept = console.resumable(part_path(output), how.cache)
@@ -112,7 +112,7 @@ def encode(
     console.show(
         f"wrote {encoded.rows:,} vectors of {encoded.width} dimensions to {one_line(output)} "
         f"({console.from_cache(how.cache)}{encoded.cut:,} distinct sentences cut"
-        f"{opening.to_limit(loaded)})"
+        f"{console.to_limit(loaded)})"
     )
 
 
@@ -125,7 +125,7 @@ def _run_shards(
 
     with (
         console.resumable(output, mark=MANIFEST),
-        opening.opened_cluster(cluster) as engine,
+        cluster.opened() as engine,
         console.progress_bar(stage) as report,
     ):
         skip = cluster.skip_unreadable
@@ -191,7 +191,7 @@ def report(
     check_page(output)
     own = replace(own, corpus=None if corpus is None else [str(corpus)])
     own.check()
-    opening.check_own(against, source)
+    options.check_own(against, source)
     # A page is none of the records of a run, in whose folder it may well lie.
     reads: dict[str, console.Given] = {} if is_run(Path(source)) else {"the report": source}
     reads |= {"--against": against or None, **own.reads()}

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import glob
-import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from textwrap import TextWrapper
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from bertflow.cli.options import RESULT, option
 from bertflow.display import Bars, Grid
 from bertflow.errors import InputError, ModelError, one_line
 from bertflow.io import files
 
 if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
     from bertflow.encoders import SentenceCache
 
 # As --json and --markdown name standard output.
@@ -54,6 +54,24 @@ def counts(reasons: Mapping[str, int]) -> str:
 def from_cache(cache: SentenceCache | None) -> str:
     """How many sentences were in the cache, as part of a list; nothing if none were."""
     return f"{cache}, " if cache is not None and cache.found else ""
+
+
+def to_limit(encoder: SentenceTransformer) -> str:
+    """To how many tokens an encoder cuts; some read texts of any length."""
+    limit = encoder.max_seq_length
+    return "" if limit is None or math.isinf(limit) else f" to {limit} tokens"
+
+
+@contextmanager
+def vectors_named(source: str | Path) -> Iterator[None]:
+    """Let messages about X name the file that the rows come from."""
+    try:
+        yield
+    except InputError as error:
+        name, _, rest = str(error).partition(" ")
+        if name != "X":
+            raise
+        raise InputError(f"{one_line(source)} {rest}") from error
 
 
 @contextmanager
@@ -145,59 +163,3 @@ class Page:
         facts = "".join(f"- {name}: {one_line(value)}\n" for name, value in self.facts.items())
         notes = "".join(f"- {one_line(note)}\n" for note in self.notes)
         return "\n".join([facts, *(grid.markdown() for grid in self.grids), notes])
-
-
-@dataclass(frozen=True)
-class Results:
-    """Where results are written.
-
-    Attributes:
-        json: Write the result and all it depends on; - shows that instead of the tables.
-        markdown: Write what is shown as Markdown; - shows it so.
-    """
-
-    json: Path | None = option(None, "FILE", group=RESULT)
-    markdown: Path | None = option(None, "FILE", group=RESULT)
-
-    def check(self, reads: Mapping[str, Given], figure: Path | None = None) -> None:
-        """Refuse files as `check_files` does; one of them may be standard output."""
-        if self.json == self.markdown == STDOUT:
-            raise InputError("--json and --markdown are both standard output; give a file for one")
-        given = {"--json": self.json, "--markdown": self.markdown, "--figure": figure}
-        check_files({name: path for name, path in given.items() if path != STDOUT}, reads)
-
-    def give(
-        self,
-        pages: Sequence[Page],
-        content: dict[str, Any],
-        others: Mapping[Path, Callable[[Path], object]] | None = None,
-    ) -> None:
-        """Show pages, and write them as Markdown and the content as JSON where it is asked for.
-
-        What is asked for on standard output is shown alone. Other files come with what writes each.
-        Where a file cannot be written, all else is done all the same, and a ModelError says so.
-        """
-        forms: dict[Path, str] = {}
-        if self.json is not None:
-            forms[self.json] = json.dumps(content, indent=2, allow_nan=False) + "\n"
-        if self.markdown is not None:
-            forms[self.markdown] = "\n".join(page.markdown() for page in pages)
-        alone = forms.pop(STDOUT, None)
-        writers: dict[Path, Any] = {
-            path: partial(files.write_text, text=text) for path, text in forms.items()
-        }
-        # Files first: whoever reads what is shown may have gone.
-        lost = []
-        for path, write in {**writers, **(others or {})}.items():
-            try:
-                files.save_or_keep(path, write)
-            except ModelError as error:
-                lost.append(str(error))
-        try:
-            if alone is None:
-                show("\n\n".join(page.text() for page in pages))
-            else:
-                sys.stdout.write(alone)
-        finally:  # Also where whoever reads what is shown has gone.
-            if lost:
-                raise ModelError("; ".join(lost))

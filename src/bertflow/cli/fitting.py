@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertflow.cli import console, opening, options
+from bertflow.cli import console, options
 from bertflow.cli.applying import count_of, show_left_out
 from bertflow.cli.options import CALIBRATOR, ENCODER, INPUT, REQUIRED, SPEED, Shared, flag, option
 from bertflow.display import Bars, Grid
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bertflow.demo import Demonstration, Example
     from bertflow.encoders import SentenceCache
     from bertflow.evaluation import Difference
-    from bertflow.finetuning import FineTuned, NliCorpus
+    from bertflow.finetuning import FineTuned
 
 TRAINING, ANYWHERE = "Training", "SentenceTransformer({!r}) loads it anywhere"
 SAMPLE = 200_000
@@ -72,8 +72,7 @@ def fit(
         raise InputError("give --encoder with at least one --corpus, or --vectors")
     from bertflow.data import checked_corpus
 
-    reads = {"--encoder": encoder, "--corpus": corpus, "--queries": queries}
-    console.check_folder(output, reads)
+    console.check_folder(output, {"--encoder": encoder, "--corpus": corpus, "--queries": queries})
     sentences = checked_corpus(corpus, limit=limit, **asdict(text))
     asked = checked_corpus(queries, **asdict(text)) if queries else None
     provenance = {"corpus": corpus, "column": text.column, "limit": limit}
@@ -85,7 +84,7 @@ def fit(
 
     places, began = parse_devices(devices) if devices else None, time.perf_counter()
     with _unfinished(output, "flow.safetensors", how.cache) as checkpoint:
-        loaded = opening.load_raw(encoder, how)
+        loaded = how.load_raw(encoder)
         model = calibrate(
             loaded,
             sentences,
@@ -108,7 +107,7 @@ def fit(
     said = (
         f"{chosen.name} fitted on {with_queries}{facts['sentences']:,} sentences ({drawn}"
         f"{facts['distinct']:,} distinct, {console.from_cache(how.cache)}"
-        f"{facts['cut_to_max_length']:,} cut{opening.to_limit(loaded)})"
+        f"{facts['cut_to_max_length']:,} cut{console.to_limit(loaded)})"
     )
     opens = "bertflow.load({!r}) loads it" if no_portable else ANYWHERE
     _show_fitted(said, began, fitted, output, opens.format(str(output)))
@@ -151,7 +150,7 @@ def _fit_vectors(
         if sharded:
             from bertflow.scale import fit_folder
 
-            with opening.opened_cluster(cluster) as engine, console.progress_bar("moments") as bar:
+            with cluster.opened() as engine, console.progress_bar("moments") as bar:
                 outcome = fit_folder(
                     calibrator,
                     source,
@@ -164,7 +163,7 @@ def _fit_vectors(
                 )
         else:
             rows = read_vectors(source)[:limit]
-            with opening.vectors_named(source):
+            with console.vectors_named(source):
                 calibrator.fit(rows, queries=asked, checkpoint=place)
             calibrator.provenance_ = {"vectors": source, "rows": len(rows), "limit": limit}
         if asked is not None:
@@ -264,24 +263,20 @@ def finetune(
     how = options.Loading(
         pooling=pooling, max_length=max_length, trust_remote_code=trust_remote_code, device=device
     )
-    loaded = opening.load_raw(encoder, how)
-    _show_corpus(corpus)
+    loaded = how.load_raw(encoder)
+    for part in corpus.sets:
+        split = part.held_out_split or f"{corpus.division['held_out']:.0%} of the premises"
+        console.show(
+            f"{part.name}: {part.train:,} pairs to train on, {part.held_out:,} held out ({split}) "
+            f"of {', '.join(part.sources)}"
+        )
+        for reason, count in part.skipped.items():
+            console.show(f"  {count:,} skipped: {reason}")
     place = Path(f"{output}.checkpoints")
     with console.resumable(place, mark="checkpoint-*", errors=True), Bars() as report:
         result = finetuning.finetune(loaded, corpus, checked, checkpoints=place, progress=report)
         save_or_keep(output, partial(finetuning.save_finetuned, result))
     _show_tuned(result, output, pooling)
-
-
-def _show_corpus(corpus: NliCorpus) -> None:
-    for part in corpus.sets:
-        how = part.held_out_split or f"{corpus.division['held_out']:.0%} of the premises"
-        console.show(
-            f"{part.name}: {part.train:,} pairs to train on, {part.held_out:,} held out ({how}) "
-            f"of {', '.join(part.sources)}"
-        )
-        for reason, count in part.skipped.items():
-            console.show(f"  {count:,} skipped: {reason}")
 
 
 def _show_tuned(result: FineTuned, output: Path, pooling: str) -> None:
@@ -331,7 +326,7 @@ def demo(
         encoder, pooling = default_encoder(how.pooling)
         how = replace(how, pooling=pooling)
         why = SMOLLM2_WHY if pooling == SMOLLM2_POOLING else ""
-    raw = opening.load_raw(encoder, how)
+    raw = how.load_raw(encoder)
     show_demo(run_demo(raw, built, output, cache=how.cache), why)
 
 

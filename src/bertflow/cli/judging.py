@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertflow.cli import console, opening, options
+from bertflow.cli import console, options
 from bertflow.cli.options import Shared, argument, flag, one_of, option, refuse
 from bertflow.data import STS_TASKS, TASKS
 from bertflow.display import Bars
@@ -37,7 +37,7 @@ def evaluate(
     data: Path | None = Shared.data,
     split: str | None = option(None, "NAME"),
     card: bool = flag("--card"),
-    results: console.Results,
+    results: options.Results,
     how: options.Encoder,
 ) -> None:
     """Score a model, calibrated or bare, on tasks, on pairs or on a job of your own.
@@ -63,7 +63,7 @@ def evaluate(
     from bertflow.evaluation.score_grids import encoder_name
     from bertflow.models import is_calibrated, save_card
 
-    opening.check_own(against, model)
+    options.check_own(against, model)
     if card:
         if not is_calibrated(model):
             raise InputError(f"--card needs a calibrated model that bertflow saved, not {model}")
@@ -78,7 +78,7 @@ def evaluate(
             few = [f"no thresholds: {error}"]
     sides = [model] if against is None else [model, against]
     found: dict[int, list[evaluation.Score | JobScore]] = {}
-    for place, loaded in opening.open_sides(sides, how):
+    for place, loaded in how.open_sides(sides):
         with console.progress_bar("encode") as report:
             encoding = {**how.encoding(), "progress": report}
             found[place] = [*evaluation.score_all(loaded, tasks, **encoding)] if tasks else []
@@ -117,7 +117,7 @@ def compare(
     seeds: int = option(5, "N", min=1),
     jobs: int | None = option(None, "N", min=1),
     data: Path | None = Shared.data,
-    results: console.Results,
+    results: options.Results,
     how: options.Encoder,
 ) -> None:
     """Fit every calibrator on an encoder, score them side by side, and say what is chance.
@@ -165,7 +165,7 @@ def compare(
     if job == "duplicates":
         posed = evaluation.DuplicatesJob(pairs[0])
     found, absent = _read(names, STS_TASKS, data)
-    loaded, cache = opening.open_any(encoder, how), how.cache
+    loaded, cache = how.open_any(encoder), how.cache
     fits = None if cache is None or posed is not None else cache.folder
     with console.resumable(fits, cache), Bars() as report:
         common: dict[str, Any] = {
@@ -193,7 +193,7 @@ def diagnose(
     own: options.Material,
     job: str = option("similarity", "NAME", callback=one_of("job", ("similarity", *MATERIAL))),
     limit: int = option(10000, "N", min=2),
-    results: console.Results,
+    results: options.Results,
     how: options.Encoder,
 ) -> None:
     """Look at vectors without labels, and say whether calibration is likely to help.
@@ -215,7 +215,7 @@ def diagnose(
         from bertflow.arrays import finite
         from bertflow.io.vectors import read_vectors
 
-        with opening.vectors_named(source):
+        with console.vectors_named(source):
             # Not the first of them: files are often sorted.
             drawn = sampled(finite(read_vectors(source)), limit, 0)
             found = analysis.diagnose(drawn, job=job)
@@ -245,7 +245,7 @@ def _diagnose_encoder(
             if grade >= ALIKE * max(grades) > 0 and first != second
         ]
     enough: Any = tuple(zip(*alike, strict=True)) if len(alike) > 1 else None
-    encoder = opening.open_any(name, how)
+    encoder = how.open_any(name)
     from bertflow.analysis import diagnose
 
     with console.progress_bar("encode") as report:

@@ -9,23 +9,31 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+import signal
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from functools import cached_property
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
-from bertflow.errors import InputError, ModelError, unknown
+from bertflow.cli import console
+from bertflow.errors import InputError, ModelError, one_line, unknown
+from bertflow.io.files import save_or_keep, write_text
 
 if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
     from bertflow.calibrators import Calibrator
     from bertflow.data import Pairs
     from bertflow.encoders import SentenceCache
     from bertflow.evaluation.jobs import Job
+    from bertflow.scale import Engine
 
 # How --help groups what is not needed every day; each group has a width of its own.
 INPUT, CALIBRATOR, ENCODER = "Input", "Calibrator", "Encoder"
@@ -334,6 +342,78 @@ class Loading:
         given = {name: getattr(self, name) for name in names}
         return {**given, "device": None if self.device == "auto" else self.device}
 
+    def load_raw(self, name: str) -> SentenceTransformer:
+        """Load an encoder without calibration."""
+        from bertflow.encoders import load_encoder
+
+        with console.busy(f"loading {one_line(name)}"):
+            return load_encoder(name, **self.loading(), cache=self.cache)
+
+    def open_any(self, name: str) -> SentenceTransformer:
+        """Open a model, calibrated or not."""
+        from bertflow.models import open_model
+
+        with console.busy(f"loading {one_line(name)}"):
+            return open_model(name, **self.loading(), cache=self.cache)
+
+    def open_sides(self, names: Sequence[str]) -> Iterator[tuple[int, Any]]:
+        """Open one or two models that are set side by side, one after another.
+
+        Calibrated ones come first. Beside them their own encoder (OWN_ENCODER, which is not loaded
+        again) and those without a pooling of their own have their pooling and maximum length unless
+        others are asked for: what differs is then the calibration. Each comes with its place.
+        """
+        from bertflow.encoders.loading import has_pooling
+        from bertflow.models import is_calibrated
+
+        raw = {name for name in names if name != OWN_ENCODER and not is_calibrated(name)}
+        encoder: Any = None
+        fitted: tuple[str | None, int | None] | None = None
+        sides = sorted(enumerate(names), key=lambda side: side[1] in {OWN_ENCODER, *raw})
+        for place, name in sides:
+            if name == OWN_ENCODER:
+                yield place, encoder
+                continue
+            own = self
+            if name not in raw and raw:
+                own = replace(self, pooling=None, max_length=None)
+            elif name in raw and fitted and not has_pooling(name):
+                pooling, limit = fitted
+                pooling, limit = self.pooling or pooling, self.max_length or limit
+                own = replace(self, pooling=pooling, max_length=limit)
+            model: Any = own.open_any(name)
+            if name not in raw:
+                fitted = _as_fitted(model)
+                encoder = model.encoder if OWN_ENCODER in names else None
+            yield place, model
+            del model  # One at a time is in memory.
+
+
+def _as_fitted(model: Any) -> tuple[str | None, int | None]:
+    """Pooling and length of a calibrated model's encoder; the pooling is None if it has no name."""
+    from bertflow.encoders.description import describe_settings
+
+    settings = describe_settings(model.encoder)
+    pooling = "cls" if settings["pooling"] == "cls" else None
+    if settings["modules"][0] == "Transformer" and settings["pooling"] == "mean":
+        # By number, since an encoder that was cut has its last block elsewhere than the whole one.
+        blocks = model[0].model.config.get_text_config().num_hidden_layers
+        pooling = f"layers:{','.join(map(str, settings['layers'] or [blocks]))}"
+    return pooling, settings["max_length"]
+
+
+def check_own(against: str | None, model: str) -> None:
+    """Refuse --against without a value where there is no encoder that it could mean."""
+    if against != OWN_ENCODER:
+        return
+    from bertflow.models import is_calibrated
+
+    if not is_calibrated(model):
+        raise InputError(
+            f"--against without a value is the encoder of a saved calibrated model, and {model} is "
+            "none; name the other model"
+        )
+
 
 @dataclass(frozen=True)
 class Encoder(Loading):
@@ -427,6 +507,16 @@ class Cluster:
         refuse(changed(self), "goes with a folder of .parquet files and --engine local or ray")
         return False
 
+    @contextmanager
+    def opened(self) -> Iterator[Engine | None]:
+        """The engine that works on shards."""
+        from bertflow.scale import opened_engine
+
+        name, handler = self.engine or "local", signal.getsignal(signal.SIGTERM)
+        with opened_engine(name, address=self.address, workers=self.workers) as engine:
+            signal.signal(signal.SIGTERM, handler)  # Ray puts one of its own in the place of ours.
+            yield engine
+
 
 @dataclass(frozen=True)
 class EncodingCluster(Cluster):
@@ -441,6 +531,64 @@ class EncodingCluster(Cluster):
     keep: list[str] | None = option(None, "NAME", group=CLUSTER)
     numbers: str = option("float32", "KIND", group=CLUSTER)
     skip_blank: bool = flag("--skip-blank", group=CLUSTER)
+
+
+@dataclass(frozen=True)
+class Results:
+    """Where results are written.
+
+    Attributes:
+        json: Write the result and all it depends on; - shows that instead of the tables.
+        markdown: Write what is shown as Markdown; - shows it so.
+    """
+
+    json: Path | None = option(None, "FILE", group=RESULT)
+    markdown: Path | None = option(None, "FILE", group=RESULT)
+
+    def check(self, reads: Mapping[str, console.Given], figure: Path | None = None) -> None:
+        """Refuse files as `console.check_files` does; one of them may be standard output."""
+        if self.json == self.markdown == console.STDOUT:
+            raise InputError("--json and --markdown are both standard output; give a file for one")
+        given = {"--json": self.json, "--markdown": self.markdown, "--figure": figure}
+        console.check_files(
+            {name: path for name, path in given.items() if path != console.STDOUT}, reads
+        )
+
+    def give(
+        self,
+        pages: Sequence[console.Page],
+        content: dict[str, Any],
+        others: Mapping[Path, Callable[[Path], object]] | None = None,
+    ) -> None:
+        """Show pages, and write them as Markdown and the content as JSON where it is asked for.
+
+        What is asked for on standard output is shown alone. Other files come with what writes each.
+        Where a file cannot be written, all else is done all the same, and a ModelError says so.
+        """
+        forms: dict[Path, str] = {}
+        if self.json is not None:
+            forms[self.json] = json.dumps(content, indent=2, allow_nan=False) + "\n"
+        if self.markdown is not None:
+            forms[self.markdown] = "\n".join(page.markdown() for page in pages)
+        alone = forms.pop(console.STDOUT, None)
+        writers: dict[Path, Any] = {
+            path: partial(write_text, text=text) for path, text in forms.items()
+        }
+        # Files first: whoever reads what is shown may have gone.
+        lost = []
+        for path, write in {**writers, **(others or {})}.items():
+            try:
+                save_or_keep(path, write)
+            except ModelError as error:
+                lost.append(str(error))
+        try:
+            if alone is None:
+                console.show("\n\n".join(page.text() for page in pages))
+            else:
+                sys.stdout.write(alone)
+        finally:  # Also where whoever reads what is shown has gone.
+            if lost:
+                raise ModelError("; ".join(lost))
 
 
 def changed(options: Any, *but: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertflow.cli import console, opening, options
+from bertflow.cli import console, options
 from bertflow.cli.options import ENCODER, INPUT, SPEED, Shared, argument, changed, option, refuse
 from bertflow.display import Bars, Grid
 from bertflow.display.grid import fixed, p_value, span, with_interval
@@ -241,7 +241,7 @@ def words(
     encoder: str = Shared.encoder,
     *,
     language: str = option("en", "CODE"),
-    results: console.Results,
+    results: options.Results,
     trust_remote_code: bool = Shared.trust_remote_code,
 ) -> None:
     """Norms and neighbours of word embeddings by frequency of the word (the paper's Table 1).
@@ -253,7 +253,7 @@ def words(
     from bertflow.analysis import frequent_words, word_embeddings, word_statistics
 
     how = options.Loading(trust_remote_code=trust_remote_code, device="cpu")
-    loaded = opening.load_raw(encoder, how)
+    loaded = how.load_raw(encoder)
     ranked = frequent_words(loaded[0].tokenizer, language=language)
     found = word_statistics(word_embeddings(loaded), ranked)
     groups = found.groups
@@ -294,7 +294,7 @@ def lexical(
     short: int = option(4, "N", min=0),
     figure: Path | None = option(None, "FILE"),
     data: Path | None = Shared.data,
-    results: console.Results,
+    results: options.Results,
     how: options.Encoder,
 ) -> None:
     """How far similarity is only edit distance (the paper's Table 6 and Figure 2).
@@ -307,7 +307,7 @@ def lexical(
         figure: Draw it: .svg, .png or .pdf (the paper's Figure 2).
     """
     results.check({"MODEL": model, "--against": against or None, **own.reads()}, figure)
-    opening.check_own(against, model)
+    options.check_own(against, model)
     own.check()
     from bertflow.data import read_task
 
@@ -327,7 +327,7 @@ def lexical(
     distances = analysis.edit_distances(pairs.first, pairs.second, unit=unit)
     names = [model] if against is None else [against, model]
     found: dict[int, Score] = {}
-    for place, loaded in opening.open_sides(names, how):
+    for place, loaded in how.open_sides(names):
         with console.progress_bar("encode") as report:
             found[place] = score_pairs(loaded, pairs, progress=report, **how.encoding())
         del loaded
@@ -393,7 +393,7 @@ def isotropy(
     text: options.Text,
     limit: int = option(2000, "N", group=INPUT, min=3),
     pooling: list[str] | None = option(None, "NAME", group=ENCODER),
-    results: console.Results,
+    results: options.Results,
     how: options.Encoder,
 ) -> None:
     """Isotropy of the sentence vectors of every hidden state, or of the poolings named.
