@@ -22,13 +22,6 @@ NEXT = {
     "unclear": "bertflow compare tells, on a task or on pairs of your own",
     "uninformative": "fit on ten times as many rows as dimensions, and diagnose other sentences",
 }
-_COMPARE = "; bertflow compare shows what it gains, by "
-NEXT_FOR_JOB = {
-    "search": f"bertflow fit --job search --queries FILE calibrates{_COMPARE}--retrieval DIR",
-    "classes": f"bertflow fit --job classes calibrates{_COMPARE}--labels FILE",
-    "clusters": f"bertflow fit --job clusters calibrates{_COMPARE}--labels FILE --job clusters",
-    "duplicates": f"bertflow fit calibrates{_COMPARE}--pairs FILE --job duplicates",
-}
 
 
 def parted(found: Sequence[Score | JobScore]) -> tuple[list[Score], list[JobScore]]:
@@ -276,7 +269,8 @@ def diagnosis_page(source: str, found: Diagnosis, alike: float) -> Page:
     notes = [f"dimensions with most of the cosine: {top}"]
     if found.alignment is not None:
         notes.append(f"pairs alike are those with a score from {alike} of the highest")
-    notes += [*found.warnings, NEXT_FOR_JOB.get(found.job, NEXT[found.verdict])]
+    after = f"bertflow compare --job {found.job} shows on text of your own what it would change"
+    notes += [*found.warnings, NEXT[found.verdict] if found.job == "similarity" else after]
     facts = {
         "verdict": f"{VERDICTS[found.verdict]}: {found.reason}",
         "vectors": f"{source}: {found.rows:,}, each of {found.width} dimensions",
