@@ -41,7 +41,7 @@ from bertflow.cli.console import Page
 from bertflow.cli.main import app, run
 from bertflow.cli.options import Chosen
 from bertflow.display import Bars
-from bertflow.encoders import Precision, load_encoder, pooling
+from bertflow.encoders import Precision, load_encoder
 from bertflow.errors import FewRowsWarning, InputError, ModelError
 from bertflow.evaluation import evaluate
 from bertflow.models import calibrate, save_model
@@ -1019,9 +1019,7 @@ WRONG = [
     (["encode", "a/b", "--corpus", "nope.txt", "--output", "z.npy"], "nope.txt"),
     (["transform", "nope", "--vectors", "vectors.npy", "--output", "z.npy"], "nope"),
     (["demo", "--calibrator", "magic"], "unknown calibrator"),
-    (["demo", "--pooling", "middle"], "unknown pooling"),
     (["evaluate", "a/b", "--task", "stsb", "--precision", "int4"], "unknown precision"),
-    (["evaluate", "a/b", "--task", "sick"], "did you mean"),
     (["evaluate", "a/b", "--task", "stsb", "--json", "corpus.txt/s.json"], "corpus.txt"),
     (["compare", "a/b", "--pairs", "nope.csv"], "nope.csv"),
     (["compare", "a/b", "--pairs", "mine.csv"], "mine.csv"),
@@ -1049,7 +1047,6 @@ def test_what_is_wrong_is_said_before_an_encoder_is_imported(work):
 
 
 def test_the_names_that_are_known_without_an_encoder_are_those_it_knows():
-    assert options.POOLINGS == pooling.RECIPES
     assert options.PRECISIONS == get_args(Precision)
 
 

@@ -57,7 +57,7 @@ def encode(
     *,
     corpus: list[str] = option(REQUIRED, "FILE", "--corpus", "--input"),
     output: Path = option(REQUIRED, "FILE"),
-    role: str | None = option(None, "NAME", callback=options.known_role),
+    role: str | None = option(None, "NAME"),
     text: options.Text,
     how: options.Encoder,
     devices: str | None = Shared.devices,

@@ -231,7 +231,7 @@ def finetune(
     data: Path | None = Shared.data,
     limit: int | None = option(None, "N", group=INPUT),
     held_out: float = option(0.1, "X", group=INPUT),
-    pooling: str = option("mean", "NAME", group=ENCODER, callback=options.known_pooling),
+    pooling: str = option("mean", "NAME", group=ENCODER),
     max_length: int | None = Shared.max_length,
     trust_remote_code: bool = Shared.trust_remote_code,
     recipe: Recipe,
@@ -247,10 +247,8 @@ def finetune(
     """
     console.check_folder(output, {"--encoder": encoder})
     from bertflow import finetuning
-    from bertflow.finetuning.siamese import check_packages
     from bertflow.models import is_calibrated
 
-    check_packages()
     checked = finetuning.Recipe(**asdict(recipe))
     if is_calibrated(encoder):
         raise InputError(

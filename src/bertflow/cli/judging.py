@@ -11,7 +11,7 @@ from bertflow.cli import console, options
 from bertflow.cli.options import Shared, argument, flag, one_of, option, refuse
 from bertflow.data import STS_TASKS, TASKS
 from bertflow.display import Bars
-from bertflow.errors import InputError, MissingDataError, unknown
+from bertflow.errors import InputError, MissingDataError
 
 if TYPE_CHECKING:
     from bertflow.analysis import Diagnosis
@@ -51,7 +51,7 @@ def evaluate(
             for.
         card: Note the scores in the model's card, in place of those noted before.
     """
-    names = _named(task, own)
+    _check(task, own)
     if not task and own.retrieval is None:
         refuse({"--split": split}, "goes with --task or --retrieval")
     results.check({"MODEL": model, "--against": against or None, **own.reads()})
@@ -68,7 +68,7 @@ def evaluate(
         if not is_calibrated(model):
             raise InputError(f"--card needs a calibrated model that bertflow saved, not {model}")
         console.check_files({"--card": Path(model) / CARD}, {})
-    tasks, absent = _read(names, TASKS, data, split)
+    tasks, absent = _read(task, TASKS, data, split)
     tasks += pairs
     few = []
     if pairs and pairs[0].binary:
@@ -149,8 +149,8 @@ def compare(
         raise InputError("--fit corpus goes with --corpus FILE, and --corpus with --fit corpus")
     if own.retrieval is None:
         refuse({"--queries": queries}, "goes with --retrieval")
-    names = _named(task, replace(own, corpus=own.corpus or queries))
-    if job is not None and (names or getattr(own, MATERIAL[job]) is None):
+    _check(task, replace(own, corpus=own.corpus or queries))
+    if job is not None and (task or getattr(own, MATERIAL[job]) is None):
         raise InputError(f"--job {job} goes with --{MATERIAL[job]} alone")
     if fit == "nli" and (job or own.retrieval or own.labels):
         raise InputError("--fit nli goes with --task or --pairs, without --job")
@@ -164,7 +164,7 @@ def compare(
 
     if job == "duplicates":
         posed = evaluation.DuplicatesJob(pairs[0])
-    found, absent = _read(names, STS_TASKS, data)
+    found, absent = _read(task, STS_TASKS, data)
     loaded, cache = how.open_any(encoder), how.cache
     fits = None if cache is None or posed is not None else cache.folder
     with console.resumable(fits, cache), Bars() as report:
@@ -191,7 +191,7 @@ def diagnose(
     source: str = argument("ENCODER|FILE.npy", callback=options.known_place),
     *,
     own: options.Material,
-    job: str = option("similarity", "NAME", callback=one_of("job", ("similarity", *MATERIAL))),
+    job: str = option("similarity", "NAME"),
     limit: int = option(10000, "N", min=2),
     results: options.Results,
     how: options.Encoder,
@@ -257,29 +257,24 @@ def _diagnose_encoder(
     return replace(found, warnings=(*found.warnings, few))
 
 
-def _named(tasks: list[str] | None, own: options.OwnJob) -> list[str]:
-    """The tasks that --task names. No encoder is imported, so that a mistake is told at once."""
-    if not any([tasks, own.pairs, own.retrieval, own.labels]):
+def _check(task: list[str] | None, own: options.OwnJob) -> None:
+    if not any([task, own.pairs, own.retrieval, own.labels]):
         raise InputError(
             "give --task NAME (or all), or --pairs FILE, --retrieval DIR or --labels FILE"
         )
-    own.check(tasks)
-    names = [part.strip() for name in tasks or [] for part in name.split(",")]
-    for name in names:
-        if name not in (*TASKS, "all"):
-            raise unknown("task", name, (*TASKS, "all"))
-    return names
+    own.check(task)
 
 
 def _read(
-    names: list[str], of_all: Sequence[str], data: Path | None, split: str | None = None
+    task: list[str] | None, of_all: Sequence[str], data: Path | None, split: str | None = None
 ) -> tuple[list[Pairs], dict[str, str]]:
     """The pairs of tasks, and why some are absent, which only tasks of "all" may be."""
     from bertflow.evaluation import read_tasks
 
-    if not names:
+    if not task:
         return [], {}
-    every = [task for name in names for task in (of_all if name == "all" else [name])]
+    names = [part.strip() for name in task for part in name.split(",")]
+    every = [one for name in names for one in (of_all if name == "all" else [name])]
     found, absent = read_tasks(every, data, split)
     if absent and "all" not in names:
         raise MissingDataError("; ".join(absent.values()))

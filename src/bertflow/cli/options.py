@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 INPUT, CALIBRATOR, ENCODER = "Input", "Calibrator", "Encoder"
 SPEED, RESULT, CLUSTER = "Speed and cache", "Result", "Folders of .parquet and clusters"
 REQUIRED = MISSING
-POOLINGS = ("cls", "mean", "last2avg", "first-last-avg", "embed-last-avg", "layers:1,12")
 PRECISIONS = ("auto", "float32", "mixed", "fast")
 # What options of how files are read go with.
 READ_FROM = {
@@ -138,13 +137,6 @@ class Command(TyperCommand):
         return super().parse_args(ctx, given)
 
 
-def known_pooling(name: str | None) -> str | None:
-    """Refuse a value of --pooling that is no pooling."""
-    if name is not None and name not in POOLINGS and not name.startswith("layers:"):
-        raise unknown("pooling", name, POOLINGS)
-    return name
-
-
 def one_of(what: str, known: Collection[str]) -> Callable[[Any], Any]:
     """What refuses a value of an option, such as a precision, that is none of those known."""
 
@@ -154,9 +146,6 @@ def one_of(what: str, known: Collection[str]) -> Callable[[Any], Any]:
         return name
 
     return check
-
-
-known_role = one_of("role", ("query", "document"))
 
 
 def known_place(name: str | None) -> str | None:
@@ -203,8 +192,8 @@ class Shared:
     against = option(None, "[MODEL]")
     output = option(REQUIRED, "DIR")
     calibrator = option(None, "NAME")
-    role = option("document", "NAME", callback=known_role)
-    pooling = option(None, "NAME", group=ENCODER, callback=known_pooling)
+    role = option("document", "NAME")
+    pooling = option(None, "NAME", group=ENCODER)
     max_length = option(None, "N", group=ENCODER)
     trust_remote_code = flag("--trust-remote-code", group=ENCODER)
     batch_size = option(32, "N", group=SPEED, min=1)
