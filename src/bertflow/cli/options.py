@@ -543,16 +543,11 @@ class Results:
             {name: path for name, path in given.items() if path != console.STDOUT}, reads
         )
 
-    def give(
-        self,
-        pages: Sequence[console.Page],
-        content: dict[str, Any],
-        others: Mapping[Path, Callable[[Path], object]] | None = None,
-    ) -> None:
+    def give(self, pages: Sequence[console.Page], content: dict[str, Any]) -> None:
         """Show pages, and write them as Markdown and the content as JSON where it is asked for.
 
-        What is asked for on standard output is shown alone. Other files come with what writes each.
-        Where a file cannot be written, all else is done all the same, and a ModelError says so.
+        What is asked for on standard output is shown alone. Where a file cannot be written, all
+        else is done all the same, and a ModelError says so.
         """
         forms: dict[Path, str] = {}
         if self.json is not None:
@@ -560,14 +555,11 @@ class Results:
         if self.markdown is not None:
             forms[self.markdown] = "\n".join(page.markdown() for page in pages)
         alone = forms.pop(console.STDOUT, None)
-        writers: dict[Path, Any] = {
-            path: partial(write_text, text=text) for path, text in forms.items()
-        }
         # Files first: whoever reads what is shown may have gone.
         lost = []
-        for path, write in {**writers, **(others or {})}.items():
+        for path, text in forms.items():
             try:
-                save_or_keep(path, write)
+                save_or_keep(path, partial(write_text, text=text))
             except ModelError as error:
                 lost.append(str(error))
         try:

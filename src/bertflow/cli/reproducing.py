@@ -15,7 +15,7 @@ from bertflow.cli.options import ENCODER, INPUT, SPEED, Shared, argument, change
 from bertflow.display import Bars, Grid
 from bertflow.display.grid import fixed, p_value, span, with_interval
 from bertflow.errors import BertflowError, InputError, MissingDataError, one_line
-from bertflow.io.files import check_apart, write_text
+from bertflow.io.files import check_apart, save_or_keep, write_text
 
 if TYPE_CHECKING:
     from bertflow.analysis import Lexical
@@ -334,10 +334,9 @@ def lexical(
     scores = {name or "its encoder": found[place] for place, name in enumerate(names)}
     gold, cosines = gold_of(pairs), {name: score.cosines for name, score in scores.items()}
     statistics = analysis.lexical_statistics(gold, cosines, distances, short=short)
-    figures = {}
     if figure is not None:
         related = relate_to_edits({"gold": gold, **cosines}, distances, short=short, unit=unit)
-        figures[figure] = partial(draw.save_figure, draw.edit_distance_scatter(related))
+        save_or_keep(figure, partial(draw.save_figure, draw.edit_distance_scatter(related)))
     content = {
         "task": pairs.task,
         "split": pairs.split,
@@ -347,7 +346,7 @@ def lexical(
         "not_scored": {name: score.skipped for name, score in scores.items()},
         **statistics.to_dict(),
     }
-    results.give([lexical_page(pairs, unit, statistics, scores)], content, figures)
+    results.give([lexical_page(pairs, unit, statistics, scores)], content)
 
 
 def lexical_page(
