@@ -123,13 +123,8 @@ def _run_shards(
     from bertflow.scale import run
     from bertflow.scale.folders import MANIFEST
 
-    with (
-        console.resumable(output, mark=MANIFEST),
-        cluster.opened() as engine,
-        console.progress_bar(stage) as report,
-    ):
-        skip = cluster.skip_unreadable
-        done = run(worker, source, output, engine=engine, skip_unreadable=skip, progress=report)
+    with console.resumable(output, mark=MANIFEST), cluster.running(stage) as how:
+        done = run(worker, source, output, **how)
     before = f", {done.done_before:,} of them there before" if done.done_before else ""
     console.show(f"{one_line(output)} has {done.rows:,} vectors in {count_of(done)}{before}")
     show_left_out(done)

@@ -150,16 +150,9 @@ def _fit_vectors(
         if sharded:
             from bertflow.scale import fit_folder
 
-            with cluster.opened() as engine, console.progress_bar("moments") as bar:
+            with cluster.running("moments") as how:
                 outcome = fit_folder(
-                    calibrator,
-                    source,
-                    place,
-                    queries=asked,
-                    vector=cluster.vector,
-                    engine=engine,
-                    skip_unreadable=cluster.skip_unreadable,
-                    progress=bar,
+                    calibrator, source, place, queries=asked, vector=cluster.vector, **how
                 )
         else:
             rows = read_vectors(source)[:limit]
@@ -175,9 +168,9 @@ def _fit_vectors(
     _show_job(chosen, queries is not None, "--query-vectors")
     count, width = calibrator.provenance_["rows"], calibrator.n_features_in_
     said = f"fitted on {count:,} vectors of {width} dimensions{shards}"
-    how = f"bertflow transform {quoted(output)} --vectors IN{ending} --output OUT{ending}"
-    how += "; queries with --role query" if queries is not None else ""
-    _show_fitted(said, began, calibrator, output, how)
+    use = f"bertflow transform {quoted(output)} --vectors IN{ending} --output OUT{ending}"
+    use += "; queries with --role query" if queries is not None else ""
+    _show_fitted(said, began, calibrator, output, use)
     if outcome:
         show_left_out(outcome)
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from bertflow.data import Pairs
     from bertflow.encoders import SentenceCache
     from bertflow.evaluation.jobs import Job
-    from bertflow.scale import Engine
 
 # How --help groups what is not needed every day; each group has a width of its own.
 INPUT, CALIBRATOR, ENCODER = "Input", "Calibrator", "Encoder"
@@ -497,14 +496,18 @@ class Cluster:
         return False
 
     @contextmanager
-    def opened(self) -> Iterator[Engine | None]:
-        """The engine that works on shards."""
+    def running(self, stage: str) -> Iterator[dict[str, Any]]:
+        """The arguments of functions that work on shards, with an engine and the stage's bar."""
         from bertflow.scale import opened_engine
 
         name, handler = self.engine or "local", signal.getsignal(signal.SIGTERM)
-        with opened_engine(name, address=self.address, workers=self.workers) as engine:
+        with (
+            opened_engine(name, address=self.address, workers=self.workers) as engine,
+            console.progress_bar(stage) as report,
+        ):
             signal.signal(signal.SIGTERM, handler)  # Ray puts one of its own in the place of ours.
-            yield engine
+            skip = self.skip_unreadable
+            yield {"engine": engine, "skip_unreadable": skip, "progress": report}
 
 
 @dataclass(frozen=True)
