@@ -79,8 +79,7 @@ def summary(command: Callable[..., None]) -> str:
 def _descriptions(owner: object) -> dict[str, str]:
     """What the docstring of a command or of a class of options says of each, by name."""
     text = inspect.cleandoc(owner.__doc__ or "")
-    _, _, listed = re.sub(r"^Attributes:$", "Args:", text, flags=re.M).partition("Args:\n")
-    found = re.findall(r"^    (\w+): (.+(?:\n     .+)*)", listed, re.M)
+    found = re.findall(r"^    (\w+): (.+(?:\n     .+)*)", text, re.M)
     return {name: " ".join(description.split()) for name, description in found}
 
 
