@@ -105,7 +105,7 @@ def test_what_is_shown_are_the_numbers_three_lines_that_run_and_the_page(
 ):
     show_demo(result, "Why this state.")
     shown = capsys.readouterr().out
-    assert ", mean, maximum length 32; it stays as it is" in shown
+    assert ", mean, maximum length 24; it stays as it is" in shown
     assert "Why this state." in shown
     for change in (result.gains.spearman, result.gains.first_hit):
         assert f"{100 * change.difference.low:+.1f} to {100 * change.difference.high:+.1f}" in shown
