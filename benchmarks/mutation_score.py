@@ -35,7 +35,7 @@ TESTS = {
     "flows/": "flow_layers glow gradient folding flow_calibrator",
     "calibrators/adaptive": "adaptive calibrators_contract",
     "calibrators/linear": "linear_calibrators half_precision calibrators_contract",
-    "calibrators/moments": "moments linear_calibrators",
+    "calibrators/moments": "moments linear_calibrators queries",
     "calibrators/frame": "frame folding flow_calibrator",
     "calibrators/training": "flow_checkpoint flow_calibrator gradient",
     "calibrators/storage": "storage storage_damage",

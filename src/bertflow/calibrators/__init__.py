@@ -11,8 +11,7 @@ from bertflow.calibrators.linear import (
     Whitening,
     crowding,
 )
-from bertflow.calibrators.moments import Moments
-from bertflow.calibrators.queries import QueryMap
+from bertflow.calibrators.moments import Moments, QueryMap
 from bertflow.calibrators.storage import load_calibrator, named_calibrator, save_calibrator
 
 __all__ = [

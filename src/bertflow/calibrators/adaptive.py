@@ -39,15 +39,12 @@ class AdaptiveWhitening(LinearCalibrator):
         + \frac{3D}{4N} \right)
 
     S is the second moment of the rows at unit length, about the origin, and :math:`\Sigma` their
-    covariance; :math:`\bar c` is the mean cosine of two rows (at least 0.0001), r the count of
-    effective axes (the exponential of the entropy of the principal axes' shares in the variance),
-    and a the share of rows with a near duplicate: among 2,000 rows, another one that is not the
-    same has a cosine above 0.8 in the map with a = 0. z, of shape (N, D), is given along the
-    eigenvectors of S; the first of them lies near the mean.
+    covariance; :math:`\bar c` is the mean cosine of two rows, r the count of effective axes, and a
+    the share of rows with a near duplicate: docs/mathematics.md defines them. z, of shape (N, D),
+    is given along the eigenvectors of S; the first of them lies near the mean.
 
-    A direction in which rows have much in common is made small; what lies below the noise level n
-    stays. So vectors of raw language models (:math:`\bar c` of 0.3 to 1) are whitened, and those of
-    embedding models (:math:`\bar c` near 0) hardly changed. There are no arguments, labels or
+    A direction in which rows have much in common is made small. So vectors of raw language models
+    are whitened, and those of embedding models hardly changed. There are no arguments, labels or
     seeds. Nothing is subtracted: a row twice as long has an image twice as long.
 
     Attributes:
@@ -140,7 +137,6 @@ def _drawn(rows: Vectors) -> Tensor:
 
 
 def _share_alike(rows: Tensor) -> float:
-    """The share of rows that have another, not the same, at a cosine above `ALIKE`."""
     directions = unit_length(rows)
     cosines = directions @ directions.T
     near = (cosines > ALIKE) & (cosines < SAME)

@@ -15,8 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from bertflow.arrays import Array, Rows, finite, is_frame, mapped, matrix
-from bertflow.calibrators.moments import moments_of
-from bertflow.calibrators.queries import ROLES, QueryMap, moments_of_queries
+from bertflow.calibrators.moments import ROLES, QueryMap, moments_of, moments_of_queries
 from bertflow.errors import InputError, unknown
 from bertflow.process_state import pinned
 
@@ -77,12 +76,10 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     ) -> Self:
         """Learn the map from rows; from documents and queries, a map for each of them.
 
-        Documents and queries lie apart in most encoders. With both, the map is learned from the
-        documents, and a `QueryMap` brings queries there first. Without, one map serves both.
-
-        Only a `Flow` takes steps, which can be watched and resumed. With a checkpoint, a fit that
-        was stopped goes on when it is called again, to the same bits, for the same rows, arguments,
-        versions and number of threads. Anything else starts anew, and the log says what differs.
+        With both, the map is learned from the documents, and a `QueryMap` brings queries there
+        first. Only a `Flow` takes steps, which can be watched and resumed: with a checkpoint, a fit
+        that was stopped goes on when it is called again, to the same bits, for the same rows,
+        arguments, versions and number of threads. Else it starts anew, and the log says why.
 
         Args:
             X: Vectors, shape (N, D): an array, a memory-mapped file, a tensor, a data frame of
@@ -115,7 +112,6 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return self
 
     def _begin(self) -> None:
-        """Forget an earlier fit, and note the arguments of this one."""
         self._fitted = False
         self._fitted_with = self.get_params(deep=False)
         self._kept: dict[Any, Any] = {}
@@ -268,7 +264,6 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         """What was learned, by the name it has in a file."""
 
     def _tensors(self) -> dict[str, Tensor]:
-        """What was learned, the map of queries included."""
         queries = {} if self.query_map_ is None else self.query_map_.learned()
         return {**self._learned(), **queries}
 

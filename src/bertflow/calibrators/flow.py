@@ -32,10 +32,8 @@ EVALUATION_ROWS = 65536
 # steps, about half of all that it gains with 50, and three quarters or more with 100.
 ENOUGH_STEPS = 50
 
-# Arguments in which presets differ from the defaults.
-
-# 32 pairs a step, the sum of the two sides' mean losses: 64 rows here, and since that sum is twice
-# the mean over the 64, clipping at 1 and Adam's 1e-6 become 0.5 and 5e-7.
+# The released code takes 32 pairs a step, and the sum of the two sides' mean losses: 64 rows here,
+# and since that sum is twice the mean over the 64, clipping at 1 and 1e-6 become 0.5 and 5e-7.
 RELEASED: dict[str, Any] = {
     "levels": 3,
     "permutation": "reverse",
@@ -49,8 +47,7 @@ RELEASED: dict[str, Any] = {
     "max_grad_norm": 0.5,
 }
 
-# From the plateau that dev splits (STS-B dev, SICK trial) of raw encoders show, see
-# docs/results.md.
+# From the plateau that dev splits of raw encoders show, see docs/results.md.
 TEMPERED: dict[str, Any] = {
     "normalize": True,
     "axes": "principal",
@@ -150,8 +147,7 @@ class Flow(Calibrator, Design, Schedule, Framing):
     def released(cls, **changes: Any) -> Self:
         """The released code's design and schedule: 3 levels, reversal, no residual connection.
 
-        AdamW without bias correction, 32 pairs a step; its dropout of the encoder is not repeated.
-        The changes are arguments of the constructor.
+        Its dropout of the encoder is not repeated. The changes are arguments of the constructor.
 
         Example:
             >>> Flow.released(epochs=3).levels
@@ -168,9 +164,8 @@ class Flow(Calibrator, Design, Schedule, Framing):
             g_i = \frac{\lambda_i}{\lambda_i + \lambda_{D/4}} \cdot
             \{0.3 \text{ if } i < 3\}, \qquad u = (R\,(x / |x| - \mu)) \oslash \sigma
 
-        :math:`\lambda` is the variance along an axis. Noise is that of the axis at a quarter of the
-        width, three leading axes are damped, and a twentieth of the mean stays. The numbers come
-        from dev splits, see docs/results.md. The changes are arguments of the constructor.
+        :math:`\lambda` is the variance along an axis; docs/mathematics.md derives the gain. The
+        changes are arguments of the constructor.
 
         Example:
             >>> Flow.tempered(epochs=3).noise
@@ -245,7 +240,6 @@ class Flow(Calibrator, Design, Schedule, Framing):
         self._conclude(rows, curve, generator)
 
     def _training_device(self, rows: Vectors) -> torch.device:
-        """For "auto" the device of the rows, or a GPU if there is one."""
         if self.device != "auto":
             return check_device(self.device)
         if isinstance(rows, Tensor):

@@ -1,7 +1,4 @@
-r"""The affine maps around a flow's Glow: rows to standardized axes, latent to output.
-
-.. math::
-    u = (R\,(x - \mu)) \oslash \sigma, \qquad z = g \odot f(u) + b
+r"""The affine maps around a flow's Glow: :math:`z = g \odot f((R\,(x - \mu)) \oslash \sigma) + b`.
 
 R holds the axes as rows (the identity, or the principal axes), :math:`\sigma` the deviations along
 them, and f is the Glow over the axes that vary; the others pass it by. The gain g and the offset b
@@ -139,8 +136,8 @@ class Frame:
 
         :math:`\lambda_i` is the variance along axis i (0 where it does not vary), :math:`\lambda_q`
         that of `Flow`'s noise; without noise w is 1. d is the leading gain on the leading axes and
-        1 elsewhere, c the share of the mean that is removed. The least gain does not apply to b,
-        which is never inverted: on an axis that hardly varies the mean can be many deviations long.
+        1 elsewhere, c the share of the mean that is removed. b is never inverted, and needs no
+        least gain: on an axis that hardly varies the mean can be many deviations long.
         """
         wiener = np.ones(len(self.mean))
         if framing.noise > 0:
@@ -198,7 +195,7 @@ class Frame:
         return z if self.offset is None else z.add_(like(self.offset, z))
 
     def untemper(self, z: Tensor) -> Tensor:
-        """Undo `temper`."""
+        """Undo `temper`, not in place."""
         if self.offset is not None:
             z = z - like(self.offset, z)
         return z if self.gain is None else z / like(self.gain, z)

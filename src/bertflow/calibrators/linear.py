@@ -13,8 +13,13 @@ from torch import Tensor
 
 from bertflow.arrays import Array, matrix
 from bertflow.calibrators.base import Calibrator, Shown, Vectors, empty, learned_tensor, like
-from bertflow.calibrators.moments import Moments, check_moments, moments_of, principal_axes
-from bertflow.calibrators.queries import QueryMap
+from bertflow.calibrators.moments import (
+    Moments,
+    QueryMap,
+    check_moments,
+    moments_of,
+    principal_axes,
+)
 from bertflow.errors import InputError, check_choice, check_number, warn
 from bertflow.flows import bounded_deviation
 
@@ -110,7 +115,7 @@ class LinearCalibrator(Calibrator):
         torch.mm(z, self._once("backward", z, lambda: like(self._axes(-1), z)), out=out)
 
     def _axes(self, power: int) -> Array:
-        """The axes as rows (K, D), each times a power of its gain."""
+        """The axes, shape (K, D), each times a power of its gain."""
         axes: Array = self.components_ * self.scale_[:, None] ** -power
         return axes
 
@@ -271,19 +276,16 @@ class Whitening(LinearCalibrator):
         (1 - s)\, \Sigma + s\, \tfrac{\operatorname{tr} \Sigma}{D} I = U \Lambda U^\top
 
     The axes fall in variance, so the first columns are the ones to keep. ``shrinkage=0.0`` is as
-    published: the fitted rows come out with mean 0 and covariance I (ddof 0), and where they are
-    fewer than dimensions all are orthogonal. So by default s follows from the number of rows N and
-    the effective dimensions r:
+    published: the fitted rows come out with mean 0 and covariance I (ddof 0). That makes few rows
+    orthogonal, so by default s follows from the number of rows N and the effective dimensions r:
 
     .. math::
         s = \frac{1}{1 + (N / 25 r)^2}, \qquad
         r = \frac{(\operatorname{tr} \Sigma)^2}{\operatorname{tr} \Sigma^2}
 
-    With ``power="auto"`` p follows from how crowded the cloud is, see `crowding`: p = 1/2 + c/2.
-    Where vectors are crowded, the leading axes are an artefact of the encoder. Where they are not,
-    these axes tell topics apart, and are damped by half. ``shrinkage="rows"`` shrinks a little, and
-    more where rows are few: s = v / (1 + v), v = 1/20 + D / 3N. The preset "search-whitening" is
-    both: the calibrator for search.
+    ``power="auto"`` is p = 1/2 + c/2, with c how crowded the cloud is, see `crowding`.
+    ``shrinkage="rows"`` is s = v / (1 + v), v = 1/20 + D / 3N: little, and more where rows are few.
+    The preset "search-whitening" is both: the calibrator for search.
 
     Args:
         dim: Keep the first `dim` axes, 1 ≤ dim ≤ D; None keeps all.
@@ -385,7 +387,6 @@ def _check_share(name: str, value: Any, *words: str) -> None:
 
 
 def _shrinkage(moments: Moments, asked: float | str) -> float:
-    """The share of a multiple of I: as asked for, or from the rows."""
     if not isinstance(asked, str):
         return asked
     rows = moments.count

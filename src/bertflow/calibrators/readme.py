@@ -35,13 +35,7 @@ def calibrator_name(calibrator: Calibrator) -> str:
 
 
 def preset_of(calibrator: Calibrator) -> tuple[str, dict[str, Any]]:
-    """The nearest name of a calibrator, and the arguments but the device in which it differs.
-
-    Example:
-        >>> from bertflow import Flow
-        >>> preset_of(Flow.tempered(epochs=2))
-        ('tempered-flow', {'epochs': 2})
-    """
+    """The nearest name of a calibrator, and the arguments but the device in which it differs."""
     calibrator_name(calibrator)
     kind, given = type(calibrator), calibrator.get_params(deep=False)
     defaults = kind().get_params(deep=False)

@@ -31,7 +31,7 @@ from bertflow.calibrators.linear import (
     Standardization,
     Whitening,
 )
-from bertflow.calibrators.queries import QueryMap
+from bertflow.calibrators.moments import QueryMap
 from bertflow.calibrators.readme import calibrator_name, preset_name, write_card
 from bertflow.errors import InputError, ModelError, check_number, did_you_mean, shown, unknown
 from bertflow.io.files import reason_of, replaced_folder
@@ -53,7 +53,6 @@ TYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.b
 
 KINDS = (AdaptiveWhitening, Flow, Whitening, Standardization, SoftStandardization, AllButTheTop)
 CALIBRATORS: dict[str, type[Calibrator]] = {next(iter(kind.names)): kind for kind in KINDS}
-# All names under which Python and the command line construct a calibrator.
 NAMED: dict[str, Callable[[], Calibrator]] = {
     name: partial(kind, **changes) for kind in KINDS for name, changes in kind.names.items()
 }
@@ -94,7 +93,7 @@ def calibrator_for(job: str) -> str:
 
 
 def as_calibrator(given: Any, job: str = "similarity") -> Calibrator:
-    """A calibrator from an instance, a name, or None, which means the one for the job."""
+    """A calibrator itself, the one of a name, or for None the one for the job."""
     if given is None or isinstance(given, str):
         return named_calibrator(given or calibrator_for(job))
     if isinstance(given, Calibrator):
@@ -106,12 +105,7 @@ def as_calibrator(given: Any, job: str = "similarity") -> Calibrator:
 
 
 def recorded_name(recorded: Mapping[str, Any]) -> str:
-    """The name and arguments, as people write them, of a calibrator described in a record.
-
-    Example:
-        >>> recorded_name({"name": "whitening", "dim": 256})
-        'whitening, dim=256'
-    """
+    """The name and arguments, as people write them, of a calibrator described in a record."""
     name = str(recorded["name"])
     if name not in CALIBRATORS:
         return name
@@ -255,7 +249,6 @@ def load_calibrator(folder: str | Path) -> Calibrator:
 
 @contextmanager
 def _blamed(what: str) -> Iterator[None]:
-    """Turn what reading a damaged file may raise into a ModelError that says what is wrong."""
     try:
         yield
     except ModelError:  # It names the file already.

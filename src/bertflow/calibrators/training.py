@@ -90,9 +90,8 @@ def train(
     """Initialise a Glow on a shuffled sample, train it in place, and leave it on the CPU, frozen.
 
     `fetch` gives the rows of an index as float32, (n,) to (n, D), on the device or the CPU; `rows`
-    is how many there are, and the generator the source of their order. `progress` is called after
-    each step with the steps done, their total and the loss. Training goes on from the checkpoint's
-    state. Returns the loss of each step in bits per dimension, shape (steps,), float64.
+    is how many there are, and the generator the source of their order. Returns the loss of each
+    step in bits per dimension, shape (steps,), float64.
     """
     total = schedule._steps(rows)
     order = torch.randperm(rows, generator=generator)
@@ -215,11 +214,9 @@ class _Adam:
             self.bounds.append((values, values - reach, values + reach))
 
     def state(self, curve: Tensor) -> State:
-        """Parameters and moments as they are; the losses that led there."""
         return State(self.flat, self.first, self.second, curve)
 
     def go_on(self, state: State) -> int:
-        """Take up a state, and return the number of its steps."""
         for own, saved in zip(self.state(state.curve)[:3], state, strict=False):
             own.copy_(saved)
         return len(state.curve)

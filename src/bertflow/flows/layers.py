@@ -23,8 +23,7 @@ AFFINE_LOG_SCALE_BOUND = 2.0
 class Bijection(nn.Module, ABC):
     r"""An invertible map :math:`f : \mathbb{R}^D \to \mathbb{R}^D` acting on rows.
 
-    The direction is always data to latent: `forward` takes data :math:`x` to latent :math:`z`
-    together with :math:`\log |\det \partial z / \partial x|`, one number a row.
+    `forward` takes data x to latent z, with :math:`\log |\det \partial z / \partial x|` of a row.
     """
 
     @abstractmethod
@@ -88,9 +87,9 @@ class Composition(Bijection):
 def bounded_deviation(deviation: Tensor, floor: Tensor | float = 0.0) -> Tensor:
     """Replace the deviation, shape (D,), of directions that do not vary by the typical one.
 
-    Real encoders have dimensions that never change in the corpus; a later row that differs there
-    must not be blown up. A direction is dead at or below the floor, which rounding can reach, or
-    below 1e-4 of the typical: the median over those above the floor. Ones, where nothing varies.
+    A later row that differs there must not be blown up. A direction is dead at or below the floor,
+    which rounding can reach, or below 1e-4 of the typical: the median over those above the floor.
+    Ones, where nothing varies.
 
     Example:
         >>> bounded_deviation(torch.tensor([2.0, 0.0, 4.0, 3.0]))
@@ -265,8 +264,7 @@ class InvertibleLinear(Bijection):
 class _Linear(nn.Linear):
     """Without torch's own start, which would move the caller's generator."""
 
-    def reset_parameters(self) -> None:
-        """Leave the weights to who makes the layer."""
+    def reset_parameters(self) -> None: ...
 
 
 class CouplingNet(nn.Module):

@@ -59,8 +59,7 @@ class CalibratedSentenceTransformer(Encoder):
 
     `save_pretrained` writes a model that plain sentence-transformers loads, and beside it the
     calibrator itself, in `bertflow/`. In half precision the encoder alone is: what calibrates keeps
-    its weights in float32, and gives float32. Plain sentence-transformers casts all of a saved
-    model to the encoder's type.
+    its weights in float32, and gives float32.
 
     Attributes:
         calibrator: The fitted calibrator: inverse, likelihood and sampling are there.
@@ -83,9 +82,9 @@ class CalibratedSentenceTransformer(Encoder):
         """Write the model, the calibrator, its provenance and a card into a folder.
 
         The folder is then the new one whole, or still the old one. One that holds files of others,
-        such as a clone of a repository, keeps them: each of ours is moved to its place whole, but
-        one after another. The card is bertflow's own, or the one that the model was loaded with,
-        as someone may have edited it. Arguments are those of `SentenceTransformer.save`.
+        such as a clone of a repository, keeps them: ours are moved to their places one by one. The
+        card is bertflow's own, or the one that the model was loaded with, as someone may have
+        edited it. Arguments are those of `SentenceTransformer.save`.
 
         Raises:
             ModelError: It cannot be written.
@@ -124,8 +123,8 @@ class CalibratedSentenceTransformer(Encoder):
         """Upload the folder that `save_model` writes, with its card, to the model hub.
 
         What the calibrator was fitted on is part of it, files and encoder without the folders they
-        lie in here. A folder that is given as `local_model_path` goes up as it is. The arguments
-        are those of `SentenceTransformer.push_to_hub`, and so is the address that is returned.
+        lie in here. A `local_model_path` goes up as it is. Arguments and result are those of
+        `SentenceTransformer.push_to_hub`.
 
         Raises:
             huggingface_hub.errors.HfHubHTTPError: The hub refuses; nothing is uploaded then.
@@ -187,7 +186,7 @@ class CalibratedSentenceTransformer(Encoder):
         }
 
     def extra_repr(self) -> str:
-        """The line that comes first where the modules are listed."""
+        """What `repr` says before the modules."""
         if not hasattr(self, "calibrator"):
             return ""
         facts = [f"{name} {value}" for name, value in self.calibrator.facts().items()]
@@ -224,7 +223,6 @@ class CalibratedSentenceTransformer(Encoder):
 
 
 def _judged(score: Any) -> str:
-    """What a score is on: a task and split, or a job and its file."""
     if hasattr(score, "task"):
         return f"{score.task} {score.split}"
     return f"{score.kind} of {readme.last_part(score.source, 1)}"
@@ -326,9 +324,7 @@ def open_model(
 
 
 def save_model(model: CalibratedSentenceTransformer, folder: str | Path) -> None:
-    """Save a model to a folder that is then the new one whole, or still the old one.
-
-    It is what `model.save_pretrained` writes, but a folder with files of others is refused.
+    """Save a model as `model.save_pretrained` does, but refuse a folder with files of others.
 
     Raises:
         ModelError: The folder holds something that bertflow did not write, or cannot be written.
@@ -398,11 +394,7 @@ def _classic(kind: str) -> str:
 
 
 def _forget_settings(path: Path) -> None:
-    """Take out of a tokenizer.json how its tokenizer was last set to cut and pad.
-
-    That is the last call's, not the model's: the same model is the same bytes. The tokenizer itself
-    is left alone, since other threads may be using it.
-    """
+    """Take out of a tokenizer.json how its last call cut and padded: a model is the same bytes."""
     settings = {**json.loads(path.read_text(encoding="utf-8")), "truncation": None, "padding": None}
     text = json.dumps(settings, ensure_ascii=False, indent=2)
     path.write_text(text, encoding="utf-8", newline="\n")

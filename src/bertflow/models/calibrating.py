@@ -73,10 +73,8 @@ def calibrate(
 ) -> CalibratedSentenceTransformer:
     """Fit a calibrator on an encoder's vectors of unlabelled sentences, and append it.
 
-    Each distinct sentence is encoded once; repeats count as often as they occur. Of a corpus larger
-    than the sample, distinct sentences are drawn in one pass (see `sample_corpus`); vectors that
-    would fill the memory lie in a temporary file. Neither the encoder nor the calibrator that is
-    passed is changed.
+    Each distinct sentence is encoded once; repeats count as often as they occur. Vectors that would
+    fill the memory lie in a temporary file. Neither encoder nor calibrator is changed.
 
     Args:
         encoder: Any SentenceTransformer, or what `load_encoder` takes.
@@ -84,23 +82,22 @@ def calibrate(
         calibrator: One that is fitted anew, or its name, such as "whitening"; None takes the one
             for the job.
         queries: What people will ask, without labels, where the sentences are the documents that
-            are searched: at least 2 distinct ones, and some 30 help. They get a map of their own;
-            `encode_query` and `encode_document` of the model take each side's, in plain
-            sentence-transformers, too. Each side is encoded with the encoder's prompt for it.
+            are searched: at least 2 distinct ones, and some 30 help. They get a map of their own,
+            which the model's `encode_query` takes, in plain sentence-transformers, too. Each side
+            is encoded with the encoder's prompt for it.
         job: What the vectors are for: "similarity", "search", "classes" or "clusters".
         portable: Write the calibrator as built-in modules, so that the saved model loads without
             bertflow. False uses bertflow's own module.
-        sample: How many sentences are enough; drawn by the calibrator's seed, if it is a number.
-            None takes all there are, a chunk at a time.
+        sample: How many sentences are enough, see `sample_corpus`; drawn by the calibrator's seed,
+            if it is a number. None takes all there are, a chunk at a time.
         batch_size: Sentences a forward pass.
         cache: Where vectors are taken from and kept; None encodes all.
         precision: In which the corpus is encoded, see `resolved_precision`. The model that is
             returned computes in the encoder's own type.
         devices: Of the processes that encode, see `DevicesEncoding`; None encodes in this one.
         provenance: More to be kept with the model, such as the names of files.
-        progress: None shows a bar for each stage, "encode" and "fit", where someone watches; False
-            never does, True at once and in any thread. A function is called with the name of the
-            stage, the steps done and their total.
+        progress: None shows bars where someone watches, False never does, True at once and in any
+            thread. A function is called with "encode" or "fit", the steps done and their total.
         checkpoint: File from which a stopped fit of a flow goes on, as in `bertflow.Flow.fit`.
 
     Returns:
@@ -214,7 +211,7 @@ def _encoded(
 def _drawn(
     sentences: Iterable[str], sample: int | None, calibrator: Calibrator
 ) -> tuple[Iterable[str], dict[str, int]]:
-    """Enough sentences, drawn by the calibrator's seed, and of how many they were drawn."""
+    """Enough sentences, and of how many they were drawn."""
     if sample is None:
         return sentences, {}
     given = getattr(calibrator, "random_state", None)

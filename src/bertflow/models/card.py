@@ -48,7 +48,6 @@ def fitted_settings(model: CalibratedSentenceTransformer) -> dict[str, Any]:
 
 
 def _filled(name: str, **content: Any) -> str:
-    """A template of this package, filled."""
     from jinja2 import Template
 
     source = (files("bertflow.models") / name).read_text(encoding="utf-8")
@@ -91,7 +90,6 @@ def _new_card(model: CalibratedSentenceTransformer) -> str:
 
 
 def _with_scores(content: str, scores: Sequence[Any]) -> str:
-    """A card with these scores in their place, or at its end, and in its metadata."""
     from huggingface_hub import EvalResult, ModelCard
 
     numbers = {"hundredfold": hundredfold, "interval": hundredfold_span, "measures": MEASURES}

@@ -4,21 +4,15 @@ A model saved this way loads with plain sentence-transformers, without `trust_re
 calibrators are two `Dense`: one subtracts the centre (exactly: its weight is the identity), one
 multiplies.
 
-A flow of additive couplings is a residual network in the coordinates of its input, see
-`bertflow.flows.ResidualForm`: :math:`u \leftarrow u + V h(u) + v`. Only h bends, and only 32 units
-wide; but a `Dense` has one activation for all its outputs, and u must come through unbent.
-LeakyReLU with slope a does that at the cost of one unit a dimension, because two of them with a
-change of sign between are linear:
+A flow of additive couplings is a residual network, see `bertflow.flows.ResidualForm`:
+:math:`u \leftarrow u + V h(u) + v`. A `Dense` has one activation for all its outputs, but only h
+bends. LeakyReLU with slope a lets u through, and makes the units of h out of pairs:
 
-.. math:: \ell(-\ell(u)) = -a\,u
+.. math::
+    \ell(-\ell(u)) = -a\,u, \qquad \mathrm{relu}(p) = \frac{\ell(p) + a\,\ell(-p)}{1 - a^2}.
 
-and a coupling net has just two hidden layers. Its own units come in pairs, from which
-
-.. math:: \mathrm{relu}(p) = \frac{\ell(p) + a\,\ell(-p)}{1 - a^2}.
-
-So a coupling is two `Dense` with LeakyReLU, each about (D + 64) × (D + 64), and the whole flow one
-`Dense` that centres, two a coupling, and one that closes. Rows of unit length are made by the
-built-in `Normalize` before that; principal axes, gains and offset are part of those `Dense`.
+So a coupling, whose net has two hidden layers, is two `Dense` with LeakyReLU. Before them one
+`Dense` centres, after them one closes; principal axes, gains and offset are part of those.
 """
 
 from __future__ import annotations
@@ -49,10 +43,10 @@ SLOPE = float(torch.tensor(0.01, dtype=torch.float32))
 def to_modules(calibrator: Calibrator, in_features: int) -> list[Any]:
     """Write a fitted calibrator as built-in modules.
 
-    They are to append to a SentenceTransformer: `Dense`, and `Normalize` where a flow does. If the
-    vectors that arrive have more dimensions, `in_features`, than the calibrator's, only the first
-    are taken, as an encoder's `truncate_dim` does. After a fit with queries they are one `Router`,
-    whose routes share all modules but those that bring queries to the documents.
+    They are to append to a SentenceTransformer: `Dense`, and `Normalize` where a flow does. Of
+    `in_features` dimensions that arrive the first are taken, as an encoder's `truncate_dim` does.
+    After a fit with queries they are one `Router`, whose routes share all modules but those that
+    bring queries to the documents.
 
     Raises:
         ModelError: The calibrator has no such form; the message says why.
@@ -190,7 +184,7 @@ def _dense(weight: Tensor, bias: Tensor, activation: nn.Module | None = None) ->
 def check_portable(
     calibrator: Calibrator, modules: Sequence[Any], width: int, sample: Array | None
 ) -> None:
-    """Compare the built-in modules with the calibrator itself on real vectors."""
+    """Compare the built-in modules with the calibrator itself, on real vectors or a flow's own."""
     if sample is None:
         if not isinstance(calibrator, Flow):
             return

@@ -23,9 +23,9 @@ import pyarrow
 from pyarrow.parquet import read_metadata, read_table
 
 from bertflow.arrays import Array
-from bertflow.calibrators import Calibrator, LinearCalibrator, Moments
+from bertflow.calibrators import Calibrator, LinearCalibrator, Moments, QueryMap
 from bertflow.calibrators.adaptive import SAMPLE
-from bertflow.calibrators.queries import QueryMap, moments_of_queries
+from bertflow.calibrators.moments import moments_of_queries
 from bertflow.errors import InputError, ModelError, shown
 from bertflow.io.files import check_apart, sole_writer, write_text, writing
 from bertflow.io.reading import read_json

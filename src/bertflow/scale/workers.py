@@ -23,7 +23,7 @@ from safetensors.torch import save
 
 from bertflow.arrays import Array, as_tensor, finite, unit_length
 from bertflow.calibrators import Calibrator, Moments, load_calibrator
-from bertflow.calibrators.queries import ROLES
+from bertflow.calibrators.moments import ROLES
 from bertflow.calibrators.readme import calibrator_name
 from bertflow.data.tables import check_text, column_index, is_text, only_text
 from bertflow.errors import BertflowError, InputError, check_choice
