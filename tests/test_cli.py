@@ -41,7 +41,7 @@ from bertflow.cli.console import Page
 from bertflow.cli.main import app, run
 from bertflow.cli.options import Chosen
 from bertflow.display import Bars
-from bertflow.encoders import Precision, load_encoder
+from bertflow.encoders import Precision, Role, load_encoder
 from bertflow.errors import FewRowsWarning, InputError, ModelError
 from bertflow.evaluation import evaluate
 from bertflow.models import calibrate, save_model
@@ -1019,6 +1019,11 @@ WRONG = [
     (["encode", "a/b", "--corpus", "nope.txt", "--output", "z.npy"], "nope.txt"),
     (["transform", "nope", "--vectors", "vectors.npy", "--output", "z.npy"], "nope"),
     (["demo", "--calibrator", "magic"], "unknown calibrator"),
+    (
+        ["encode", "a/b", "--corpus", "nope.txt", "--output", "z.npy", "--role", "both"],
+        "query, doc",
+    ),
+    (["evaluate", "a/b", "--task", "sick"], "qnli, all; did you mean"),
     (["evaluate", "a/b", "--task", "stsb", "--precision", "int4"], "unknown precision"),
     (["evaluate", "a/b", "--task", "stsb", "--json", "corpus.txt/s.json"], "corpus.txt"),
     (["compare", "a/b", "--pairs", "nope.csv"], "nope.csv"),
@@ -1048,6 +1053,7 @@ def test_what_is_wrong_is_said_before_an_encoder_is_imported(work):
 
 def test_the_names_that_are_known_without_an_encoder_are_those_it_knows():
     assert options.PRECISIONS == get_args(Precision)
+    assert options.ROLES == get_args(Role)
 
 
 def test_an_output_that_is_taken_meanwhile_stays(cli, work, monkeypatch):

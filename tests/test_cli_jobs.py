@@ -231,7 +231,7 @@ COMPARE = [
     (["--job", "search", "--labels", "labels.csv"], "--job search goes with --retrieval alone"),
     (["--job", "cluster", "--labels", "labels.csv"], "unknown job 'cluster'"),
     (["--job", "duplicates", "--task", "stsb", *JOBS["duplicates"]], "goes with --pairs alone"),
-    (["--job", "duplicates", "--pairs", "graded.tsv"], "score 4 is neither 1"),
+    (["--job", "duplicates", "--pairs", "graded.tsv"], "--pairs takes labels 1 and 0 here"),
     (["--labels", "labels.csv", "--queries", "corpus.txt"], "--queries goes with --retrieval"),
     ([*JOBS["search"], "--queries", "nothing.txt"], "nothing.txt"),
     (["--labels", "labels.csv", "--fit", "nli"], "--fit nli goes with --task or --pairs"),

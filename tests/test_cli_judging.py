@@ -393,7 +393,7 @@ def test_markdown_holds_what_is_shown(done, tiny_bert, tiny_calibrated):
         (["--pairs", "nope.csv"], "nope.csv"),
         (["--pairs", "corpus.txt"], "corpus.txt"),
         (["--task", "sick"], f"unknown task 'sick'; expected one of {', '.join(TASKS)}"),
-        (["--task", "sts-b"], "did you mean stsb?"),
+        (["--task", "sts-b"], "all; did you mean stsb?"),
         (["--task", ""], "unknown task ''"),
         (["--task", "stsb,"], "unknown task ''"),
         (["--task", "stsb", "--data", "nope"], "nope is no folder"),

@@ -57,7 +57,7 @@ def encode(
     *,
     corpus: list[str] = option(REQUIRED, "FILE", "--corpus", "--input"),
     output: Path = option(REQUIRED, "FILE"),
-    role: str | None = option(None, "NAME"),
+    role: str | None = option(None, "NAME", callback=options.one_of("role", options.ROLES)),
     text: options.Text,
     how: options.Encoder,
     devices: str | None = Shared.devices,
@@ -153,7 +153,7 @@ def report(
     corpus: Path | None = option(None, "FILE"),
     own: options.JobMaterial,
     against: str | None = option(None, "[OTHER]"),
-    task: list[str] | None = option(None, "NAME"),
+    task: list[str] | None = option(None, "NAME", callback=options.listed),
     data: Path | None = option(None, "DIR"),
 ) -> None:
     """Write one page about a run, a model or vectors, before and after.
@@ -178,7 +178,6 @@ def report(
         data: Folder of the tasks, in any layout people have; default: BERTFLOW_DATA, for tasks that
             --task names.
     """
-    from bertflow.evaluation import DuplicatesJob
     from bertflow.report import build_report, write_report
     from bertflow.report.page import check_page
     from bertflow.report.sides import is_run
@@ -191,9 +190,7 @@ def report(
     reads: dict[str, console.Given] = {} if is_run(Path(source)) else {"the report": source}
     reads |= {"--against": against or None, **own.reads()}
     console.check_files({"--output": output}, reads)
-    pairs, job = own.read(), own.job()
-    if pairs:
-        job = DuplicatesJob(pairs[0])
+    job = own.duplicates() if own.pairs else own.job()
     with console.progress_bar("encode") as told:
         found = build_report(
             source,
@@ -202,7 +199,7 @@ def report(
             format=None if corpus is None else own.format,
             against=against or None,
             data=data,
-            tasks=[part.strip() for name in task or () for part in name.split(",")],
+            tasks=task or (),
             job=job,
             progress=told,
         )

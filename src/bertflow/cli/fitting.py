@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from bertflow.cli import console, options
 from bertflow.cli.applying import count_of, show_left_out
-from bertflow.cli.options import CALIBRATOR, ENCODER, INPUT, REQUIRED, SPEED, Shared, flag, option
+from bertflow.cli.options import CALIBRATOR, INPUT, REQUIRED, SPEED, Shared, flag, option
 from bertflow.display import Bars, Grid
 from bertflow.display.grid import fixed, hundredfold, hundredfold_span
 from bertflow.errors import InputError, one_line, quoted
@@ -224,11 +224,8 @@ def finetune(
     data: Path | None = Shared.data,
     limit: int | None = option(None, "N", group=INPUT),
     held_out: float = option(0.1, "X", group=INPUT),
-    pooling: str = option("mean", "NAME", group=ENCODER),
-    max_length: int | None = Shared.max_length,
-    trust_remote_code: bool = Shared.trust_remote_code,
     recipe: Recipe,
-    device: str = Shared.device,
+    how: options.Loading,
 ) -> None:
     """Fine-tune an encoder on labelled NLI pairs, and save it. Stopped, it goes on.
 
@@ -236,12 +233,14 @@ def finetune(
         nli: Labelled pairs: snli, mnli or sick-e. May be repeated.
         limit: Take only the first N pairs of each split.
         held_out: Share of the premises held out of a set that has no split for it.
-        pooling: cls, mean, last2avg, first-last-avg, embed-last-avg or layers:1,12.
+        pooling: cls, mean, last2avg, first-last-avg, embed-last-avg or layers:1,12. Default: mean.
     """
     console.check_folder(output, {"--encoder": encoder})
     from bertflow import finetuning
+    from bertflow.finetuning.siamese import check_packages
     from bertflow.models import is_calibrated
 
+    check_packages()
     checked = finetuning.Recipe(**asdict(recipe))
     if is_calibrated(encoder):
         raise InputError(
@@ -251,10 +250,8 @@ def finetune(
     corpus = finetuning.nli_corpus(
         nli, data, held_out=held_out, random_state=recipe.random_state, limit=limit
     )
-    how = options.Loading(
-        pooling=pooling, max_length=max_length, trust_remote_code=trust_remote_code, device=device
-    )
-    loaded = how.load_raw(encoder)
+    pooling = how.pooling or "mean"
+    loaded = replace(how, pooling=pooling).load_raw(encoder)
     for part in corpus.sets:
         split = part.held_out_split or f"{corpus.division['held_out']:.0%} of the premises"
         console.show(

@@ -28,10 +28,17 @@ MATERIAL = {
 }
 
 
+def _tasks(given: list[str] | None) -> list[str]:
+    names = options.listed(given)
+    for name in names:
+        one_of("task", (*TASKS, "all"))(name)
+    return names
+
+
 def evaluate(
     model: str = Shared.model,
     *,
-    task: list[str] | None = option(None, "NAME"),
+    task: list[str] | None = option(None, "NAME", callback=_tasks),
     own: options.OwnJob,
     against: str | None = Shared.against,
     data: Path | None = Shared.data,
@@ -108,7 +115,7 @@ def evaluate(
 def compare(
     encoder: str = Shared.encoder,
     *,
-    task: list[str] | None = option(None, "NAME"),
+    task: list[str] | None = option(None, "NAME", callback=_tasks),
     own: options.JobMaterial,
     job: str | None = option(None, "NAME", callback=one_of("job", MATERIAL)),
     fit: str | None = option(None, "NAME", callback=one_of("fit", ("target", "nli", "corpus"))),
@@ -155,15 +162,13 @@ def compare(
     if fit == "nli" and (job or own.retrieval or own.labels):
         raise InputError("--fit nli goes with --task or --pairs, without --job")
     results.check({"ENCODER": encoder, "--queries": queries, **own.reads()})
-    pairs, posed = own.read(), own.job()
+    pairs, posed = own.read(), own.duplicates() if job == "duplicates" else own.job()
     corpus = own.sentences(own.corpus) if own.corpus else None
     asked = own.sentences(queries) if queries else None
     from bertflow import evaluation
     from bertflow.cli.score_pages import comparison_page
     from bertflow.evaluation.jobs import compare_job
 
-    if job == "duplicates":
-        posed = evaluation.DuplicatesJob(pairs[0])
     found, absent = _read(task, STS_TASKS, data)
     loaded, cache = how.open_any(encoder), how.cache
     fits = None if cache is None or posed is not None else cache.folder
@@ -273,9 +278,8 @@ def _read(
 
     if not task:
         return [], {}
-    names = [part.strip() for name in task for part in name.split(",")]
-    every = [one for name in names for one in (of_all if name == "all" else [name])]
+    every = [one for name in task for one in (of_all if name == "all" else [name])]
     found, absent = read_tasks(every, data, split)
-    if absent and "all" not in names:
+    if absent and "all" not in task:
         raise MissingDataError("; ".join(absent.values()))
     return found, absent

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator
     from bertflow.data import Pairs
     from bertflow.encoders import SentenceCache
+    from bertflow.evaluation import DuplicatesJob
     from bertflow.evaluation.jobs import Job
 
 # How --help groups what is not needed every day; each group has a width of its own.
@@ -39,6 +40,7 @@ INPUT, CALIBRATOR, ENCODER = "Input", "Calibrator", "Encoder"
 SPEED, RESULT, CLUSTER = "Speed and cache", "Result", "Folders of .parquet and clusters"
 REQUIRED = MISSING
 PRECISIONS = ("auto", "float32", "mixed", "fast")
+ROLES = ("query", "document")
 # What options of how files are read go with.
 READ_FROM = {
     "column": ("corpus",),
@@ -146,6 +148,21 @@ def one_of(what: str, known: Collection[str]) -> Callable[[Any], Any]:
     return check
 
 
+def known_pooling(given: Any) -> Any:
+    """One or several poolings, refused by the library before anything else is read or loaded."""
+    if given:
+        from bertflow.encoders.pooling import ANY_BLOCKS, hidden_states
+
+        for name in [given] if isinstance(given, str) else given:
+            hidden_states(name, ANY_BLOCKS)
+    return given
+
+
+def listed(given: list[str] | None) -> list[str]:
+    """The names of an option that may be repeated, or have several with commas between."""
+    return [part.strip() for names in given or () for part in names.split(",")]
+
+
 def known_place(name: str | None) -> str | None:
     """An encoder or model; refused before libraries are loaded if it is a path to nothing."""
     if name and (name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")):
@@ -190,8 +207,8 @@ class Shared:
     against = option(None, "[MODEL]")
     output = option(REQUIRED, "DIR")
     calibrator = option(None, "NAME")
-    role = option("document", "NAME")
-    pooling = option(None, "NAME", group=ENCODER)
+    role = option("document", "NAME", callback=one_of("role", ROLES))
+    pooling = option(None, "NAME", group=ENCODER, callback=known_pooling)
     max_length = option(None, "N", group=ENCODER)
     trust_remote_code = flag("--trust-remote-code", group=ENCODER)
     batch_size = option(32, "N", group=SPEED, min=1)
@@ -243,6 +260,18 @@ class Graded:
         if self.pairs is None:
             return []
         return [read_pairs(self.pairs, columns=self.named(), format=self.format)]
+
+    def duplicates(self) -> DuplicatesJob:
+        """The pairs of --pairs as duplicates and others."""
+        from bertflow.evaluation import DuplicatesJob
+
+        pairs = self.read()[0]
+        if not pairs.binary:
+            raise InputError(
+                f"{self.pairs} has graded pairs; --pairs takes labels 1 and 0 here, and bertflow "
+                "evaluate scores grades"
+            )
+        return DuplicatesJob(pairs)
 
     def named(self) -> Any:
         """The columns as readers take them."""

@@ -391,7 +391,7 @@ def isotropy(
     corpus: list[str] | None = Shared.corpus,
     text: options.Text,
     limit: int = option(2000, "N", group=INPUT, min=3),
-    pooling: list[str] | None = option(None, "NAME", group=ENCODER),
+    pooling: list[str] | None = option(None, "NAME", group=ENCODER, callback=options.known_pooling),
     results: options.Results,
     how: options.Encoder,
 ) -> None:
