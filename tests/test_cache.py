@@ -12,6 +12,7 @@ from bertflow.encoders import VectorCache, embed, fill, load_encoder, load_pooli
 from bertflow.encoders import sentence_cache as module
 from bertflow.encoders.encoding import Encoding
 from bertflow.errors import InputError, ModelError
+from conftest import tree
 
 ABOUT = {"encoder": "x"}
 
@@ -31,6 +32,17 @@ def test_what_is_added_is_found_again_by_another_cache_on_the_folder(tmp_path):
     assert np.array_equal(again.vectors()[rows], vectors_of(["d", "ab", "d"]))
     assert isinstance(again.vectors(), np.memmap)
     assert not again.vectors().flags.writeable
+
+
+def test_vectors_that_are_only_read_leave_nothing_behind(tmp_path):
+    assert len(VectorCache(tmp_path / "none", ABOUT)) == 0
+    assert not (tmp_path / "none").exists()
+    VectorCache(tmp_path / "some", ABOUT).add(["a"], np.ones((1, 2), dtype=np.float32))
+    (tmp_path / "some" / ".lock").unlink(missing_ok=True)
+    before = tree(tmp_path / "some")
+    found = VectorCache(tmp_path / "some", ABOUT)
+    assert found.vectors()[found.rows(["a"])].tolist() == [[1.0, 1.0]]
+    assert tree(tmp_path / "some") == before
 
 
 def test_a_sentence_that_is_there_is_not_added_twice(tmp_path):

@@ -14,9 +14,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from bertflow.analysis.frequency import Words
 from bertflow.errors import InputError
-from bertflow.paper.results import CellResult, RowResult, TableResult
+from bertflow.evaluation import Estimate
 from bertflow.report import draw, measures, page, save_figure
-from bertflow.report.draw import GROUND, LOOKS
+from bertflow.report.draw import LOOKS
 from bertflow.report.measures import ScoreTable
 
 
@@ -37,22 +37,13 @@ def words():
 
 @pytest.fixture(scope="module")
 def scores():
-    def row(label, start, published_for=None):
-        cells = {
-            task: CellResult(
-                value=start + n, low=start + n - 3, high=start + n + 2, published=start + 1.5
-            )
+    def row(start):
+        return {
+            task: Estimate(start + n / 100, start + n / 100 - 0.03, start + n / 100 + 0.02)
             for n, task in enumerate(("stsb", "sick-r", "average"))
         }
-        return RowResult(label=label, cells=cells, published_for=published_for)
 
-    rows = [
-        row("an encoder", 55.0, "BERT-base"),
-        row("its flow", 65.0, "BERT-base"),
-        row("in the table alone", 10.0),
-    ]
-    table = TableResult(title="STS", columns=["stsb", "sick-r", "average"], rows=rows)
-    return ScoreTable(table=table, drawn=rows[:2])
+    return ScoreTable({"an encoder": row(0.55), "its flow": row(0.65)})
 
 
 @pytest.fixture(scope="module")
@@ -153,40 +144,31 @@ def test_a_training_curve_is_the_means_and_ends_at_the_loss_that_is_left(rng):
     assert len(draw.training_curve(without).axes[0].lines) == 1
 
 
-def test_scores_stand_on_their_intervals_with_the_published_hollow(scores):
+def test_scores_stand_on_their_intervals(scores):
     axes = draw.score_forest(scores).axes[0]
-    lines = [line for line in axes.lines if line.get_markerfacecolor() != GROUND]
-    hollow = [line for line in axes.lines if line.get_markerfacecolor() == GROUND]
-    for row, look, line, published, spans in zip(
-        scores.drawn, LOOKS, lines, hollow, axes.collections, strict=True
+    for (name, side), look, line, spans in zip(
+        scores.scores.items(), LOOKS, axes.lines, axes.collections, strict=True
     ):
-        cells = list(row.cells.values())
+        assert line.get_label() == name
         assert line.get_marker() == look.marker
-        assert line.get_xdata().tolist() == [cell.value for cell in cells]
-        assert published.get_xdata().tolist() == [cell.published for cell in cells]
-        ends = [segment[:, 0].tolist() for segment in spans.get_segments()]
-        assert ends == [[cell.low, cell.high] for cell in cells]
-        assert line.get_ydata().tolist() == published.get_ydata().tolist()
-    assert [label.get_text() for label in axes.get_yticklabels()] == list(scores.table.columns)
+        assert_allclose(line.get_xdata(), [100 * one.value for one in side.values()])
+        ends = [segment[:, 0] for segment in spans.get_segments()]
+        assert_allclose(ends, [[100 * one.low, 100 * one.high] for one in side.values()])
+    assert [label.get_text() for label in axes.get_yticklabels()] == scores.columns
     assert axes.get_ylim()[0] > axes.get_ylim()[1]
-    assert "in the table alone" not in legend(axes.figure)
-    assert "published for BERT-base" in legend(axes.figure)
 
 
 def test_a_score_that_lacks_its_interval_is_drawn_without_one(scores):
-    cells = dict(scores.drawn[0].cells) | {"stsb": CellResult(), "sick-r": CellResult(value=1.0)}
-    row = RowResult(label="some", cells=cells)
-    axes = draw.score_forest(replace(scores, drawn=[row])).axes[0]
-    (spans,) = axes.collections
+    side = scores.scores["an encoder"] | {"stsb": Estimate(None), "sick-r": Estimate(0.01)}
+    axes = draw.score_forest(ScoreTable({"some": side})).axes[0]
+    (spans,), (values,) = axes.collections, axes.lines
     assert [len(segment) for segment in spans.get_segments()] == [0, 0, 2]
-    value = next(line for line in axes.lines if line.get_markerfacecolor() != GROUND)
-    assert np.isfinite(value.get_xdata()).tolist() == [False, True, True]
+    assert np.isfinite(values.get_xdata()).tolist() == [False, True, True]
 
 
-def test_no_score_is_no_figure(scores):
-    row = RowResult(label="none", cells={name: CellResult() for name in scores.table.columns})
+def test_no_score_is_no_figure():
     with pytest.raises(InputError, match="nothing to draw"):
-        draw.score_forest(replace(scores, drawn=[row]))
+        draw.score_forest(ScoreTable({"none": {"stsb": Estimate(None)}}))
 
 
 @pytest.mark.parametrize(

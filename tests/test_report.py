@@ -180,12 +180,10 @@ def test_scores_are_those_of_cosines_whose_sentences_all_have_vectors(vectors, r
     for side, rows in (("before", x), ("after", x - 0.3)):
         first, second = (rows[[place[t] for t in part]] for part in (test.first, test.second))
         expected = correlate(paired_cosine(first, second), np.array(test.gold)).spearman
-        row = next(row for row in found.scores.table.rows if row.label == side)
-        assert row.cells["stsb"].value == pytest.approx(100 * expected)
-        assert row.cells["stsb"].low < row.cells["stsb"].value < row.cells["stsb"].high
-    page = render(found)
-    assert "Filled: ours" in page
-    assert "Hollow" not in page
+        score = found.scores.scores[side]["stsb"]
+        assert score.value == pytest.approx(expected)
+        assert score.low < score.value < score.high
+        assert f'<td><span class="value">{100 * expected:.2f}</span>' in render(found)
     assert set(found.edits.panels) == {"gold", "before", "after"}
     figure = draw.edit_distance_scatter(found.edits)
     assert [axes.get_title(loc="left").split("\n")[0] for axes in figure.axes] == [
@@ -205,11 +203,11 @@ def test_a_task_that_nobody_named_decides_nothing(model, plain, monkeypatch):
     assert "--task stsb" in plain.absent["edits"]
     monkeypatch.setenv("BERTFLOW_DATA", str(write_tasks(Path("data"), "stsb", "sts13")))
     named = build_report(model / "saved", tasks=["sts13"])
-    assert named.scores.table.columns == ["sts13"]
+    assert named.scores.columns == ["sts13"]
     assert named.edits is None
     assert "STS 2013" in named.verdict or "STS13" in named.verdict
     every = build_report(model / "saved", data="data")
-    assert every.scores.table.columns == ["sts13", "stsb"]
+    assert every.scores.columns == ["sts13", "stsb"]
     assert every.edits is not None
 
 
@@ -234,8 +232,9 @@ def test_against_without_a_value_is_a_models_own_encoder_as_by_default(
 
 
 def headline(rise: float, p: float) -> Headline:
-    found = Difference(rise, rise - 1, rise + 1, p=p, adjusted=p)
-    return Headline(what="STS-B", before=58.0, after=58.0 + rise, difference=found)
+    change, low, high = (one / 100 for one in (rise, rise - 1, rise + 1))
+    found = Difference(change, low, high, p=p, adjusted=p)
+    return Headline(what="STS-B", before=0.58, after=0.58 + change, difference=found)
 
 
 @pytest.mark.parametrize(
@@ -473,12 +472,9 @@ def test_two_calibrators_of_an_encoder_are_judged_on_a_job(material, model):
         (["SAVED", "--pairs", "graded.tsv"], "--pairs takes labels 1 and 0 here"),
         (["SAVED", *JOBS["search"], *JOBS["classes"]], "do not go together; give one at a time"),
         (["SAVED", "--columns", "a,b,c"], "--columns goes with --pairs"),
-        (["run", *JOBS["search"]], "run is a run, whose tables are shown as they are"),
     ],
 )
 def test_a_job_goes_with_a_saved_model(arguments, expected, material, model, refused):
-    Path("run").mkdir()
-    Path("run/table2.json").write_text("{}")
     given = [str(model / "saved") if one == "SAVED" else one for one in arguments]
     assert expected in refused("report", *given, "--output", "r.html")
 
@@ -489,27 +485,20 @@ def test_a_job_goes_with_a_saved_model(arguments, expected, material, model, ref
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["nothing"], "nothing does not exist; give a folder of bertflow reproduce"),
-        (["empty"], "empty is nothing to report on; give a folder of bertflow reproduce"),
+        (["nothing"], "nothing does not exist; give a saved model, or a .npy file"),
+        (["empty"], "empty is nothing to report on; give a saved model, or a .npy file"),
         (["x.npy", "--corpus", "short.txt"], "short.txt holds 2 rows, but x.npy 60"),
         (["x.npy", "--against", "narrow.npy"], "narrow.npy holds 5 rows, but x.npy 60"),
         (["narrow.npy", "--against", "flow"], "fitted on vectors of 6 dimensions"),
         (["x.npy", "--column", "text"], "--column goes with --corpus"),
         (["x.npy", "--task", "qnli"], "unknown task of a report 'qnli'; expected one of sts12"),
         (["bad.npy"], "bad.npy is not finite in row 4"),
-        (["flow"], "flow is nothing to report on; give a folder of bertflow reproduce"),
+        (["flow"], "flow is nothing to report on; give a saved model, or a .npy file"),
         (["x.npy", "--data", "nowhere", "--corpus", "long.txt"], "nowhere is no folder"),
-        (["records-only"], "records-only holds the tables of 0 runs"),
-        (["two-runs"], "give one of two-runs/a, two-runs/b"),
     ],
 )
 def test_what_does_not_belong_together_is_refused(refused, vectors, arguments, expected):
     Path("empty").mkdir()
-    Path("records-only/records").mkdir(parents=True)
-    for name in "ab":
-        (Path("two-runs") / name).mkdir(parents=True)
-        (Path("two-runs/records")).mkdir(exist_ok=True)
-        (Path("two-runs") / name / "table2.json").write_text("{}")
     Path("short.txt").write_text("one\ntwo\n")
     Path("long.txt").write_text("".join(f"sentence {n}\n" for n in range(ROWS)))
     np.save("narrow.npy", vectors[:5, :3])

@@ -147,7 +147,7 @@ def show_left_out(outcome: Outcome) -> None:
 
 
 def report(
-    source: str = argument("RUN|MODEL|VECTORS"),
+    source: str = argument("MODEL|VECTORS"),
     *,
     output: Path = option(REQUIRED, "FILE.html"),
     corpus: Path | None = option(None, "FILE"),
@@ -156,15 +156,14 @@ def report(
     task: list[str] | None = option(None, "NAME", callback=options.listed),
     data: Path | None = option(None, "DIR"),
 ) -> None:
-    """Write one page about a run, a model or vectors, before and after.
+    """Write one page about a model or vectors, before and after.
 
     The page stands alone: it opens from disk, without a network. A model encodes only what fit,
     encode, evaluate and others have not left in the cache. Of a section that is left out the page
     says what would fill it.
 
     Args:
-        source: A folder of bertflow reproduce; a saved calibrated model; or vectors in a .npy file,
-            one a row.
+        source: A saved calibrated model, or vectors in a .npy file, one a row.
         output: File to write.
         corpus: Sentences, as --corpus of fit: of vectors their texts, row by row; of a model those
             to look at. Default: those it was fitted on.
@@ -180,15 +179,13 @@ def report(
     """
     from bertflow.report import build_report, write_report
     from bertflow.report.page import check_page
-    from bertflow.report.sides import is_run
 
     check_page(output)
     own = replace(own, corpus=None if corpus is None else [str(corpus)])
     own.check()
     options.check_own(against, source)
-    # A page is none of the records of a run, in whose folder it may well lie.
-    reads: dict[str, console.Given] = {} if is_run(Path(source)) else {"the report": source}
-    reads |= {"--against": against or None, **own.reads()}
+    reads: dict[str, console.Given] = {"the report": source, "--against": against or None}
+    reads |= own.reads()
     console.check_files({"--output": output}, reads)
     job = own.duplicates() if own.pairs else own.job()
     with console.progress_bar("encode") as told:

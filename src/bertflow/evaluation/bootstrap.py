@@ -204,12 +204,6 @@ class Difference:
             "real": self.real,
         }
 
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> Difference:
-        """From what `to_dict` gave."""
-        low, high = saved["interval"] or (None, None)
-        return cls(saved["value"], low, high, saved["p"], saved["p_holm"])
-
 
 def paired_difference(value: float | None, before: Array, after: Array) -> Difference:
     """Test a difference of two scores by their values in the same resamples, shape (resamples,).

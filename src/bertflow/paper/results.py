@@ -10,8 +10,8 @@ import io
 import re
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,6 @@ INTERVALS = (
     "above or below the row's baseline beyond chance (paired, Holm over the table), · where that "
     "cannot be told"
 )
-T = TypeVar("T")
 # Sources of rows that are about the encoder.
 OURS = ("raw", "nli")
 CSV_COLUMNS = (
@@ -202,24 +201,6 @@ class TableResult:
         ]
         return _json(self, "name", "table", rows=rows, claims=claims)
 
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> TableResult:
-        """The table that `to_dict` gave; a KeyError if a part is missing."""
-        rows = [
-            _of(
-                RowResult,
-                row,
-                name=row["row"],
-                cells={column: _saved_cell(row["cells"][column]) for column in saved["columns"]},
-            )
-            for row in saved["rows"]
-        ]
-        claims = [
-            _of(ClaimResult, claim, text=claim["claim"], difference=Difference.from_dict(claim))
-            for claim in saved["claims"]
-        ]
-        return _of(cls, saved, name=saved["table"], rows=rows, claims=claims)
-
     def to_csv(self) -> str:
         """The table as CSV, a row a cell."""
         out = io.StringIO()
@@ -240,17 +221,6 @@ class TableResult:
                 }
                 writer.writerow({**cell.to_dict(), **about})
         return out.getvalue()
-
-
-def _of(kind: type[T], saved: Mapping[str, Any], **parts: Any) -> T:
-    """A dataclass from its JSON, and the parts that JSON has otherwise."""
-    found = {**saved, **parts}
-    return kind(**{one.name: found[one.name] for one in fields(kind)})  # type: ignore[arg-type]
-
-
-def _saved_cell(saved: Mapping[str, Any]) -> CellResult:
-    baseline = saved["baseline"]
-    return _of(CellResult, saved, baseline=baseline and Difference.from_dict(baseline))
 
 
 def _json(one: Any, name: str, key: str, **parts: Any) -> dict[str, Any]:

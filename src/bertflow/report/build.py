@@ -1,4 +1,4 @@
-"""A report's content: what vectors, a model or a run say, measured once for page and figures."""
+"""A report's content: what vectors or a model say, measured once for page and figures."""
 
 from __future__ import annotations
 
@@ -31,18 +31,15 @@ from bertflow.errors import (
 from bertflow.evaluation.jobs import Job, evaluate_job
 from bertflow.io.vectors import read_vectors
 from bertflow.models import CalibratedSentenceTransformer, attach, is_calibrated, load
-from bertflow.paper.results import scaled
 from bertflow.report import measures
 from bertflow.report.sides import (
     AFTER,
     BEFORE,
     JobSides,
-    Run,
     Side,
     conclude,
     edits_of,
     first_rows,
-    is_run,
     score_sides,
     side_of_file,
 )
@@ -58,7 +55,7 @@ OF_VECTORS = ("cosines", "spectra", "cloud", "neighbours", "scores", "edits")
 UNASKED = {
     "job": "of a saved model, --retrieval DIR, --labels FILE or --pairs FILE would fill it",
     "scores": "a task that is named would fill it: --task NAME or, for all there, --data DIR",
-    "words": "the report of a saved model or of bertflow reproduce table1 shows it",
+    "words": "the report of a saved model shows it",
     "edits": "--task stsb, or --data DIR, would fill it: it is of STS-B dev",
 }
 # Why these may be left out. Anything else, such as a damaged file of a task, is an error.
@@ -122,11 +119,11 @@ def build_report(
     job: Job | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Put together what there is to say of a run, a model or vectors.
+    """Put together what there is to say of a model or of vectors.
 
     Args:
-        source: A folder of `bertflow reproduce`; a saved calibrated model; or a .npy file of
-            vectors, one a row. A model encodes the sentences that the cache lacks.
+        source: A saved calibrated model, or a .npy file of vectors, one a row. A model encodes the
+            sentences that the cache lacks.
         corpus: Sentences, as `bertflow.data.read_corpus` takes them: the texts of vectors, row by
             row, or those that a model is shown on; None takes those it was fitted on.
         column: Text column of a table.
@@ -146,7 +143,7 @@ def build_report(
     Raises:
         InputError: A file or folder is none of these, a task is unknown, or the arguments do not
             belong together.
-        ModelError: A model, calibrator or table cannot be read.
+        ModelError: A model or calibrator cannot be read.
 
     Example:
         >>> import numpy as np, tempfile
@@ -169,17 +166,13 @@ def build_report(
                 f"{path} holds vectors; a job needs a saved model, to encode its texts"
             )
         draft.take_vectors()
-    elif path.is_dir() and is_run(path):
-        if tasks or any(one is not None for one in (corpus, against, job)):
-            raise InputError(f"{path} is a run, whose tables are shown as they are: it goes alone")
-        draft.take_run()
     elif is_calibrated(path):
         draft.take_model()
     else:
         problem = "is nothing to report on" if path.exists() else "does not exist"
         raise InputError(
-            f"{path} {problem}; give a folder of bertflow reproduce, a saved model, or a .npy file "
-            "of vectors, beside which --against sets a calibrator"
+            f"{path} {problem}; give a saved model, or a .npy file of vectors, beside which "
+            "--against sets a calibrator"
         )
     return draft.finished()
 
@@ -314,17 +307,6 @@ class _Draft:
         how: dict[str, Any] = {name: saved.get(name) for name in ("column", "format", "limit")}
         return read_corpus(files, **how), ", ".join(files)
 
-    def take_run(self) -> None:
-        """Take the scores and word norms of a run."""
-        run = Run(self.path)
-        self.report.title = run.folder.name
-        self.report.provenance |= run.provenance()
-        reason = "the report of a saved model or of vectors shows it"
-        self.report.absent |= dict.fromkeys(OF_VECTORS, reason)
-        self.report.absent["edits"] = "bertflow reproduce figure2 draws it"
-        self.add("words", run.words)
-        self.add("scores", run.scores)
-
     def add(self, section: str, make: Callable[..., Any], *given: Any) -> None:
         """Add a section that is made of what is given or, where that cannot be, say why."""
         try:
@@ -399,7 +381,7 @@ class _Draft:
         report = self.report
         if report.job is not None:
             return report.job.headline()
-        return report.scores.headline if report.scores else _headline_of(report.gains)
+        return report.scores.headline() if report.scores else _headline_of(report.gains)
 
 
 def _neighbours(sides: Mapping[str, Array], queries: Array) -> dict[str, Neighbours]:
@@ -419,10 +401,8 @@ def _headline_of(gains: PairGains | None) -> measures.Headline | None:
     if gains is None or gains.spearman.difference.value is None:
         return None
     what = f"the {gains.pairs:,} graded pairs that come with bertflow"
-    before, after = (
-        100 * (one.value or 0) for one in (gains.spearman.before, gains.spearman.after)
-    )
-    return measures.Headline(what, before, after, scaled(gains.spearman.difference))
+    one = gains.spearman
+    return measures.Headline(what, one.before.value, one.after.value, one.difference)
 
 
 def _training(calibrator: Calibrator | None) -> measures.TrainingCurve:

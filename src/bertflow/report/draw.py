@@ -202,9 +202,8 @@ def norm_by_frequency(found: WordNorms) -> Figure:
         'ℓ2 norm'
     """
     figure, axes = _single()
-    if len(found.words):
-        dots = REST | {"s": 4, "label": "words", "gid": ".titled"}
-        axes.scatter(found.ranks + 1, found.norms, **dots)
+    dots = REST | {"s": 4, "label": "words", "gid": ".titled"}
+    axes.scatter(found.ranks + 1, found.norms, **dots)
     low, high, published, mean, least, most = np.array(
         [
             (max(group.low, 1), group.high, printed, *(astuple(group.norm or Mean(math.nan))))
@@ -247,42 +246,33 @@ def training_curve(found: TrainingCurve) -> Figure:
 
 @styled
 def score_forest(found: ScoreTable) -> Figure:
-    """Draw scores with their 95 % intervals, a band a task, and published numbers hollow.
+    """Draw scores with their 95 % intervals, a band a task.
 
     Raises:
-        InputError: No row has a score.
+        InputError: No score is defined.
 
     Example:
-        >>> from bertflow.paper.results import CellResult, RowResult, TableResult
-        >>> cells = {"stsb": CellResult(value=59.0, low=55, high=62)}
-        >>> row = RowResult(label="encoder", cells=cells)
-        >>> table = TableResult(title="STS", columns=["stsb"], rows=[row])
-        >>> figure = score_forest(ScoreTable(table=table, drawn=[row]))
+        >>> from bertflow.evaluation import Estimate
+        >>> figure = score_forest(ScoreTable({"encoder": {"stsb": Estimate(0.59, 0.55, 0.62)}}))
         >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
         ['stsb']
     """
-    drawn, columns = found.drawn, found.table.columns
-    if not found.has_drawn_score:
-        raise InputError("no row that is drawn has a score; there is nothing to draw")
-    band = SCORE_STEP * (len(drawn) + 1)
-    figure, axes = _single(height=band * len(columns) + 0.45 + 0.2 * (len(drawn) + 1))
+    if not found.defined:
+        raise InputError("no score is defined; there is nothing to draw")
+    sides, columns = len(found.scores), found.columns
+    band = SCORE_STEP * (sides + 1)
+    figure, axes = _single(height=band * len(columns) + 0.45 + 0.2 * (sides + 1))
     for place in range(1, len(columns), 2):
         axes.axhspan(place - 0.5, place + 0.5, color=STRIPE, linewidth=0, zorder=0)
-    published_label = found.published_label
-    for side, (row, look) in enumerate(zip(drawn, LOOKS, strict=False)):
-        value, low, high, published = (
-            np.array([getattr(row.cells[name], part) for name in columns], dtype=float)
-            for part in ("value", "low", "high", "published")
+    for side, ((name, scores), look) in enumerate(zip(found.scores.items(), LOOKS, strict=False)):
+        value, low, high = (
+            100
+            * np.array([(one.value, one.low, one.high) for one in scores.values()], dtype=float).T
         )
-        heights = np.arange(len(columns)) + (side - (len(drawn) - 1) / 2) / (len(drawn) + 1)
-        if np.isfinite(published).any():
-            hollow: dict[str, Any] = {"markerfacecolor": GROUND, "markeredgecolor": look.color}
-            hollow |= {"markersize": 4.5, "label": published_label, "zorder": 2}
-            axes.plot(published, heights, "D", **hollow)
-            published_label = "_"
+        heights = np.arange(len(columns)) + (side - (sides - 1) / 2) / (sides + 1)
         axes.hlines(heights, low, high, color=look.color, linewidth=1.4, zorder=3)
         filled: dict[str, Any] = {"color": look.color, "markeredgecolor": GROUND}
-        filled |= {"markeredgewidth": 0.5, "markersize": 5.5, "label": row.label, "zorder": 4}
+        filled |= {"markeredgewidth": 0.5, "markersize": 5.5, "label": name, "zorder": 4}
         axes.plot(value, heights, look.marker, **filled)
     axes.set(xlabel="Spearman × 100", ylim=(len(columns) - 0.5, -0.5))
     axes.set_yticks(range(len(columns)), columns)

@@ -19,16 +19,18 @@ from bertflow.analysis.isotropy import random_pairs, singular_spectrum
 from bertflow.analysis.neighbours import checked, sampled, unit_rows
 from bertflow.arrays import Array
 from bertflow.calibrators.moments import moments_of
-from bertflow.display.grid import fixed, span
+from bertflow.data import CATALOG
+from bertflow.display.grid import MINUS, hundredfold, span
 from bertflow.errors import InputError, check_number
-from bertflow.evaluation import Difference
+from bertflow.evaluation import Difference, Estimate
 from bertflow.evaluation.scores import correlate, cosines_of_rows
 from bertflow.paper.declared import published
-from bertflow.paper.results import RowResult, TableResult
 from bertflow.process_state import one_thread
 
 Sides = Mapping[str, Array]
 
+# The column of a table of scores that is the average of the seven STS tasks.
+AVERAGE = "average"
 # Bins of cosines in 1: the same on every page, so that histograms can be laid side by side.
 BINS = 40
 # The start of a spectrum's axis. Smaller values, relative to the first, are rounding or of
@@ -204,21 +206,14 @@ class WordNorms:
 
     groups: Sequence[WordGroup]
     published: Sequence[float | None]
-    encoder: str = ""
-    words: Sequence[str] = ()
-    ranks: Array = field(default_factory=lambda: np.empty(0))
-    norms: Array = field(default_factory=lambda: np.empty(0))
+    encoder: str
+    words: Sequence[str]
+    ranks: Array
+    norms: Array
 
     def point_titles(self) -> list[str]:
         """Each word that is drawn, and its norm."""
         return [f"{word}: {norm:.3f}" for word, norm in zip(self.words, self.norms, strict=True)]
-
-
-def published_norms(groups: Sequence[WordGroup]) -> list[float | None]:
-    """The paper's mean norm of each range for BERT-base; None where it has none."""
-    numbers = published("table1")
-    ranges = [f"{group.low}-{group.high}" for group in groups]
-    return [numbers.value("norm", one) if one in numbers.columns else None for one in ranges]
 
 
 def measure_word_norms(
@@ -263,7 +258,10 @@ def measure_word_norms(
     if len(norms) > points:
         drawn = np.unique(np.geomspace(1, len(norms), points).round().astype(np.int64)) - 1
     shown = [words.words[n] for n in drawn.tolist()], words.ranks[drawn], norms[drawn]
-    return WordNorms(groups, published_norms(groups), encoder, *shown)
+    printed = published("table1")
+    names = [f"{low}-{high}" for low, high in ranges]
+    known = [printed.value("norm", one) if one in printed.columns else None for one in names]
+    return WordNorms(groups, known, encoder, *shown)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -385,7 +383,7 @@ def summarize_training(
 
 @dataclass(frozen=True)
 class Headline:
-    """The difference that a report's verdict is about, and what is scored; all times 100."""
+    """The difference that a report's verdict is about, and what is scored."""
 
     what: str
     before: float | None
@@ -396,11 +394,11 @@ class Headline:
     def sentence(self, names: Sequence[str] = ()) -> str:
         """The difference in plain words; the names are of sides that are not before and after."""
         change = self.difference
-        ends = span(change.low, change.high, signed=True)
-        figures = (
-            f"on {self.what} ({self.measure} × 100 from {fixed(self.before)} to "
-            f"{fixed(self.after)}: {fixed(change.value, signed=True)}{ends and f', 95 % {ends}'})."
-        )
+        before, after = (hundredfold(one, minus=MINUS) for one in (self.before, self.after))
+        told = hundredfold(change.value, signed=True, minus=MINUS)
+        if change.low is not None and change.high is not None:
+            told += f", 95 % {span(100 * change.low, 100 * change.high, signed=True)}"
+        figures = f"on {self.what} ({self.measure} × 100 from {before} to {after}: {told})."
         better = (change.value or 0.0) > 0
         if not change.real:
             whom = f"{names[-1]} beside {names[0]}" if names else "calibration"
@@ -410,29 +408,39 @@ class Headline:
         return f"Calibration {'helped' if better else 'did harm'} {figures}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ScoreTable:
-    """Spearman × 100 of some models on some tasks.
+    """Spearman's correlations of one or two sides on some tasks.
 
-    One or two rows are drawn; the headline is the difference between them, if it is known.
+    Attributes:
+        scores: By side and column, a task or `AVERAGE`, the estimate.
+        changes: By column, how much higher the second side is, with p-values corrected (Holm).
     """
 
-    table: TableResult
-    drawn: Sequence[RowResult]
-    headline: Headline | None = None
+    scores: Mapping[str, Mapping[str, Estimate]]
+    changes: Mapping[str, Difference] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
     @property
-    def has_drawn_score(self) -> bool:
+    def columns(self) -> list[str]:
+        """The tasks, and the average if there is one."""
+        return list(next(iter(self.scores.values())))
+
+    @property
+    def defined(self) -> bool:
         """Whether there is a score to draw."""
-        return any(cell.value is not None for row in self.drawn for cell in row.cells.values())
+        every = (one for side in self.scores.values() for one in side.values())
+        return any(one.value is not None for one in every)
 
-    @property
-    def published_label(self) -> str:
-        """Name of the drawn rows' published numbers; empty where they have none."""
-        if all(cell.published is None for row in self.drawn for cell in row.cells.values()):
-            return ""
-        whose = dict.fromkeys(row.published_for for row in self.drawn if row.published_for)
-        return f"published for {', '.join(whose)}" if whose else "published"
+    def headline(self) -> Headline | None:
+        """The change on average, else on STS-B, else on the first task that has one."""
+        for column in (AVERAGE, "stsb", *self.changes):
+            change = self.changes.get(column, Difference(None))
+            if change.value is not None:
+                what = "the seven STS tasks" if column == AVERAGE else CATALOG[column].title
+                before, after = (side[column].value for side in self.scores.values())
+                return Headline(what, before, after, change)
+        return None
 
 
 def check_sides(sides: Sides) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""What a report compares: rows of files, models and runs, their scores, and the verdict on them."""
+"""What a report compares: rows of files and models, their scores, and the verdict on them."""
 
 from __future__ import annotations
 
@@ -6,48 +6,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from bertflow.analysis import Diagnosis
 from bertflow.analysis.diagnosis import VERDICTS
-from bertflow.analysis.frequency import Mean, WordGroup
 from bertflow.analysis.lexical import edit_distances
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator
 from bertflow.calibrators.readme import last_part
 from bertflow.data import CATALOG, STS_TASKS, Pairs, read_task
 from bertflow.display.grid import fixed
-from bertflow.errors import InputError, MissingDataError, ModelError
-from bertflow.evaluation import Difference, figures, holm, paired_cosine
+from bertflow.errors import InputError, MissingDataError
+from bertflow.evaluation import Difference, Estimate, figures, holm, paired_cosine
 from bertflow.evaluation.jobs import JobScore, job_differences
 from bertflow.evaluation.scores import Figures, average, on_all_pairs
 from bertflow.evaluation.tasks import read_available
-from bertflow.io.reading import read_json
-from bertflow.io.result_store import ResultStore
-from bertflow.paper.declared import AVERAGE, SCORE_TABLES
-from bertflow.paper.results import CellResult, RowResult, TableResult, scaled, shown_estimate
-from bertflow.report.measures import (
-    EditScatter,
-    Headline,
-    ScoreTable,
-    WordNorms,
-    published_norms,
-    relate_to_edits,
-)
+from bertflow.report.measures import AVERAGE, EditScatter, Headline, ScoreTable, relate_to_edits
 
 BEFORE, AFTER = "before", "after"
 # By characters hardly any pairs are close: 14 of the 1,500 of STS-B dev.
 EDIT_UNIT = "words"
-# By table, the row of an encoder and the row of its flow, fitted on the target's text.
-BEFORE_AFTER = {
-    "table2": ("last2avg", "flow target"),
-    "table5": ("", "flow target"),
-    "table7": ("last2avg", "flow"),
-    "table3": ("nli last2avg", "nli flow target"),
-}
-TABLES, LARGEST_TABLE = "table[1-8].json", 2 * 10**7
 # Gives the vectors of sentences, shape (N, D), or raises MissingDataError.
 VectorsOf: TypeAlias = Callable[[Sequence[str]], Array]
 
@@ -128,124 +108,24 @@ def score_sides(sides: Sequence[Side], data: str | Path | None, tasks: Sequence[
         return figures(pairs, on_all_pairs(pairs, cosines_of(pairs, sides)))
 
     scored, absent = read_available(tasks, read)
-    aggregation = "wmean" if any(CATALOG[task].subsets for task in scored) else None
-    estimates, rows = [], []
+    scores: dict[str, dict[str, Estimate]] = {}
     for number, side in enumerate(sides):
         found = {task: several[number] for task, several in scored.items()}
-        columns = {task: one.main("wmean") for task, one in found.items()}
+        scores[side.name] = {task: one.main("wmean") for task, one in found.items()}
         if set(found) == set(STS_TASKS):
-            columns[AVERAGE] = average(found, "wmean")
-        cells = {
-            name: CellResult(**shown_estimate(one), reason=one.undefined)
-            for name, one in columns.items()
-        }
-        estimates.append(columns)
-        rows.append(RowResult(label=side.name, cells=cells, aggregation=aggregation))
-    notes = ["95 %: bootstrap over pairs, within subsets; the sides are scored on the same pairs"]
-    if len(sides) > 1:
-        before, after = estimates
+            scores[side.name][AVERAGE] = average(found, "wmean")
+    before, *others = scores.values()
+    changes = {}
+    for after in others:
         changes = holm({name: after[name].above(one) for name, one in before.items()})
-        rows[-1] = rows[-1].marked({name: scaled(change) for name, change in changes.items()})
-        notes.append(
-            f"↑ ↓: above or below “{sides[0].name}” beyond chance (paired, Holm over the table), · "
-            "where that cannot be told"
-        )
+    notes = ["95 %: bootstrap over pairs, within subsets; the sides are scored on the same pairs"]
+    if changes:
+        notes.append("differences are paired, and their p-values corrected for their number (Holm)")
+    if any(CATALOG[task].subsets for task in scored):
+        notes.append("a task with subsets: their mean, weighted by their pairs")
     if absent:
         notes.append(f"{', '.join(absent)}: no data there, or not every sentence has a vector")
-    table = TableResult(
-        title="Semantic textual similarity", columns=list(estimates[0]), rows=rows, notes=notes
-    )
-    return ScoreTable(table, drawn=rows, headline=headline_of(rows[0], rows[-1]))
-
-
-def headline_of(before: RowResult, after: RowResult) -> Headline | None:
-    """The difference between two rows: on average, else on STS-B, else on the first task."""
-    for column in (AVERAGE, "stsb", *after.cells):
-        change = after.cells[column].baseline if column in after.cells else None
-        if change is not None and change.value is not None:
-            what = "the seven STS tasks" if column == AVERAGE else CATALOG[column].title
-            return Headline(what, before.cells[column].value, after.cells[column].value, change)
-    return None
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a folder is one of `bertflow reproduce`: of tables, or of all its records."""
-    return (folder / "records").is_dir() or any(folder.glob(TABLES))
-
-
-class Run:
-    """A folder of tables, or one that holds `records` and a single folder of tables."""
-
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = _folder_of_tables(Path(folder))
-        self.records = ResultStore(self.folder.parent / "records")
-        self.tables = {path.stem: _read_table(path) for path in sorted(self.folder.glob(TABLES))}
-        self.settings = next(iter(self.tables.values())).settings
-        # The first of several encoders: the paper's base.
-        self.encoder: str = next(iter(self.settings["encoders"]))
-
-    def words(self) -> WordNorms:
-        """Mean norms by frequency, from the record of Table 1."""
-        about = self.settings["encoders"][self.encoder]
-        digest = f"hub:{about['revision']}" if about["revision"] else about["files"]
-        for one in self.records:
-            if one.kind == "words" and str(one.recipe["encoder"]).startswith(digest):
-                groups = [
-                    WordGroup(**{**group, "norm": group["norm"] and Mean(**group["norm"])})
-                    for group in one.result["groups"]
-                ]
-                return WordNorms(groups, published_norms(groups), self.encoder)
-        raise ModelError("bertflow reproduce table1 with this encoder would fill it")
-
-    def scores(self) -> ScoreTable:
-        """The run's table of scores, with the claim that the flow beats its encoder."""
-        for name, (below, above) in BEFORE_AFTER.items():
-            rows = self.tables[name].rows if name in self.tables else ()
-            own = {row.name: row for row in rows if row.encoder == self.encoder}
-            if below in own and above in own:
-                return self._compared(self.tables[name], own[below], own[above])
-        raise ModelError("bertflow reproduce table2 with this encoder would fill it")
-
-    def _compared(self, table: TableResult, before: RowResult, after: RowResult) -> ScoreTable:
-        texts = [
-            claim.text
-            for claim in SCORE_TABLES[table.name].claims
-            if (claim.below, claim.above, claim.column) == (before.name, after.name, AVERAGE)
-        ]
-        marked = after
-        for claim in table.claims:
-            if claim.encoder == self.encoder and claim.text in texts:
-                column = AVERAGE if AVERAGE in table.columns else table.columns[0]
-                marked = after.marked({column: claim.difference})
-        return ScoreTable(table, drawn=[before, after], headline=headline_of(before, marked))
-
-    def provenance(self) -> dict[str, str]:
-        """All that the tables depend on, by name."""
-        first = next(iter(self.tables.values()))
-        about = {"run": str(self.folder), **first.facts(), "tables": ", ".join(self.tables)}
-        return {**about, **self.settings["versions"]}
-
-
-def _read_table(path: Path) -> TableResult:
-    saved: Any = read_json(path, largest=LARGEST_TABLE)
-    try:
-        table = TableResult.from_dict(saved)
-        if table.name != path.stem or not table.settings["encoders"]:
-            raise ValueError(f"{table.name} of {len(table.settings['encoders'])} encoders")
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        said = f"{path} is no table of bertflow reproduce ({error!r}); make it again"
-        raise ModelError(said) from None
-    return table
-
-
-def _folder_of_tables(folder: Path) -> Path:
-    if any(folder.glob(TABLES)):
-        return folder
-    runs = sorted({path.parent for path in folder.glob(f"*/{TABLES}")})
-    if len(runs) != 1:
-        given = ", ".join(map(str, runs)) or "the one that bertflow reproduce table2 writes"
-        raise InputError(f"{folder} holds the tables of {len(runs)} runs; give one of {given}")
-    return runs[0]
+    return ScoreTable(scores, changes, notes)
 
 
 @dataclass(frozen=True)
@@ -264,8 +144,8 @@ class JobSides:
         """The difference by the main measure."""
         measure, change = next(iter(self.differences.items()))
         what = f"{self.after.kind} of {last_part(self.after.source, 3)}"
-        old, new = (100 * (one.measures[measure].value or 0) for one in (self.before, self.after))
-        return Headline(what, old, new, scaled(change), measure)
+        old, new = (one.measures[measure].value for one in (self.before, self.after))
+        return Headline(what, old, new, change, measure)
 
 
 def edits_of(sides: Sequence[Side], data: str | Path | None) -> EditScatter:
