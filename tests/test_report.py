@@ -21,10 +21,10 @@ from bertflow.data import Pairs
 from bertflow.display.grid import fixed, span
 from bertflow.encoders import SentenceCache, embed, encoding, load_encoder
 from bertflow.errors import BertflowError, InputError
-from bertflow.evaluation import Difference, DuplicatesJob, read_retrieval
+from bertflow.evaluation import Difference, DuplicatesJob, difference, evaluate, read_retrieval
 from bertflow.evaluation.jobs import evaluate_job, job_differences
 from bertflow.models import attach, calibrate, load, save_model
-from bertflow.report import build, build_report, draw, page, render, write_report
+from bertflow.report import build, build_report, page, render, write_report
 from bertflow.report.draw import LOOKS
 from bertflow.report.measures import Headline
 from bertflow.report.page import VARIABLES, check_page
@@ -117,7 +117,7 @@ def test_vectors_alone_are_one_side(vectors):
         "Calibration is likely to help: any two unrelated vectors look 9"
     )
     assert f"mean cosine {found.diagnoses['before'].mean_cosine:.2f}); near 0" in found.verdict
-    assert {"scores", "words", "edits", "training"} <= found.absent.keys()
+    assert {"scores", "words", "training"} <= found.absent.keys()
     assert found.texts is None
     assert Page(render(found)).data["queries"] == list(range(ROWS))
     assert Page(render(found)).data["texts"] is None
@@ -164,51 +164,32 @@ def test_equal_sentences_are_looked_at_once(vectors):
     assert any("60 sentences, 40 of them distinct" in note for note in found.notes)
 
 
-def test_scores_are_those_of_cosines_whose_sentences_all_have_vectors(vectors, rng):
-    data = write_tasks(Path("data"), "stsb")
-    from bertflow.data import read_task
-    from bertflow.evaluation import correlate, paired_cosine
-
-    test, dev = read_task("stsb", data), read_task("stsb", data, "dev")
-    distinct = list(dict.fromkeys([*test.first, *test.second, *dev.first, *dev.second]))
-    x = rng.normal(size=(len(distinct), 8))
-    np.save("s.npy", x)
-    np.save("z.npy", x - 0.3)
-    Path("s.txt").write_text("\n".join(distinct) + "\n")
-    found = build_report("s.npy", corpus="s.txt", against="z.npy", data=data)
-    place = {text: n for n, text in enumerate(distinct)}
-    for side, rows in (("before", x), ("after", x - 0.3)):
-        first, second = (rows[[place[t] for t in part]] for part in (test.first, test.second))
-        expected = correlate(paired_cosine(first, second), np.array(test.gold)).spearman
-        score = found.scores.scores[side]["stsb"]
-        assert score.value == pytest.approx(expected)
-        assert score.low < score.value < score.high
-        assert f'<td><span class="value">{100 * expected:.2f}</span>' in render(found)
-    assert set(found.edits.panels) == {"gold", "before", "after"}
-    figure = draw.edit_distance_scatter(found.edits)
-    assert [axes.get_title(loc="left").split("\n")[0] for axes in figure.axes] == [
-        *found.edits.panels
-    ]
+def test_scores_are_those_that_evaluate_gives_by_the_paired_difference(model, monkeypatch):
+    monkeypatch.setenv("BERTFLOW_CACHE", str(model / "cache"))
+    data, loaded = write_tasks(Path("data"), "stsb"), load(model / "saved")
+    found = build_report(model / "saved", data=data)
+    before, after = (evaluate(one, "stsb", data=data) for one in (loaded.encoder, loaded))
+    for name, known in (("before", before), ("after", after)):
+        score = found.scores.scores[name]["stsb"]
+        assert score.value == pytest.approx(known.all.value)
+        assert (score.low, score.high) == pytest.approx((known.all.low, known.all.high))
+        assert f'<td><span class="value">{fixed(100 * score.value)}</span>' in render(found)
+    change = found.scores.changes["stsb"]
+    assert change.value == pytest.approx(difference(before, after).value)
     assert "may be chance" in found.verdict or "Calibration" in found.verdict
-    lacking = build_report("x.npy", data=data)
-    assert lacking.scores is None
-    assert "--corpus FILE names the sentences" in lacking.absent["scores"]
 
 
 def test_a_task_that_nobody_named_decides_nothing(model, plain, monkeypatch):
     monkeypatch.setenv("BERTFLOW_CACHE", str(model / "cache"))
-    assert (plain.scores, plain.edits) == (None, None)
+    assert plain.scores is None
     assert "benchmark" not in plain.verdict.lower()
     assert "--task NAME" in plain.absent["scores"]
-    assert "--task stsb" in plain.absent["edits"]
     monkeypatch.setenv("BERTFLOW_DATA", str(write_tasks(Path("data"), "stsb", "sts13")))
     named = build_report(model / "saved", tasks=["sts13"])
     assert named.scores.columns == ["sts13"]
-    assert named.edits is None
     assert "STS 2013" in named.verdict or "STS13" in named.verdict
     every = build_report(model / "saved", data="data")
     assert every.scores.columns == ["sts13", "stsb"]
-    assert every.edits is not None
 
 
 def test_a_map_that_leaves_nothing_to_tell_apart_is_not_praised(rng):
@@ -468,7 +449,10 @@ def test_two_calibrators_of_an_encoder_are_judged_on_a_job(material, model):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["x.npy", "--pairs", "pairs.tsv"], "x.npy holds vectors; a job needs a saved model"),
+        (
+            ["x.npy", "--pairs", "pairs.tsv"],
+            "x.npy holds vectors; tasks and jobs need a saved model",
+        ),
         (["SAVED", "--pairs", "graded.tsv"], "--pairs takes labels 1 and 0 here"),
         (["SAVED", *JOBS["search"], *JOBS["classes"]], "do not go together; give one at a time"),
         (["SAVED", "--columns", "a,b,c"], "--columns goes with --pairs"),
@@ -494,13 +478,13 @@ def test_a_job_goes_with_a_saved_model(arguments, expected, material, model, ref
         (["x.npy", "--task", "qnli"], "unknown task of a report 'qnli'; expected one of sts12"),
         (["bad.npy"], "bad.npy is not finite in row 4"),
         (["flow"], "flow is nothing to report on; give a saved model, or a .npy file"),
-        (["x.npy", "--data", "nowhere", "--corpus", "long.txt"], "nowhere is no folder"),
+        (["x.npy", "--data", "nowhere"], "nowhere is no folder"),
+        (["x.npy", "--task", "stsb"], "x.npy holds vectors; tasks and jobs need a saved model"),
     ],
 )
 def test_what_does_not_belong_together_is_refused(refused, vectors, arguments, expected):
     Path("empty").mkdir()
     Path("short.txt").write_text("one\ntwo\n")
-    Path("long.txt").write_text("".join(f"sentence {n}\n" for n in range(ROWS)))
     np.save("narrow.npy", vectors[:5, :3])
     bad = vectors.copy()
     bad[4, 1] = np.nan
@@ -721,7 +705,7 @@ def test_colours_can_be_read_and_are_those_of_the_plots(dark):
     for name in ("ink", "quiet", "second-ink", "first-ink", "print"):
         assert contrast(found[name], found["ground"]) >= 4.5
         assert contrast(found[name], found["raised"]) >= 4.5
-    for name in ("first", "second", "focus", "short", "ring"):
+    for name in ("first", "second", "focus", "ring"):
         assert contrast(found[name], found["ground"]) >= 3
     for name, look in zip(("first", "second"), LOOKS, strict=True):
         assert (found[name] == look.color) is not dark

@@ -168,7 +168,7 @@ def test_edit_distances_are_related_over_pairs_that_have_every_similarity(rng):
         assert found.whole[name] == pytest.approx(spearmanr(values[keep], distances[keep])[0])
         assert found.near[name] == pytest.approx(spearmanr(values[near], distances[near])[0])
         assert_array_equal(found.panels[name], values[keep])
-    assert found.is_near.sum() == near.sum()
+    assert (found.distances <= found.short).sum() == near.sum()
 
 
 def test_windows_of_training_hold_every_step_once(rng):

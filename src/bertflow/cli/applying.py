@@ -172,8 +172,8 @@ def report(
         against: What to set beside it: of vectors a calibrator or calibrated model, which is
             applied to them, or a .npy file of the same rows; of a model another calibrator of its
             encoder or, without a value, its own encoder, which is the default.
-        task: Score vectors or a model on it: sts12, sts13, sts14, sts15, sts16, stsb or sick-r. May
-            be repeated. Default: all that are in --data, none without that.
+        task: Score a model on it: sts12, sts13, sts14, sts15, sts16, stsb or sick-r. May be
+            repeated. Default: all that are in --data, none without that.
         data: Folder of the tasks, in any layout people have; default: BERTFLOW_DATA, for tasks that
             --task names.
     """

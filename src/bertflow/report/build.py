@@ -38,7 +38,6 @@ from bertflow.report.sides import (
     JobSides,
     Side,
     conclude,
-    edits_of,
     first_rows,
     score_sides,
     side_of_file,
@@ -49,17 +48,16 @@ ROWS, NEIGHBOURS = 10000, 5
 # The corpus of a model of `bertflow demo`, in its provenance.
 DEMO = "demo"
 # The sections that a report may lack, in order.
-SECTIONS = "job cosines spectra cloud neighbours scores words edits training".split()
-OF_VECTORS = ("cosines", "spectra", "cloud", "neighbours", "scores", "edits")
+SECTIONS = "job cosines spectra cloud neighbours scores words training".split()
+OF_VECTORS = ("cosines", "spectra", "cloud", "neighbours", "scores")
 # How to get a section that takes an argument, or another source.
 UNASKED = {
     "job": "of a saved model, --retrieval DIR, --labels FILE or --pairs FILE would fill it",
-    "scores": "a task that is named would fill it: --task NAME or, for all there, --data DIR",
+    "scores": "of a saved model, --task NAME or, for all tasks there, --data DIR would fill it",
     "words": "the report of a saved model shows it",
-    "edits": "--task stsb, or --data DIR, would fill it: it is of STS-B dev",
 }
-# Why these may be left out. Anything else, such as a damaged file of a task, is an error.
-LACKING: Any = dict.fromkeys(("scores", "edits"), (MissingDataError, MissingDependencyError))
+# Why scores may be left out. Anything else, such as a damaged file of a task, is an error.
+LACKING = (MissingDataError, MissingDependencyError)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -93,7 +91,6 @@ class Report:
     texts: Sequence[str] | None = None
     scores: measures.ScoreTable | None = None
     words: measures.WordNorms | None = None
-    edits: measures.EditScatter | None = None
     training: measures.TrainingCurve | None = None
     provenance: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -131,8 +128,8 @@ def build_report(
         against: The other side. Of vectors: a calibrator or calibrated model, which is applied to
             them, or vectors of the same rows. Of a model: another calibrator of the same encoder.
         data: Folder of the tasks; None takes the environment variable BERTFLOW_DATA.
-        tasks: STS tasks to score vectors or a model on, as in `bertflow.evaluate`. None takes all
-            whose files are in `data`, if that is given.
+        tasks: STS tasks to score a model on, as in `bertflow.evaluate`. None takes all whose files
+            are in `data`, if that is given.
         job: A job of your own to judge a model by, from `bertflow.evaluation.read_retrieval`,
             `read_labels` or `DuplicatesJob`.
         progress: Called with the distinct sentences that a model has encoded and their total.
@@ -161,9 +158,9 @@ def build_report(
             raise unknown("task of a report", task, STS_TASKS)
     draft = _Draft(path, corpus, how, against, data, tasks or _tasks_in(data), job, progress)
     if path.suffix == ".npy":
-        if job is not None:
+        if tasks or data is not None or job is not None:
             raise InputError(
-                f"{path} holds vectors; a job needs a saved model, to encode its texts"
+                f"{path} holds vectors; tasks and jobs need a saved model, to encode their texts"
             )
         draft.take_vectors()
     elif is_calibrated(path):
@@ -227,7 +224,7 @@ class _Draft:
                 )
         rows = self.look_at(total, texts)
         for name, vectors in matrices.items():
-            self.sides.append(side_of_file(name, files[name], vectors, rows, texts))
+            self.sides.append(side_of_file(name, files[name], vectors, rows))
             about = f"{files[name]}: {total:,} of {vectors.shape[1]} dimensions"
             self.report.provenance["vectors" if name == BEFORE else name] = about
         if self.against is not None and AFTER not in files:
@@ -259,7 +256,7 @@ class _Draft:
             return embed(encoder, sentences, count_cut=False, **how).rows()
 
         name = str(told_of(calibrator, "encoder").get("name") or "its encoder")
-        base = Side(BEFORE, name, encode([texts[n] for n in rows.tolist()]), encode)
+        base = Side(BEFORE, name, encode([texts[n] for n in rows.tolist()]))
         if other is not None:
             places = [str(self.path), str(self.against)]
             names = [Path(place).resolve().name for place in places]
@@ -267,9 +264,14 @@ class _Draft:
                 names = places
             pairs = zip((calibrator, other.calibrator), names, places, strict=True)
             self.sides = [base.under(*one) for one in pairs]
-            return
-        self.sides = [base, base.under(calibrator, AFTER, str(self.path))]
-        if self.corpus is None and saved.get("corpus") == DEMO:
+        else:
+            self.sides = [base, base.under(calibrator, AFTER, str(self.path))]
+        if self.tasks:
+            try:
+                self.report.scores = score_sides(self.sides, encode, self.data, self.tasks)
+            except LACKING as error:
+                self.report.absent["scores"] = str(error)
+        if other is None and self.corpus is None and saved.get("corpus") == DEMO:
             both = (side.rows for side in self.sides)
             self.report.gains = measure_gains(sample_pairs(), texts, *both)
 
@@ -311,7 +313,7 @@ class _Draft:
         """Add a section that is made of what is given or, where that cannot be, say why."""
         try:
             setattr(self.report, section, make(*given))
-        except LACKING.get(section, BertflowError) as error:
+        except BertflowError as error:
             self.report.absent[section] = str(error)
 
     def look_at(self, total: int, texts: Sequence[str] | None) -> Array:
@@ -348,10 +350,6 @@ class _Draft:
     def finished(self) -> Report:
         """Measure the sides, and say what comes of it."""
         report, rows = self.report, {side.name: side.rows for side in self.sides}
-        if rows and self.tasks:
-            self.add("scores", score_sides, self.sides, self.data, self.tasks)
-        if rows and "stsb" in self.tasks:
-            self.add("edits", edits_of, self.sides, self.data)
         if rows:
             self.add("cosines", measures.measure_cosines, rows)
             self.add("spectra", measures.measure_spectra, rows)

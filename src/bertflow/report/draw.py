@@ -280,11 +280,11 @@ def score_forest(found: ScoreTable) -> Figure:
 
 
 @styled
-def edit_distance_scatter(found: EditScatter, panel: str | None = None) -> Figure:
+def edit_distance_scatter(found: EditScatter) -> Figure:
     r"""Draw pairs by similarity and edit distance, a panel for each similarity.
 
     Short pairs stand out. Titles give Spearman's ρ × 100 with edit distance, over all pairs and
-    over the short ones. If a `panel` is named it is drawn alone, without title and legend.
+    over the short ones.
 
     Source:
         Section 4.4, Figure 2.
@@ -298,26 +298,25 @@ def edit_distance_scatter(found: EditScatter, panel: str | None = None) -> Figur
         raw
         ρ × 100: −100.00, ≤ 4 apart: −100.00
     """
-    names = [panel] if panel else list(found.panels)
-    figure = _figure(PANEL * len(names) + LABELS, PANEL + LABELS)
-    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
-    for name, axes in zip(names, panels, strict=True):
-        near = found.is_near
+    figure = _figure(PANEL * len(found.panels) + LABELS, PANEL + LABELS)
+    near = found.distances <= found.short
+    panels = figure.subplots(1, len(found.panels), sharey=True, squeeze=False)[0]
+    for (name, values), axes in zip(found.panels.items(), panels, strict=True):
         for part, how in ((near, SHORT), (~near, REST)):
-            axes.scatter(found.panels[name][part], found.distances[part], **how)
+            axes.scatter(values[part], found.distances[part], **how)
         similarity = "gold" if name == next(iter(found.panels)) else "cosine"
         axes.set(xlabel=f"{similarity} similarity", ylabel=f"edit distance ({found.unit})")
         axes.label_outer()
-        if panel is None:
-            whole, short = (
-                hundredfold(rho[name], minus=MINUS) for rho in (found.whole, found.near)
-            )
-            _entitle(axes, name, f"ρ × 100: {whole}, ≤ {found.short} apart: {short}")
-    if panel is None:
-        figure.get_layout_engine().set(wspace=0.06)  # type: ignore[call-arg, union-attr]
-        place: dict[str, Any] = {"loc": "outside lower center", "ncols": min(len(names), 2)}
-        place |= {"fontsize": 9, "handletextpad": 0.2}
-        figure.legend(panels[0].collections, found.kinds, **place)
+        whole, short = (hundredfold(rho[name], minus=MINUS) for rho in (found.whole, found.near))
+        _entitle(axes, name, f"ρ × 100: {whole}, ≤ {found.short} apart: {short}")
+    figure.get_layout_engine().set(wspace=0.06)  # type: ignore[call-arg, union-attr]
+    kinds = [
+        f"at most {found.short} {found.unit} apart ({near.sum():,} pairs)",
+        f"the others ({(~near).sum():,})",
+    ]
+    place: dict[str, Any] = {"loc": "outside lower center", "ncols": min(len(panels), 2)}
+    place |= {"fontsize": 9, "handletextpad": 0.2}
+    figure.legend(panels[0].collections, kinds, **place)
     return figure
 
 

@@ -283,21 +283,6 @@ class EditScatter:
     whole: Mapping[str, float | None]
     near: Mapping[str, float | None]
 
-    @property
-    def is_near(self) -> Array:
-        """Which pairs are short, shape (n,)."""
-        close: Array = self.distances <= self.short
-        return close
-
-    @property
-    def kinds(self) -> list[str]:
-        """Names of the short pairs and of the others in a legend, with their numbers."""
-        near = int(self.is_near.sum())
-        return [
-            f"at most {self.short} {self.unit} apart ({near:,} pairs)",
-            f"the others ({len(self.distances) - near:,})",
-        ]
-
 
 def relate_to_edits(
     panels: Mapping[str, Array], distances: Array, *, short: int = 4, unit: str = "characters"
@@ -410,7 +395,7 @@ class Headline:
 
 @dataclass(frozen=True, eq=False)
 class ScoreTable:
-    """Spearman's correlations of one or two sides on some tasks.
+    """Spearman's correlations of two sides on some tasks.
 
     Attributes:
         scores: By side and column, a task or `AVERAGE`, the estimate.

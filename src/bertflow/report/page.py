@@ -34,7 +34,6 @@ VARIABLES = {
     draw.LOOKS[0].color: "first",
     draw.LOOKS[1].color: "second",
     draw.REST["color"]: "rest",
-    draw.SHORT["color"]: "short",
     draw.PUBLISHED_COLOR: "print",
     draw.INK: "ink",
     draw.FAINT: "quiet",

@@ -6,43 +6,38 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 
 from bertflow.analysis import Diagnosis
 from bertflow.analysis.diagnosis import VERDICTS
-from bertflow.analysis.lexical import edit_distances
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator
 from bertflow.calibrators.readme import last_part
-from bertflow.data import CATALOG, STS_TASKS, Pairs, read_task
+from bertflow.data import CATALOG, STS_TASKS, read_task
 from bertflow.display.grid import fixed
-from bertflow.errors import InputError, MissingDataError
+from bertflow.errors import InputError
 from bertflow.evaluation import Difference, Estimate, figures, holm, paired_cosine
 from bertflow.evaluation.jobs import JobScore, job_differences
 from bertflow.evaluation.scores import Figures, average, on_all_pairs
 from bertflow.evaluation.tasks import read_available
-from bertflow.report.measures import AVERAGE, EditScatter, Headline, ScoreTable, relate_to_edits
+from bertflow.report.measures import AVERAGE, Headline, ScoreTable
 
 BEFORE, AFTER = "before", "after"
-# By characters hardly any pairs are close: 14 of the 1,500 of STS-B dev.
-EDIT_UNIT = "words"
-# Gives the vectors of sentences, shape (N, D), or raises MissingDataError.
-VectorsOf: TypeAlias = Callable[[Sequence[str]], Array]
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
     """One of the sides that a report compares: the vectors that are measured, shape (n, D).
 
-    The name is short, as in a legend; the label says in a line what it is.
+    The name is short, as in a legend; the label says in a line what it is. What was encoded becomes
+    vectors of this side by `apply`.
     """
 
     name: str
     label: str
     rows: Array
-    vectors_of: VectorsOf
+    apply: Callable[[Array], Array] = np.asarray
 
     def under(self, calibrator: Calibrator, name: str, label: str) -> Side:
         """The same rows after a calibrator; InputError for one of vectors of another width."""
@@ -52,8 +47,7 @@ class Side:
                 f"{label} was fitted on vectors of {width} dimensions, but {self.label} has "
                 f"{self.rows.shape[1]}; give the calibrator of these vectors"
             )
-        rows = calibrator._rows(self.rows)
-        return Side(name, label, rows, lambda texts: calibrator._rows(self.vectors_of(texts)))
+        return Side(name, label, calibrator._rows(self.rows), calibrator._rows)
 
 
 def first_rows(texts: Sequence[str]) -> dict[str, int]:
@@ -61,51 +55,37 @@ def first_rows(texts: Sequence[str]) -> dict[str, int]:
     return {text: len(texts) - 1 - n for n, text in enumerate(reversed(texts))}
 
 
-def side_of_file(
-    name: str, path: str | Path, vectors: Array, chosen: Array, texts: Sequence[str] | None
-) -> Side:
-    """The side of a .npy file's vectors, of which some rows are measured; `texts` are of all."""
-    row_of = first_rows(texts or ())
-
-    def vectors_of(sentences: Sequence[str]) -> Array:
-        if lacking := [text for text in sentences if text not in row_of]:
-            raise MissingDataError(
-                f"{path} has no vector of {lacking[0][:80]!r}; --corpus FILE names the sentences "
-                "of its rows"
-            )
-        return finite_rows(np.array([row_of[text] for text in sentences], dtype=np.int64))
-
-    def finite_rows(numbers: Array) -> Array:
-        rows = np.asarray(vectors[numbers])
-        rows = rows if rows.dtype.kind == "f" else rows.astype(np.float64)
-        bad = ~np.isfinite(rows).all(axis=1)
-        if bad.any():
-            raise InputError(
-                f"{path} is not finite in row {int(numbers[bad][0])} (rows count from 0); remove "
-                "or mend that row"
-            )
-        return rows
-
-    return Side(name, str(path), finite_rows(chosen), vectors_of)
+def side_of_file(name: str, path: str | Path, vectors: Array, chosen: Array) -> Side:
+    """The side of a .npy file's vectors, of which some rows are measured."""
+    rows = np.asarray(vectors[chosen])
+    rows = rows if rows.dtype.kind == "f" else rows.astype(np.float64)
+    bad = ~np.isfinite(rows).all(axis=1)
+    if bad.any():
+        raise InputError(
+            f"{path} is not finite in row {int(chosen[bad][0])} (rows count from 0); remove or "
+            "mend that row"
+        )
+    return Side(name, str(path), rows)
 
 
-def cosines_of(pairs: Pairs, sides: Sequence[Side]) -> Array:
-    """Each side's cosines of the graded pairs, shape (sides, graded)."""
-    first, second, _ = pairs.graded()
-    several = [side.vectors_of([*first, *second]) for side in sides]
-    return np.stack([paired_cosine(*np.split(vectors, 2)) for vectors in several])
-
-
-def score_sides(sides: Sequence[Side], data: str | Path | None, tasks: Sequence[str]) -> ScoreTable:
-    """Score one or two sides on those STS tasks whose sentences all have a vector.
+def score_sides(
+    sides: Sequence[Side],
+    encode: Callable[[Sequence[str]], Array],
+    data: str | Path | None,
+    tasks: Sequence[str],
+) -> ScoreTable:
+    """Score both sides of an encoder's vectors on those STS tasks whose data are there.
 
     Raises:
-        MissingDataError: No task is there with all its vectors; the reason of the first.
+        MissingDataError: None is there; the reason of the first.
     """
 
     def read(task: str) -> list[Figures]:
         pairs = read_task(task, data)
-        return figures(pairs, on_all_pairs(pairs, cosines_of(pairs, sides)))
+        first, second, _ = pairs.graded()
+        vectors = encode([*first, *second])
+        cosines = [paired_cosine(*np.split(side.apply(vectors), 2)) for side in sides]
+        return figures(pairs, on_all_pairs(pairs, np.stack(cosines)))
 
     scored, absent = read_available(tasks, read)
     scores: dict[str, dict[str, Estimate]] = {}
@@ -114,17 +94,16 @@ def score_sides(sides: Sequence[Side], data: str | Path | None, tasks: Sequence[
         scores[side.name] = {task: one.main("wmean") for task, one in found.items()}
         if set(found) == set(STS_TASKS):
             scores[side.name][AVERAGE] = average(found, "wmean")
-    before, *others = scores.values()
-    changes = {}
-    for after in others:
-        changes = holm({name: after[name].above(one) for name, one in before.items()})
-    notes = ["95 %: bootstrap over pairs, within subsets; the sides are scored on the same pairs"]
-    if changes:
-        notes.append("differences are paired, and their p-values corrected for their number (Holm)")
+    before, after = scores.values()
+    changes = holm({name: after[name].above(one) for name, one in before.items()})
+    notes = [
+        "95 %: bootstrap over pairs, within subsets, the same for both sides; differences are "
+        "paired, and their p-values corrected for their number (Holm)"
+    ]
     if any(CATALOG[task].subsets for task in scored):
         notes.append("a task with subsets: their mean, weighted by their pairs")
     if absent:
-        notes.append(f"{', '.join(absent)}: no data there, or not every sentence has a vector")
+        notes.append(f"{', '.join(absent)}: no data there")
     return ScoreTable(scores, changes, notes)
 
 
@@ -146,16 +125,6 @@ class JobSides:
         what = f"{self.after.kind} of {last_part(self.after.source, 3)}"
         old, new = (one.measures[measure].value for one in (self.before, self.after))
         return Headline(what, old, new, change, measure)
-
-
-def edits_of(sides: Sequence[Side], data: str | Path | None) -> EditScatter:
-    """Figure 2 of STS-B dev: its grades and the sides' cosines."""
-    pairs = read_task("stsb", data, "dev")
-    first, second, grades = pairs.graded()
-    panels = {"gold": np.array(grades)}
-    panels |= zip((side.name for side in sides), cosines_of(pairs, sides), strict=True)
-    distances = edit_distances(first, second, unit=EDIT_UNIT)
-    return relate_to_edits(panels, distances, unit=EDIT_UNIT)
 
 
 def conclude(
