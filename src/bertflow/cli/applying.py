@@ -13,7 +13,7 @@ from bertflow.errors import InputError, ModelError, one_line
 from bertflow.io.files import part_path
 
 if TYPE_CHECKING:
-    from bertflow.scale import Outcome, Worker
+    from bertflow.scale import Worker
 
 
 def transform(
@@ -125,25 +125,7 @@ def _run_shards(
 
     with console.resumable(output, mark=MANIFEST), cluster.running(stage) as how:
         done = run(worker, source, output, **how)
-    before = f", {done.done_before:,} of them there before" if done.done_before else ""
-    console.show(f"{one_line(output)} has {done.rows:,} vectors in {count_of(done)}{before}")
-    show_left_out(done)
-
-
-def count_of(outcome: Outcome) -> str:
-    """How many shards were worked on, in words."""
-    return f"{outcome.shards:,} shard{'s' if outcome.shards != 1 else ''}"
-
-
-def show_left_out(outcome: Outcome) -> None:
-    """Print the rows and files that were left out, if any."""
-    if outcome.left_out:
-        console.show(f"{outcome.left_out:,} rows without text left out")
-    if outcome.skipped:
-        files = "1 file" if len(outcome.skipped) == 1 else f"{len(outcome.skipped):,} files"
-        console.show(f"{files} skipped, which the same command tries again:")
-    for path, reason in outcome.skipped.items():
-        console.show(one_line(f"  {path}: {reason}"))
+    console.show_form("shards.txt", output=output, outcome=done)
 
 
 def report(
@@ -254,9 +236,9 @@ def cache(*, clear: bool = flag("--clear")) -> None:
     from bertflow.encoders import SentenceCache
 
     found = SentenceCache()
-    held, results = found.contents(), found.results.sizes()
-    gguf, of_fits = [one.bytes for one in held if one.gguf], sum(results.values())
-    encoders, size = len(held) - len(gguf), of_fits + sum(one.bytes for one in held)
+    held, fits = found.contents(), list(found.results.sizes().values())
+    gguf = [one.bytes for one in held if one.gguf]
+    encoders, size = len(held) - len(gguf), sum(fits) + sum(one.bytes for one in held)
     if clear:
         left = found.clear()
         freed = size - sum(one.bytes for one in left) - sum(found.results.sizes().values())
@@ -266,12 +248,5 @@ def cache(*, clear: bool = flag("--clear")) -> None:
             why = "are in use, or hold what bertflow did not write"
             console.show(f"{len(left):,} {why}: {found.folder}")
         return
-    sentences, most = sum(one.sentences for one in held), f"{found.size / 1e6:,.0f} MB"
-    console.show(str(found.folder))
-    console.show(
-        f"{encoders:,} encoders, {sentences:,} sentences, {size / 1e6:,.1f} MB of at most {most}"
-    )
-    read = (len(gguf), ".gguf files as they were read", sum(gguf))
-    for count, what, room in (read, (len(results), "fits of comparisons", of_fits)):
-        if count:
-            console.show(f"{count:,} {what}, {room / 1e6:,.1f} MB of that")
+    given = {"sentences": sum(one.sentences for one in held), "gguf": gguf, "fits": fits}
+    console.show_form("cache.txt", cache=found, encoders=encoders, size=size, **given)

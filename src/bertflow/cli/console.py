@@ -10,12 +10,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import TextWrapper
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from bertflow.display import Bars, Grid
-from bertflow.errors import InputError, ModelError, one_line
+from bertflow.errors import InputError, ModelError, one_line, quoted
 from bertflow.io import files
 
 if TYPE_CHECKING:
@@ -31,6 +31,15 @@ Given = str | Path | Sequence[str | Path] | None
 def show(text: str) -> None:
     """Print text on standard output; long lines wrap there, so that paths can be copied."""
     Console(soft_wrap=True, highlight=False, markup=False, emoji=False).print(text)
+
+
+def show_form(name: str, **values: Any) -> None:
+    """Print a template of this package, filled with values."""
+    from jinja2 import Environment, PackageLoader
+
+    forms = Environment(loader=PackageLoader("bertflow.cli"), trim_blocks=True, lstrip_blocks=True)  # noqa: S701 (text for a terminal)
+    forms.globals |= {"one_line": one_line, "quoted": quoted, "repr": repr}
+    show(forms.get_template(name).render(values).rstrip())
 
 
 def busy(text: str) -> AbstractContextManager[object]:

@@ -11,21 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertflow.cli import console, options
-from bertflow.cli.applying import count_of, show_left_out
 from bertflow.cli.options import CALIBRATOR, INPUT, REQUIRED, SPEED, Shared, flag, option
 from bertflow.display import Bars, Grid
 from bertflow.display.grid import fixed, hundredfold, hundredfold_span
-from bertflow.errors import InputError, one_line, quoted
+from bertflow.errors import InputError, quoted
 from bertflow.io.files import clear_part, part_folder, save_or_keep
 
 if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator
-    from bertflow.demo import Demonstration, Example
+    from bertflow.demo import Demonstration
     from bertflow.encoders import SentenceCache
     from bertflow.evaluation import Difference
-    from bertflow.finetuning import FineTuned
 
-TRAINING, ANYWHERE = "Training", "SentenceTransformer({!r}) loads it anywhere"
+TRAINING = "Training"
 SAMPLE = 200_000
 
 
@@ -102,30 +100,17 @@ def fit(
         save_or_keep(output, partial(save_model, model), partial(save_calibrator, fitted))
     facts = fitted.provenance_
     drawn = f"drawn from {facts['drawn_from']:,}, " if "drawn_from" in facts else ""
-    _show_job(chosen, bool(queries), "--queries")
     with_queries = f"{facts['queries']:,} queries and " if queries else ""
     said = (
         f"{chosen.name} fitted on {with_queries}{facts['sentences']:,} sentences ({drawn}"
         f"{facts['distinct']:,} distinct, {console.from_cache(how.cache)}"
         f"{facts['cut_to_max_length']:,} cut{console.to_limit(loaded)})"
     )
-    opens = "bertflow.load({!r}) loads it" if no_portable else ANYWHERE
-    _show_fitted(said, began, fitted, output, opens.format(str(output)))
-
-
-def _show_job(chosen: options.Chosen, queries: bool, option: str) -> None:
-    """Say which calibrator a job takes and why, and what is lost without queries."""
-    from bertflow.calibrators.storage import JOBS
-
-    if chosen.job == "similarity":
-        return
-    why = "as you asked for" if chosen.calibrator else f"since {JOBS[chosen.job][1]}"
-    console.show(f"for {chosen.job}: {chosen.name}, {why}")
-    if chosen.job == "search" and not queries:
-        console.show(
-            "queries go through the documents' map, which costs 1 to 5 points of nDCG@10; with 30 "
-            f"or more of them, without labels, {option} gives them a map of their own"
-        )
+    use = f"SentenceTransformer({str(output)!r}) loads it anywhere"
+    if no_portable:
+        use = f"bertflow.load({str(output)!r}) loads it"
+    given = {"said": said, "use": use, "queries": queries, "option": "--queries"}
+    _show_fitted(chosen, fitted, output, began, **given)
 
 
 def _fit_vectors(
@@ -164,15 +149,13 @@ def _fit_vectors(
         if chosen.job != "similarity":
             calibrator.provenance_ |= {"job": chosen.job}
         save_or_keep(output, partial(save_calibrator, calibrator))
-    shards, ending = (f" in {count_of(outcome)}", "") if outcome else ("", ".npy")
-    _show_job(chosen, queries is not None, "--query-vectors")
+    ending = "" if outcome else ".npy"
     count, width = calibrator.provenance_["rows"], calibrator.n_features_in_
-    said = f"fitted on {count:,} vectors of {width} dimensions{shards}"
+    said = f"fitted on {count:,} vectors of {width} dimensions"
     use = f"bertflow transform {quoted(output)} --vectors IN{ending} --output OUT{ending}"
     use += "; queries with --role query" if queries is not None else ""
-    _show_fitted(said, began, calibrator, output, use)
-    if outcome:
-        show_left_out(outcome)
+    given = {"said": said, "use": use, "queries": queries, "option": "--query-vectors"}
+    _show_fitted(chosen, calibrator, output, began, outcome=outcome, **given)
 
 
 @contextmanager
@@ -187,12 +170,14 @@ def _unfinished(output: Path, name: str, cache: SentenceCache | None = None) -> 
         clear_part(folder)
 
 
-def _show_fitted(said: str, began: float, calibrator: Calibrator, output: Path, how: str) -> None:
-    console.show(f"{said} in {time.perf_counter() - began:.1f} s")
-    if (loss := getattr(calibrator, "loss_", None)) is not None:
-        steps = len(calibrator.loss_curve_)
-        console.show(f"loss {loss:.4f} bits per dimension after {steps} steps")
-    console.show(f"saved to {one_line(output)}: {how}")
+def _show_fitted(
+    chosen: options.Chosen, calibrator: Calibrator, output: Path, began: float, **said: object
+) -> None:
+    from bertflow.calibrators.storage import JOBS
+
+    given = {"chosen": chosen, "why": JOBS[chosen.job][1], "calibrator": calibrator}
+    seconds = time.perf_counter() - began
+    console.show_form("fitted.txt", output=output, seconds=seconds, **given, **said)
 
 
 @dataclass(frozen=True)
@@ -252,45 +237,14 @@ def finetune(
     )
     pooling = how.pooling or "mean"
     loaded = replace(how, pooling=pooling).load_raw(encoder)
-    for part in corpus.sets:
-        split = part.held_out_split or f"{corpus.division['held_out']:.0%} of the premises"
-        console.show(
-            f"{part.name}: {part.train:,} pairs to train on, {part.held_out:,} held out ({split}) "
-            f"of {', '.join(part.sources)}"
-        )
-        for reason, count in part.skipped.items():
-            console.show(f"  {count:,} skipped: {reason}")
+    console.show_form("corpus.txt", corpus=corpus)
     place = Path(f"{output}.checkpoints")
     with console.resumable(place, mark="checkpoint-*", errors=True), Bars() as report:
         result = finetuning.finetune(loaded, corpus, checked, checkpoints=place, progress=report)
         save_or_keep(output, partial(finetuning.save_finetuned, result))
-    _show_tuned(result, output, pooling)
-
-
-def _show_tuned(result: FineTuned, output: Path, pooling: str) -> None:
-    facts, accuracy, steps = result.provenance, result.accuracy, result.provenance["steps"]
-    limit, cut = facts["encoder"]["max_length"], facts["cut_to_max_length"]
-    said = [f"{cut:,} distinct sentences are longer than {limit} tokens"]
-    if result.discarded:
-        said.append(
-            f"began anew: the checkpoints found were of another {', '.join(result.discarded)}"
-        )
-    trained = f"all {steps:,} steps were trained before; measured"
-    if result.resumed_at < steps:
-        precision, device = facts["recipe"]["precision"], facts["device"]
-        trained = f"trained steps {result.resumed_at + 1:,} to {steps:,} in {precision} on {device}"
-    # Of the last blocks something is left only if the last one was trained.
-    pooled = "last2avg" if pooling == "mean" else pooling
-    said += [
-        f"{trained} in {facts['seconds']:.0f} s",
-        f"accuracy on {accuracy.pairs:,} held-out pairs: {accuracy.value:.1%} "
-        f"(95 % interval {accuracy.low:.1%} to {accuracy.high:.1%}); always saying "
-        f"{accuracy.majority_label}: {accuracy.majority:.1%}",
-        f"saved to {one_line(output)}: {ANYWHERE.format(str(output))}",
-        f"next: bertflow fit --encoder {quoted(output)} --pooling {quoted(pooled)} --corpus FILE "
-        f"--output {quoted(f'{output}-calibrated')}",
-    ]
-    console.show("\n".join(said))
+    facts, how_good = result.provenance, result.accuracy
+    given = {"result": result, "facts": facts, "accuracy": how_good, "pooling": pooling}
+    console.show_form("tuned.txt", output=output, **given)
 
 
 def demo(
@@ -357,30 +311,9 @@ def show_demo(result: Demonstration, why: str = "") -> None:
     ]
     grid = Grid("what changed", ["", "before", "after"], rows)
     page = console.Page(facts, [grid], list(filter(None, notes)))
-    console.show(
-        "\n\n".join([page.text(), *map(_search, result.examples)])
-        + f"\n\nsaved to {one_line(result.output)}; anywhere, with sentence-transformers alone:\n"
-        "  from sentence_transformers import SentenceTransformer\n"
-        f"  model = SentenceTransformer({str(result.output)!r})\n"
-        '  vectors = model.encode(["Any sentence."])\n\n'
-        "before and after in pictures, on one page:\n"
-        f"  bertflow report {quoted(result.output)} "
-        f"--output {quoted(f'{result.output.resolve().name}.html')}"
-    )
+    console.show_form("demo.txt", page=page, result=result)
 
 
 def _change(one: Difference) -> str:
     span = hundredfold_span(one, signed=True) or "what cannot be told"
     return f"changed by {span} ({'more than chance' if one.real else 'which may be chance'})"
-
-
-def _search(one: Example) -> str:
-    """The nearest sentences to one before and after; * marks the other half of its pair."""
-    lines = [f"nearest to: {one.query}"]
-    for label, found in (("before", one.before), ("after", one.after)):
-        for sentence, cosine in found:
-            mark = "*" if sentence == one.other else " "
-            lines.append(f"  {label:6} {mark} {cosine:.3f} {sentence}")
-        if label == "before" and one.place > len(found):
-            lines.append(f"  {label:6} * (the other half comes at place {one.place:,})")
-    return "\n".join(lines)

@@ -132,7 +132,6 @@ def compare(
     Stopped, the same command goes on from the fits in the cache.
 
     Args:
-        encoder: A sentence-transformers or transformers folder, a hub name or a .gguf file.
         task: sts12, sts13, sts14, sts15, sts16, stsb, sick-r, qnli; or all, which is the seven of
             STS, without qnli, whose sentences are very many. May be repeated.
         job: What is judged: search of --retrieval; classes or clusters of --labels, which comes

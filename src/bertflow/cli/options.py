@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -90,34 +90,30 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
 
     A field that the command has a parameter of its own for keeps its default.
     """
-    groups: dict[str, type[Any]] = {}
-    parameters: list[inspect.Parameter] = []
     hints = get_type_hints(command)
-
-    def own(group: type[Any]) -> list[Field[Any]]:
-        return [one for one in fields(group) if one.name not in hints]
-
-    def add(name: str, kind: Any, declared: Any, *owners: object) -> None:
-        said = copy(declared.metadata["typer"])
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    declared: list[tuple[str, Any, Any, Sequence[object]]] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            group, types = hints[name], get_type_hints(hints[name])
+            own = [one for one in fields(group) if one.name not in hints]
+            declared += [(one.name, types[one.name], one, group.__mro__) for one in own]
+        else:
+            declared.append((name, hints[name], parameter.default, ()))
+    parameters = []
+    for name, kind, how, owners in declared:
+        said = copy(how.metadata["typer"])
         texts = map(_descriptions, (command, *owners, Shared))
         # Python without docstrings (-OO) has no help.
         said.help = next((found[name] for found in texts if name in found), "")
-        default = inspect.Parameter.empty if declared.default is MISSING else declared.default
+        default = inspect.Parameter.empty if how.default is MISSING else how.default
         keyword, kind = inspect.Parameter.KEYWORD_ONLY, Annotated[kind, said]
         parameters.append(inspect.Parameter(name, keyword, default=default, annotation=kind))
 
-    for name, parameter in inspect.signature(command).parameters.items():
-        group: Any = hints[name]
-        if isinstance(group, type) and is_dataclass(group):
-            groups[name], types = group, get_type_hints(group)
-            for one in own(group):
-                add(one.name, types[one.name], one, *group.__mro__)
-        else:
-            add(name, group, parameter.default)
-
     def call(**given: Any) -> None:
         for name, group in groups.items():
-            given[name] = group(**{one.name: given.pop(one.name) for one in own(group)})
+            own = [one.name for one in fields(group) if one.name not in hints]
+            given[name] = group(**{one: given.pop(one) for one in own})
         command(**given)
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -178,7 +174,6 @@ class Shared:
         model: A saved model, an encoder's folder, a hub name or a .gguf file.
         encoder: An encoder's folder, a hub name or a .gguf file.
         corpus: Sentences: files, folders, URLs, hub:OWNER/NAME:SPLIT or -. May be repeated.
-        column: Text column of a table.
         format: txt, csv, tsv, jsonl or parquet, whatever the names end in.
         data: Folder of the data sets. Default: BERTFLOW_DATA, then the hub.
         against: Another model, or without a value the calibrated model's own encoder; says which
@@ -190,10 +185,8 @@ class Shared:
             the job.
         role: query or document: which side of a search the rows are, after a fit with queries.
         random_state: Seed.
-        max_length: Tokens a sentence is cut to. Default: the model's own, else 64.
         trust_remote_code: Let code that comes with the encoder run.
         batch_size: Sentences a forward pass.
-        no_cache: Read and encode everything, and keep nothing.
         device: Where to compute: auto, cpu, cuda, cuda:1, mps.
         devices: Encode in so many processes, on all GPUs (all), or on cuda:0,cuda:1.
     """
@@ -201,7 +194,6 @@ class Shared:
     model = argument("MODEL", callback=known_place)
     encoder = argument("ENCODER", callback=known_place)
     corpus = option(None, "FILE")
-    column = option(None, "NAME", group=INPUT)
     format = option(None, "KIND", group=INPUT)
     data = option(None, "DIR", group=INPUT)
     against = option(None, "[MODEL]")
@@ -209,20 +201,28 @@ class Shared:
     calibrator = option(None, "NAME")
     role = option("document", "NAME", callback=one_of("role", ROLES))
     pooling = option(None, "NAME", group=ENCODER, callback=known_pooling)
-    max_length = option(None, "N", group=ENCODER)
     trust_remote_code = flag("--trust-remote-code", group=ENCODER)
     batch_size = option(32, "N", group=SPEED, min=1)
-    no_cache = flag("--no-cache", group=SPEED)
     device = option("auto", "NAME", group=SPEED)
     devices = option(None, "N", group=SPEED)
 
 
 @dataclass(frozen=True)
 class Text:
-    """How a corpus is read."""
+    """How a corpus is read.
 
-    column: str | None = Shared.column
+    Attributes:
+        column: Text column of a table.
+    """
+
+    column: str | None = option(None, "NAME", group=INPUT)
     format: str | None = Shared.format
+
+    def sentences(self, sources: list[str], limit: int | None = None) -> list[str]:
+        """The sentences of files."""
+        from bertflow.data import read_corpus
+
+        return read_corpus(sources, column=self.column, limit=limit, format=self.format)
 
 
 @dataclass(frozen=True)
@@ -279,17 +279,10 @@ class Graded:
 
 
 @dataclass(frozen=True)
-class Material(Graded):
+class Material(Graded, Text):
     """Sentences and pairs of one's own, and how they are read."""
 
     corpus: list[str] | None = Shared.corpus
-    column: str | None = Shared.column
-
-    def sentences(self, sources: list[str], limit: int | None = None) -> list[str]:
-        """The sentences of files, read as --corpus is."""
-        from bertflow.data import read_corpus
-
-        return read_corpus(sources, column=self.column, limit=limit, format=self.format)
 
 
 @dataclass(frozen=True)
@@ -337,12 +330,14 @@ class Loading:
     Attributes:
         pooling: cls, mean, last2avg, first-last-avg, embed-last-avg or layers:1,12. Default: the
             model's own, else first-last-avg.
+        max_length: Tokens a sentence is cut to. Default: the model's own, else 64.
+        no_cache: Read and encode everything, and keep nothing.
     """
 
     pooling: str | None = Shared.pooling
-    max_length: int | None = Shared.max_length
+    max_length: int | None = option(None, "N", group=ENCODER)
     trust_remote_code: bool = Shared.trust_remote_code
-    no_cache: bool = Shared.no_cache
+    no_cache: bool = flag("--no-cache", group=SPEED)
     device: str = Shared.device
 
     @cached_property
@@ -394,8 +389,7 @@ class Loading:
             if name not in raw and raw:
                 own = replace(self, pooling=None, max_length=None)
             elif name in raw and fitted and not has_pooling(name):
-                pooling, limit = fitted
-                pooling, limit = self.pooling or pooling, self.max_length or limit
+                pooling, limit = self.pooling or fitted[0], self.max_length or fitted[1]
                 own = replace(self, pooling=pooling, max_length=limit)
             model: Any = own.open_any(name)
             if name not in raw:

@@ -406,11 +406,9 @@ def isotropy(
     if not corpus:
         refuse(changed(text), "goes with --corpus")
     results.check({"ENCODER": encoder, "--corpus": corpus})
-    from bertflow import data
+    from bertflow.data import sample_sentences
 
-    sentences = data.sample_sentences()
-    if corpus:
-        sentences = data.read_corpus(corpus, column=text.column, format=text.format)
+    sentences = text.sentences(corpus) if corpus else sample_sentences()
     import numpy as np
 
     from bertflow import encoders

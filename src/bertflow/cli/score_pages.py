@@ -24,29 +24,25 @@ NEXT = {
 }
 
 
-def parted(found: Sequence[Score | JobScore]) -> tuple[list[Score], list[JobScore]]:
-    """A model's scores on tasks and pairs, and that on a job, if there is one."""
-    return (
-        [one for one in found if isinstance(one, Score)],
-        [one for one in found if isinstance(one, JobScore)],
-    )
-
-
-def scores_of(several: Sequence[Score], absent: Mapping[str, str] | None = None) -> Scores:
-    """Scores by task."""
-    return Scores(scores={one.task: one for one in several}, absent=absent or {})
+def parted(
+    found: Sequence[Score | JobScore], absent: Mapping[str, str] | None = None
+) -> tuple[Scores, list[JobScore]]:
+    """A model's scores by task, and that on a job, if there is one."""
+    tasks = {one.task: one for one in found if isinstance(one, Score)}
+    jobs = [one for one in found if isinstance(one, JobScore)]
+    return Scores(scores=tasks, absent=absent or {}), jobs
 
 
 def model_content(found: Sequence[Score | JobScore], absent: Mapping[str, str]) -> dict[str, Any]:
     """All that is known of a model, as JSON has it."""
-    several, jobs = parted(found)
-    content = scores_of(several, absent).to_dict() if several else {}
+    scores, jobs = parted(found, absent)
+    content = scores.to_dict() if scores.scores else {}
     return {**content, "job": jobs[0].to_dict()} if jobs else content
 
 
 def model_page(model: str, found: Sequence[Score | JobScore], absent: Mapping[str, str]) -> Page:
     """All that is known of a model, at least one score."""
-    several, jobs = parted(found)
+    scores, jobs = parted(found, absent)
     first, shown, notes = found[0], list[Grid](), list[str]()
     facts = {
         "model": model,
@@ -56,8 +52,7 @@ def model_page(model: str, found: Sequence[Score | JobScore], absent: Mapping[st
     for job in jobs:
         facts["job"] = _job(job.kind, job.counts, job.source)
         facts["cut"] = _cut(job.cut, "the", job.encoder)
-    if several:
-        scores = scores_of(several, absent)
+    if several := list(scores.scores.values()):
         facts["data"] = ", ".join(dict.fromkeys(score.data for score in several))
         facts["cut"] = _cut_of(several)
         shown.append(grids.scores_grid(scores))
@@ -119,11 +114,10 @@ def differences_page(
     names: Sequence[str], found: Sequence[Score | JobScore], other: Sequence[Score | JobScore]
 ) -> tuple[Page, dict[str, Any]]:
     """How a model's scores differ from another's: as a page, and as JSON has it."""
-    (several, jobs), (tasks, other_jobs) = parted(found), parted(other)
+    (scores, jobs), (others, other_jobs) = parted(found), parted(other)
     apart: dict[str, tuple[str, str, Mapping[str, Difference]]] = {}
-    if several:
-        of_tasks = differences(scores_of(tasks), scores_of(several))
-        apart["differences"] = ("task", "pairs", of_tasks)
+    if scores.scores:
+        apart["differences"] = ("task", "pairs", differences(others, scores))
     for job, before in zip(jobs, other_jobs, strict=True):
         apart["job_differences"] = ("measure", job.unit, job_differences(before, job))
     shown, notes, content = [], [], {}
