@@ -20,6 +20,8 @@ CARD = "README.md"
 HERE = "path/to/this/folder"
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 PLAIN_NAME = re.compile(r"[\w.+-]+(/[\w.-]+)?", re.ASCII)
+# What a provenance names files by.
+FILES = ("corpus", "vectors", "query_files", "query_vectors")
 # Of each class "what" it is and its "source"; and "limits" of them all.
 TEXTS: dict[str, Any] = tomllib.loads(
     (files("bertflow.calibrators") / "card.toml").read_text(encoding="utf-8")
@@ -58,12 +60,12 @@ def write_card(calibrator: Calibrator, folder: Path) -> None:
     from jinja2 import Template
 
     template = Template((files("bertflow.calibrators") / "card.md").read_text(encoding="utf-8"))
-    name, origin = calibrator_name(calibrator), getattr(calibrator, "provenance_", {}).get("origin")
-    tags = ["bertflow", name, "sentence-embeddings"]
+    tags = ["bertflow", calibrator_name(calibrator), "sentence-embeddings"]
+    origin = origin_metadata(told_of(calibrator, "origin"))
     card = template.render(
         **TEXTS[type(calibrator).__name__],
         limits=TEXTS["limits"],
-        metadata=front_matter(library_name="bertflow", tags=tags, **origin_metadata(origin)),
+        metadata=front_matter(library_name="bertflow", tags=tags, **origin),
         preset=preset_of(calibrator)[0],
         made=table(made_of(calibrator)),
         sides=calibrator.query_map_ is not None,
@@ -79,10 +81,9 @@ def front_matter(**metadata: Any) -> str:
     return content.to_yaml(line_break="\n").strip()
 
 
-def origin_metadata(origin: Any) -> dict[str, str]:
+def origin_metadata(origin: Mapping[str, Any]) -> dict[str, str]:
     """The base model and licence in an encoder's origin, as metadata."""
-    found = origin if isinstance(origin, Mapping) else {}
-    names = {name: found.get(name) for name in ("base_model", "license")}
+    names = {name: origin.get(name) for name in ("base_model", "license")}
     return {k: v for k, v in names.items() if isinstance(v, str) and PLAIN_NAME.fullmatch(v)}
 
 
@@ -100,16 +101,15 @@ def made_of(calibrator: Calibrator) -> dict[str, str]:
         call = f"{text(preset_name(calibrator))}: {call}"
     facts = {"calibrator": call}
     if encoder := told_of(calibrator, "encoder"):
-        facts |= {"encoder": encoder_named(provenance), **encoder_cells(encoder)}
+        facts |= encoder_cells(encoder, told_of(calibrator, "origin"))
     facts |= {**calibrator.facts(), "files": _files(provenance)}
-    if isinstance(job := provenance.get("job"), str):
-        facts["for"] = text(job)
+    facts["for"] = text(provenance.get("job") or "")
     if isinstance(cut := provenance.get("cut_to_max_length"), int):
         facts["cut"] = f"{cut:,} of the distinct sentences were longer than the encoder takes"
     if isinstance(precision := provenance.get("precision"), str):
         facts["encoded in"] = code(precision)
-    if isinstance(versions := provenance.get("versions"), Mapping):
-        facts["versions"] = ", ".join(f"{text(name)} {text(one)}" for name, one in versions.items())
+    versions = told_of(calibrator, "versions").items()
+    facts["versions"] = ", ".join(f"{text(name)} {text(one)}" for name, one in versions)
     return {name: cell for name, cell in facts.items() if cell}
 
 
@@ -127,20 +127,16 @@ def encoder_facts(encoder: Mapping[str, Any]) -> dict[str, str]:
     return {name: fact for name, fact in facts.items() if fact}
 
 
-def encoder_cells(encoder: Mapping[str, Any]) -> dict[str, str]:
-    """The same as cells of Markdown."""
-    facts = encoder_facts(encoder)
-    return {name: (code if name == "prompt" else text)(fact) for name, fact in facts.items()}
-
-
-def encoder_named(provenance: Mapping[str, Any]) -> str:
-    """The encoder's name as Markdown: on the hub a link, elsewhere without the folders above it."""
-    origin = origin_metadata(provenance.get("origin"))
-    if "base_model" in origin:
-        return f"[{text(origin['base_model'])}](https://huggingface.co/{origin['base_model']})"
-    encoder = provenance.get("encoder")
-    name = encoder.get("name") if isinstance(encoder, Mapping) else None
-    return code(last_part(str(name))) if name else "an encoder without a name"
+def encoder_cells(encoder: Mapping[str, Any], origin: Mapping[str, Any]) -> dict[str, str]:
+    """The same as cells of Markdown, and its name: a link to the hub, or without its folders."""
+    name = "an encoder without a name"
+    if base := origin_metadata(origin).get("base_model"):
+        name = f"[{text(base)}](https://huggingface.co/{base})"
+    elif encoder.get("name"):
+        name = code(last_part(str(encoder["name"])))
+    facts = encoder_facts(encoder).items()
+    cells = {key: (code if key == "prompt" else text)(fact) for key, fact in facts}
+    return {"encoder": name, **cells}
 
 
 def last_part(name: str, longest: int = 2) -> str:
@@ -152,7 +148,7 @@ def last_part(name: str, longest: int = 2) -> str:
 def without_folders(calibrator: Calibrator) -> Calibrator:
     """A copy of a calibrator whose provenance names files without the folders of this machine."""
     provenance = dict(getattr(calibrator, "provenance_", {}))
-    for key in ("corpus", "vectors", "query_files", "query_vectors"):
+    for key in FILES:
         if key in provenance:
             provenance[key] = _without_folders(provenance[key])
     encoder = told_of(calibrator, "encoder")
@@ -203,7 +199,7 @@ def code(value: object) -> str:
 
 def _files(provenance: Mapping[str, Any]) -> str:
     found = []
-    for name in ("corpus", "vectors", "query_files", "query_vectors"):
+    for name in FILES:
         given = provenance.get(name)
         names = [given] if isinstance(given, str) else given
         if isinstance(names, Sequence) and all(isinstance(one, str) for one in names):

@@ -40,7 +40,6 @@ from bertflow.calibrators.readme import (
     CARD,
     TEXTS,
     encoder_cells,
-    encoder_named,
     front_matter,
     last_part,
     origin_metadata,
@@ -609,7 +608,7 @@ def save_finetuned(result: FineTuned, folder: str | Path) -> None:
 def finetuned_card(result: FineTuned) -> str:
     """The card of a fine-tuned encoder: how it was trained, accuracy and limits."""
     about = result.provenance
-    encoder = encoder_named(about)
+    encoder = encoder_cells(about["encoder"], about["origin"])
     metadata = origin_metadata(about["origin"])
     name = metadata.get("base_model") or about["encoder"].get("name")
     train, held_out = (sum(result.counts[side].values()) for side in ("train", "held_out"))
@@ -623,8 +622,8 @@ def finetuned_card(result: FineTuned) -> str:
         ),
         title=text(last_part(str(name)) if name else "An encoder"),
         about=about,
-        encoder=encoder,
-        encoder_table=table({"encoder": encoder, **encoder_cells(about["encoder"])}).rstrip("\n"),
+        encoder=encoder["encoder"],
+        encoder_table=table(encoder).rstrip("\n"),
         sets=", ".join(dict.fromkeys(text(part["name"]) for part in about["sets"])),
         train=train,
         held_out=held_out,

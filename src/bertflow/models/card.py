@@ -60,7 +60,7 @@ def _new_card(model: CalibratedSentenceTransformer) -> str:
     # What the calibrator was fitted on says more than the encoder that is there now.
     about = readme.told_of(calibrator, "encoder") or fitted_settings(model)
     origin = readme.origin_metadata(model._origin)
-    encoder = readme.encoder_named({"encoder": about, "origin": origin})
+    encoder = readme.encoder_cells(about, origin)
     base = readme.last_part(str(origin.get("base_model") or about.get("name") or "An encoder"))
     licence = owner.license or origin.get("license")
     portable = not any(isinstance(module, CalibratorModule) for module in model)
@@ -75,15 +75,13 @@ def _new_card(model: CalibratedSentenceTransformer) -> str:
             **{**origin, "license": licence},
         ),
         title=text(owner.model_name or f"{base}, calibrated ({readme.preset_of(calibrator)[0]})"),
-        encoder=encoder,
+        encoder=encoder["encoder"],
         **readme.TEXTS[kind],
         width=model.get_embedding_dimension() or 0,
         portable=portable,
         sides=calibrator.query_map_ is not None,
         density=kind == "Flow",
-        made=readme.table(
-            {"encoder": encoder, **readme.encoder_cells(about), **readme.made_of(calibrator)}
-        ),
+        made=readme.table({**encoder, **readme.made_of(calibrator)}),
         limits=readme.TEXTS["limits"],
         licence=licence_text(licence, model._origin),
     )
