@@ -189,8 +189,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
                 f"(shape=({count}, {width})) while a minimum of 2 is required."
             )
         try:
-            named = X if is_frame(X) else rows
-            validate_data(self, named, reset=fitting, skip_check_array=True)
+            validate_data(self, X if is_frame(X) else rows, reset=fitting, skip_check_array=True)
         except ValueError as error:
             raise InputError(" ".join(str(error).split())) from error
         return finite(rows) if fitting else rows

@@ -210,9 +210,9 @@ class Flow(Calibrator, Design, Schedule, Framing):
         device = self._training_device(rows)
         frame = Frame.of(rows, self)
         seed = int(check_random_state(self.random_state).randint(2**31))
-        run = self._run(rows, device, seed)
         kept = None
         if checkpoint is not None:
+            run = self._run(rows, device, seed)
             kept = Checkpoint(checkpoint, run, rows, any_seed=self.random_state is None)
             seed = int(kept.run["seed"])
         generator = torch.Generator().manual_seed(seed)

@@ -25,9 +25,8 @@ from bertflow.flows import Glow, ResidualForm, bounded_deviation
 Loss = TypeVar("Loss", float, Tensor)
 AxesName = Literal["given", "principal"]
 
-# The least Wiener gain. On an axis without variance the gain would be 0, which has no inverse. A
-# gain of a thousandth adds a millionth to a squared length: too little to change a cosine, and
-# float16 can still hold it.
+# The least Wiener gain: 0 has no inverse. A thousandth adds a millionth to a squared length, too
+# little to change a cosine, and float16 can still hold it.
 LEAST_GAIN = 1e-3
 
 

@@ -26,9 +26,7 @@ from bertflow.flows import bounded_deviation
 # With fewer rows per dimension the smallest variances are estimated at less than a quarter of their
 # true size (Marchenko and Pastur: (1 - sqrt(D / N))^2), and whitening divides by them.
 ENOUGH_ROWS = 4
-# With so many rows per effective dimension a covariance is shrunk by half. Chosen on STS-B test
-# with three encoders (`python -m benchmarks.stsb_vectors --few`): with 300 rows whitening is never
-# a point below raw vectors, and with all rows nothing changes.
+# With so many rows per effective dimension a covariance is shrunk by half, see docs/mathematics.md.
 HALF_SHRUNK_ROWS = 25
 # From this share of a common direction on vectors are crowded, and altogether so with the sum.
 CROWDED_FROM, CROWDED_SPAN = 0.3, 0.4
@@ -176,9 +174,8 @@ class SoftStandardization(Standardization):
 
     .. math:: z_d = (x_d - c\, \mu_d) / \sigma_d^{3c/4}
 
-    c is how crowded the cloud is, see `crowding`: vectors of raw language models are nearly
-    standardized, and those of embedding models stay as they are. Axes are neither turned nor
-    whitened, since what texts of a class have in common lies on the leading ones.
+    c is how crowded the cloud is, see `crowding`. Axes are neither turned nor whitened, since what
+    texts of a class have in common lies on the leading ones.
 
     Attributes:
         mean_: What is subtracted, shape (D,).
@@ -365,8 +362,7 @@ def crowding(moments: Moments) -> float:
         c = \min\left(1, \max\left(0, \frac{m - 0.3}{0.4}\right)\right), \qquad
         m = \frac{\lVert \mu \rVert^2}{\lVert \mu \rVert^2 + \operatorname{tr} \Sigma}
 
-    m is nearly the mean cosine of two rows: 0.7 to 1 for raw language models, below 0.3 for
-    encoders that were trained to compare texts, also where the texts are all of one field.
+    m is nearly the mean cosine of two rows: 0.7 to 1 for raw language models, below 0.3 for others.
 
     Example:
         >>> moments = Moments(2)

@@ -111,9 +111,8 @@ def train(
     batches = _batches(fetch, order, schedule.batch_size, device, generator, start)
     losses, norms = torch.empty(2, total, device=device)
     fetched = steps_fetched(device)
-    # A step is hundreds of operations that take microseconds. A second thread gains nothing on an
-    # idle machine, is several times slower on a busy one, and would make the bits depend on the
-    # number of threads. On a GPU launching takes longest, so the steps are recorded.
+    # A step is hundreds of operations that take microseconds: a second thread gains nothing, and
+    # would make the bits depend on the number of threads. On a GPU launching takes longest.
     with one_thread() if device.type == "cpu" else on_a_stream(device):
         loss_of: Callable[[Tensor], Tensor] = recorded(objective, device)
         update = recorded(optimizer.update, device)
@@ -136,7 +135,7 @@ def train(
 
 
 def steps_fetched(device: torch.device) -> int:
-    """Steps between two readings of the losses; each reading makes a GPU wait."""
+    """Steps between two readings of the losses."""
     return 1 if device.type == "cpu" else KEPT_STEPS
 
 
@@ -344,9 +343,6 @@ def _digest(start: bytes, tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()
 
 
-# On a GPU a step is recorded once as a CUDA graph, and then replayed.
-
-
 @contextmanager
 def on_a_stream(device: torch.device) -> Iterator[None]:
     """Use a separate CUDA stream while inside: the default stream cannot be recorded."""
@@ -366,10 +362,9 @@ def on_a_stream(device: torch.device) -> Iterator[None]:
 def recorded(compute: Callable[[T], Tensor], device: torch.device) -> Callable[[T], Tensor]:
     """A function of a tensor that is quick to call again and again on a GPU.
 
-    A training step is hundreds of operations that take less time than their launch; a CUDA graph
-    launches them at once, one for each shape of the argument. Other tensors that are read or
-    changed must stay in place. Call it within `on_a_stream`; the next call overwrites the result.
-    Off the GPU, and where recording fails, it is the given function.
+    A CUDA graph launches all operations at once, one graph for each shape of the argument. Other
+    tensors that are read or changed must stay in place. Call it within `on_a_stream`; the next call
+    overwrites the result. Off the GPU, and where recording fails, it is the given function.
     """
     if device.type != "cuda":
         return compute
