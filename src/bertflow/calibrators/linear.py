@@ -86,7 +86,7 @@ class LinearCalibrator(Calibrator):
         self._fit_moments(moments, rows)
 
     def _count(self) -> int:
-        return self.n_features_in_
+        return self._n_features_out
 
     @abstractmethod
     def _fit_moments(self, moments: Moments, rows: Vectors | None) -> None:
@@ -329,7 +329,7 @@ class Whitening(LinearCalibrator):
         _check_share("shrinkage", self.shrinkage, "auto", "rows")
 
     def _fit_moments(self, moments: Moments, rows: Vectors | None) -> None:
-        width, kept = self.n_features_in_, self._count()
+        width, kept = self.n_features_in_, self._n_features_out
         self.shrinkage_ = s = _shrinkage(moments, self.shrinkage)
         self.power_ = (1 + crowding(moments)) / 2 if self.power == "auto" else self.power
         if moments.count < ENOUGH_ROWS * width:
@@ -347,12 +347,9 @@ class Whitening(LinearCalibrator):
         self.components_ = directions[:kept].contiguous().numpy()
         self.scale_ = (deviation[:kept] ** self.power_).numpy()
 
-    def _count(self) -> int:
-        return self.n_features_in_ if self.dim is None else self.dim
-
     @property
     def _n_features_out(self) -> int:
-        return self._count()
+        return self.n_features_in_ if self.dim is None else self.dim
 
 
 def crowding(moments: Moments) -> float:

@@ -57,12 +57,11 @@ def preset_name(calibrator: Calibrator) -> str:
 
 def write_card(calibrator: Calibrator, folder: Path) -> None:
     """Write the card of a fitted calibrator into its own folder."""
-    from jinja2 import Template
-
-    template = Template((files("bertflow.calibrators") / "card.md").read_text(encoding="utf-8"))
     tags = ["bertflow", calibrator_name(calibrator), "sentence-embeddings"]
     origin = origin_metadata(told_of(calibrator, "origin"))
-    card = template.render(
+    card = filled(
+        "bertflow.calibrators",
+        "card.md",
         **TEXTS[type(calibrator).__name__],
         limits=TEXTS["limits"],
         metadata=front_matter(library_name="bertflow", tags=tags, **origin),
@@ -70,7 +69,15 @@ def write_card(calibrator: Calibrator, folder: Path) -> None:
         made=table(made_of(calibrator)),
         sides=calibrator.query_map_ is not None,
     )
-    (folder / CARD).write_text(f"{card}\n", encoding="utf-8", newline="\n")
+    (folder / CARD).write_text(card, encoding="utf-8", newline="\n")
+
+
+def filled(package: str, name: str, **content: Any) -> str:
+    """A template of a package, filled."""
+    from jinja2 import Template
+
+    source = (files(package) / name).read_text(encoding="utf-8")
+    return f"{Template(source).render(content)}\n"
 
 
 def front_matter(**metadata: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from bertflow.calibrators import readme
@@ -47,13 +46,6 @@ def fitted_settings(model: CalibratedSentenceTransformer) -> dict[str, Any]:
     return settings
 
 
-def _filled(name: str, **content: Any) -> str:
-    from jinja2 import Template
-
-    source = (files("bertflow.models") / name).read_text(encoding="utf-8")
-    return f"{Template(source).render(content)}\n"
-
-
 def _new_card(model: CalibratedSentenceTransformer) -> str:
     calibrator, owner = model.calibrator, model.model_card_data
     kind, name = type(calibrator).__name__, readme.calibrator_name(calibrator)
@@ -65,7 +57,8 @@ def _new_card(model: CalibratedSentenceTransformer) -> str:
     licence = owner.license or origin.get("license")
     portable = not any(isinstance(module, CalibratorModule) for module in model)
     extra = [tag for tag in owner.tags or () if tag not in (*TAGS, "dense", "bertflow")]
-    return _filled(
+    return readme.filled(
+        "bertflow.models",
         "card.md",
         metadata=readme.front_matter(
             library_name="sentence-transformers" if portable else "bertflow",
@@ -91,7 +84,8 @@ def _with_scores(content: str, scores: Sequence[Any]) -> str:
     from huggingface_hub import EvalResult, ModelCard
 
     numbers = {"hundredfold": hundredfold, "interval": hundredfold_span, "measures": MEASURES}
-    table = _filled("scores.md", scores=scores, text=text, last_part=readme.last_part, **numbers)
+    how = {"text": text, "last_part": readme.last_part, **numbers}
+    table = readme.filled("bertflow.models", "scores.md", scores=scores, **how)
     shown = f"{SCORES}\n{table}{SCORES_END}"
     between = re.compile(f"{re.escape(SCORES)}.*?{re.escape(SCORES_END)}", re.DOTALL)
     content, placed = between.subn(lambda _: shown, content, count=1)
