@@ -52,16 +52,22 @@ def encoders(max_length: int) -> dict[str, Callable[[], SentenceTransformer]]:
 
 
 def search() -> Iterator[tuple[str, Job]]:
-    """Questions to sentences of Wikipedia, and questions to abstracts."""
-    pairs = read_task("qnli", DATA)
-    documents = {text: number for number, text in enumerate(dict.fromkeys(pairs.second))}
-    relevant: dict[str, dict[int, float]] = {}
-    for question, sentence, gold in zip(pairs.first, pairs.second, pairs.gold, strict=True):
-        if gold == 1:
-            relevant.setdefault(question, {})[documents[sentence]] = 1.0
-    found = Collection([*relevant], [*documents], [*relevant.values()], pairs.source, {})
-    yield "QNLI dev", RetrievalJob(found)
+    """Questions to sentences of Wikipedia, questions to abstracts, statements to captions."""
+    qnli = read_task("qnli", DATA)
+    yield "QNLI dev", _gathered(qnli.first, qnli.second, [gold == 1 for gold in qnli.gold])
     yield "Cranfield", read_retrieval(DATA / "ir/cranfield")
+    snli = read_nli("snli", DATA, "test")
+    entailed = [label == "entailment" for label in snli.labels]
+    yield "SNLI captions", _gathered(snli.second, snli.first, entailed)
+
+
+def _gathered(queries: Sequence[str], texts: Sequence[str], relevant: Sequence[bool]) -> Job:
+    documents = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    grades: dict[str, dict[int, float]] = {}
+    for query, text, is_relevant in zip(queries, texts, relevant, strict=True):
+        if is_relevant:
+            grades.setdefault(query, {})[documents[text]] = 1.0
+    return RetrievalJob(Collection([*grades], [*documents], [*grades.values()], "", {}))
 
 
 def classes() -> Iterator[tuple[str, Job]]:
@@ -170,7 +176,7 @@ def print_queries(how: dict[str, Any]) -> None:
     # Questions about a paragraph follow each other, so those to fit on are drawn.
     fitted = np.random.default_rng(0).permutation(found.queries[:half]).tolist()
     columns = encoders(256)
-    print(f"\n{found.source}, ndcg@10 of {len(judged.queries):,} other queries, × 100\n")
+    print(f"\nQNLI dev, ndcg@10 of {len(judged.queries):,} other queries, × 100\n")
     print(table_line(["queries to fit on", *columns]))
     print("|---:|" + "---:|" * len(columns))
     rows: dict[str, list[str]] = {}

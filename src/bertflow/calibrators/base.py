@@ -15,7 +15,14 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from bertflow.arrays import Array, Rows, finite, is_frame, mapped, matrix
-from bertflow.calibrators.moments import ROLES, QueryMap, moments_of, moments_of_queries
+from bertflow.calibrators.moments import (
+    ROLES,
+    QueryMap,
+    documents_and_queries,
+    moments_of,
+    moments_of_queries,
+    places_of_roles,
+)
 from bertflow.errors import InputError, unknown
 from bertflow.process_state import pinned
 
@@ -71,6 +78,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         y: None = None,
         *,
         queries: Any = None,
+        role: Any = None,
         progress: Shown = None,
         checkpoint: str | Path | None = None,
     ) -> Self:
@@ -86,6 +94,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
                 numbers; or a list, Series or column whose entries are vectors.
             y: Ignored, there for scikit-learn's sake.
             queries: Vectors of queries, shape (n, D), n ≥ 2; X are then documents. Some 30 help.
+            role: Instead of queries, "query" or "document" for each row of X, shape (N,).
             progress: A function to call after each step with the steps done, their total and the
                 loss in bits per dimension. True shows a bar, False none, and None one after half a
                 second where the main thread has a terminal or notebook.
@@ -98,18 +107,26 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             TrainingError: A step of a `Flow` is not finite.
         """
         self._begin()
-        rows = self._checked(X, fitting=True)
+        rows, check = self._checked(X, fitting=True), matrix if role is not None else self._checked
+        if role is not None:
+            if queries is not None:
+                raise InputError("give queries or role, not both")
+            rows, queries = documents_and_queries(rows, role)
         self.n_samples_ = len(rows)
         self._check_arguments()
         # Before the fit, which may take hours.
         found = None
         if queries is not None:
-            asked = moments_of_queries(queries, self._checked)
-            found = QueryMap.of(moments_of(rows), asked)
+            found = QueryMap.of(moments_of(rows), moments_of_queries(queries, check))
         self._fit(rows, progress, checkpoint)
         self.query_map_ = found
         self._fitted = True
         return self
+
+    def fit_transform(self, X: Any, y: None = None, **how: Any) -> Any:  # noqa: N803
+        """Fit, and transform the same rows, each by the map of its role."""
+        role = how.get("role")
+        return self.fit(X, y, **how).transform(X, "document" if role is None else role)
 
     def _begin(self) -> None:
         self._fitted = False
@@ -117,12 +134,13 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self._kept: dict[Any, Any] = {}
         self.query_map_ = None
 
-    def transform(self, X: Rows, role: str = "document") -> Rows:  # noqa: N803
+    def transform(self, X: Rows, role: Any = "document") -> Rows:  # noqa: N803
         """Apply the learned map: (N, D) to (N, D) or, for `Whitening(dim=K)`, (N, K).
 
         Args:
             X: Vectors, as for `fit`.
-            role: "document" or "query": what the rows are. It matters after a fit with queries.
+            role: "document" or "query", for all rows or for each, shape (N,). It matters after a
+                fit with queries.
 
         Raises:
             sklearn.exceptions.NotFittedError: fit has not been called.
@@ -131,16 +149,32 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         """
         return self._rows(X, role)
 
-    def _rows(self, X: Rows, role: str = "document") -> Rows:  # noqa: N803
+    def _rows(self, X: Rows, role: Any = "document") -> Rows:  # noqa: N803
         """Transform, but never to what scikit-learn's set_output asks for."""
         check_is_fitted(self)
-        rows: Rows = self._checked(X)
-        return mapped(self._into(role)[0], rows, self._n_features_out)
+        found: Rows = self._by_role(0, self._checked(X), self._n_features_out, role)
+        return found
+
+    def _by_role(self, way: int, rows: Rows, width: int, role: Any) -> Any:
+        """Map rows to this width by what `_into` gives in this place for the role of each."""
+        if isinstance(role, str):
+            return mapped(self._into(role)[way], rows, width)
+        found: Any = None
+        for name, places in places_of_roles(role, len(rows)).items():
+            try:
+                part: Any = mapped(self._into(name)[way], finite(rows)[places], width)
+            except InputError as error:
+                raise InputError(f"{error} (of those of role {name!r})") from None
+            if found is None:
+                like_it: Any = part.new_empty if isinstance(part, Tensor) else np.empty
+                found = like_it((len(rows), width), dtype=part.dtype)
+            found[places] = part
+        return found
 
     def _into(self, role: str) -> tuple[Into, Into]:
         """What maps a chunk of rows of a role, and what undoes that."""
-        if str(role) not in ROLES:
-            raise unknown("role", str(role), ROLES)
+        if role not in ROLES:
+            raise unknown("role", role, ROLES)
         queries = self.query_map_
         if role == "document" or queries is None:
             return self._transform_into, self._inverse_transform_into
@@ -156,7 +190,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
 
         return into, back
 
-    def inverse_transform(self, X: Rows, role: str = "document") -> Rows:  # noqa: N803
+    def inverse_transform(self, X: Rows, role: Any = "document") -> Rows:  # noqa: N803
         """Undo `transform` as far as it can be undone; what it has removed comes back as its mean.
 
         Errors and role are those of `transform`.
@@ -168,7 +202,8 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
                 f"X has {rows.shape[1]} columns, but {type(self).__name__}.transform "
                 f"gives {self._n_features_out}"
             )
-        return mapped(self._into(role)[1], rows, self.n_features_in_)
+        found: Rows = self._by_role(1, rows, self.n_features_in_, role)
+        return found
 
     def __sklearn_is_fitted__(self) -> bool:
         # A fit that failed half-way has set some attributes, so a flag is needed.
