@@ -109,11 +109,8 @@ def encode(
         encoded = encode_file(
             loaded, sentences, output, devices=places, progress=report, **how.encoding()
         )
-    console.show(
-        f"wrote {encoded.rows:,} vectors of {encoded.width} dimensions to {one_line(output)} "
-        f"({console.from_cache(how.cache)}{encoded.cut:,} distinct sentences cut"
-        f"{console.to_limit(loaded)})"
-    )
+    told = {"encoded": encoded, "encoder": loaded, "cache": how.cache}
+    console.show_form("encoded.txt", output=output, **told)
 
 
 def _run_shards(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,8 +18,6 @@ from bertflow.errors import InputError, ModelError, one_line, quoted
 from bertflow.io import files
 
 if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
     from bertflow.encoders import SentenceCache
 
 # As --json and --markdown name standard output.
@@ -58,17 +55,6 @@ def progress_bar(stage: str) -> Iterator[Callable[[int, int], None]]:
 def counts(reasons: Mapping[str, int]) -> str:
     """How many pairs or rows were left out, by reason."""
     return ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
-
-
-def from_cache(cache: SentenceCache | None) -> str:
-    """How many sentences were in the cache, as part of a list; nothing if none were."""
-    return f"{cache}, " if cache is not None and cache.found else ""
-
-
-def to_limit(encoder: SentenceTransformer) -> str:
-    """To how many tokens an encoder cuts; some read texts of any length."""
-    limit = encoder.max_seq_length
-    return "" if limit is None or math.isinf(limit) else f" to {limit} tokens"
 
 
 @contextmanager

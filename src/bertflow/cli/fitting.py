@@ -14,7 +14,7 @@ from bertflow.cli import console, options
 from bertflow.cli.options import CALIBRATOR, INPUT, REQUIRED, SPEED, Shared, flag, option
 from bertflow.display import Bars, Grid
 from bertflow.display.grid import fixed, hundredfold, hundredfold_span
-from bertflow.errors import InputError, quoted
+from bertflow.errors import InputError
 from bertflow.io.files import clear_part, part_folder, save_or_keep
 
 if TYPE_CHECKING:
@@ -98,19 +98,8 @@ def fit(
         )
         fitted = model.calibrator
         save_or_keep(output, partial(save_model, model), partial(save_calibrator, fitted))
-    facts = fitted.provenance_
-    drawn = f"drawn from {facts['drawn_from']:,}, " if "drawn_from" in facts else ""
-    with_queries = f"{facts['queries']:,} queries and " if queries else ""
-    said = (
-        f"{chosen.name} fitted on {with_queries}{facts['sentences']:,} sentences ({drawn}"
-        f"{facts['distinct']:,} distinct, {console.from_cache(how.cache)}"
-        f"{facts['cut_to_max_length']:,} cut{console.to_limit(loaded)})"
-    )
-    use = f"SentenceTransformer({str(output)!r}) loads it anywhere"
-    if no_portable:
-        use = f"bertflow.load({str(output)!r}) loads it"
-    given = {"said": said, "use": use, "queries": queries, "option": "--queries"}
-    _show_fitted(chosen, fitted, output, began, **given)
+    told = {"queries": queries, "encoder": loaded, "cache": how.cache, "no_portable": no_portable}
+    _show_fitted(chosen, fitted, output, began, **told)
 
 
 def _fit_vectors(
@@ -149,13 +138,8 @@ def _fit_vectors(
         if chosen.job != "similarity":
             calibrator.provenance_ |= {"job": chosen.job}
         save_or_keep(output, partial(save_calibrator, calibrator))
-    ending = "" if outcome else ".npy"
-    count, width = calibrator.provenance_["rows"], calibrator.n_features_in_
-    said = f"fitted on {count:,} vectors of {width} dimensions"
-    use = f"bertflow transform {quoted(output)} --vectors IN{ending} --output OUT{ending}"
-    use += "; queries with --role query" if queries is not None else ""
-    given = {"said": said, "use": use, "queries": queries, "option": "--query-vectors"}
-    _show_fitted(chosen, calibrator, output, began, outcome=outcome, **given)
+    told = {"queries": queries, "vectors": source, "outcome": outcome}
+    _show_fitted(chosen, calibrator, output, began, **told)
 
 
 @contextmanager
@@ -171,13 +155,13 @@ def _unfinished(output: Path, name: str, cache: SentenceCache | None = None) -> 
 
 
 def _show_fitted(
-    chosen: options.Chosen, calibrator: Calibrator, output: Path, began: float, **said: object
+    chosen: options.Chosen, calibrator: Calibrator, output: Path, began: float, **told: object
 ) -> None:
     from bertflow.calibrators.storage import JOBS
 
-    given = {"chosen": chosen, "why": JOBS[chosen.job][1], "calibrator": calibrator}
-    seconds = time.perf_counter() - began
-    console.show_form("fitted.txt", output=output, seconds=seconds, **given, **said)
+    told |= {"facts": calibrator.provenance_, "seconds": time.perf_counter() - began}
+    told |= {"why": JOBS[chosen.job][1], "output": output}
+    console.show_form("fitted.txt", chosen=chosen, calibrator=calibrator, **told)
 
 
 @dataclass(frozen=True)

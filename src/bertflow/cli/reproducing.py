@@ -427,14 +427,11 @@ def isotropy(
         embedded = encoders.embed(loaded, distinct, progress=report, **how.encoding())
     parts = np.split(embedded.rows(), len(poolings), axis=1)
     found = {name: measure_isotropy(part) for name, part in zip(poolings, parts, strict=True)}
-    rows = [
-        [
-            name,
-            *(f"{one.mean_cosine:.3f}", f"{one.partition_isotropy:.3f}", f"{one.isoscore:.3f}"),
-            *(f"{one.effective_rank:.0f}", f"{100 * one.leading_share:.0f} %"),
-        ]
-        for name, one in found.items()
-    ]
+    rows = []
+    for name, one in found.items():
+        figures = (one.mean_cosine, one.partition_isotropy, one.isoscore)
+        rank, leading = f"{one.effective_rank:.0f}", f"{100 * one.leading_share:.0f} %"
+        rows.append([name, *(f"{figure:.3f}" for figure in figures), rank, leading])
     first = found[poolings[0]]
     rows.append(["at best", "0", "1", "1", f"{min(first.width, first.rows - 1)}", ""])
     measures = ["mean cosine", "partition isotropy", "IsoScore", "effective rank"]

@@ -54,7 +54,10 @@ def model_page(model: str, found: Sequence[Score | JobScore], absent: Mapping[st
         facts["cut"] = _cut(job.cut, "the", job.encoder)
     if several := list(scores.scores.values()):
         facts["data"] = ", ".join(dict.fromkeys(score.data for score in several))
-        facts["cut"] = _cut_of(several)
+        cut, texts = sum(score.cut for score in several), sum(score.texts for score in several)
+        cuts = [f"{score.task} {score.cut:,}" for score in several if score.cut]
+        each = f": {', '.join(cuts)}" if len(several) > 1 and cuts else ""
+        facts["cut"] = _cut(cut, f"{texts:,}", first.encoder) + each
         shown.append(grids.scores_grid(scores))
         notes += _score_notes(scores)
     for job in jobs:
@@ -66,14 +69,6 @@ def model_page(model: str, found: Sequence[Score | JobScore], absent: Mapping[st
         names = ", ".join(corpus) if isinstance(corpus, list) else corpus
         facts["fitted on"] = f"{fitted['sentences']:,} sentences of {names}"
     return Page(facts, shown, notes)
-
-
-def _cut_of(several: Sequence[Score]) -> str:
-    """How many texts are cut, in all and by task."""
-    cut, texts = sum(score.cut for score in several), sum(score.texts for score in several)
-    whole = _cut(cut, f"{texts:,}", several[0].encoder)
-    cuts = [f"{score.task} {score.cut:,}" for score in several if score.cut]
-    return f"{whole}: {', '.join(cuts)}" if len(several) > 1 and cuts else whole
 
 
 def _job_notes(score: JobScore) -> Iterator[str]:
@@ -122,16 +117,10 @@ def differences_page(
         apart["job_differences"] = ("measure", job.unit, job_differences(before, job))
     shown, notes, content = [], [], {}
     for key, (what, unit, by_name) in apart.items():
-        rows = [
-            [
-                name,
-                hundredfold(one.value, signed=True),
-                hundredfold_span(one),
-                p_value(one.adjusted),
-                _verdict(one, unit),
-            ]
-            for name, one in by_name.items()
-        ]
+        rows = []
+        for name, one in by_name.items():
+            figures = [hundredfold(one.value, signed=True), hundredfold_span(one)]
+            rows.append([name, *figures, p_value(one.adjusted), _verdict(one, unit)])
         heads = [what, "difference", "95 %", "p", ""]
         shown.append(Grid(" minus ".join(names) + ", × 100", heads, rows))
         corrected = "corrected for the number of differences (Holm)"
