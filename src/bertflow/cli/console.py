@@ -73,10 +73,9 @@ def vectors_named(source: str | Path) -> Iterator[None]:
 def resumable(
     path: Path | None, cache: SentenceCache | None = None, *, mark: str = "", errors: bool = False
 ) -> Iterator[None]:
-    """Let an interruption say what the same command goes on from.
+    """Let an interruption, with `errors` a ModelError too, say what the same command goes on from.
 
-    That is the path, of a folder only if it holds the mark (a file or pattern), else vectors in the
-    cache, else nothing. With `errors` a ModelError, too, names a path that is there.
+    That is the path, of a folder only if it holds the mark (a file or pattern), else the cache.
     """
     try:
         yield

@@ -173,7 +173,6 @@ class Recipe:
         learning_rate: The highest, after the warm-up.
         batch_size: Pairs a step.
         warmup: Share of the steps in which it rises.
-        random_state: Seed.
         precision: float32, bf16, fp16, or auto: mixed precision where the device has it.
     """
 

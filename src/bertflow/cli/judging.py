@@ -148,7 +148,6 @@ def compare(
             whitening, whitening-dim, soft-whitening, flow, released-flow, tempered-flow; for a job
             also search-whitening and soft-standardization. May be repeated.
         seeds: How often each flow is fitted.
-        jobs: Processes that fit at a time; default: the CPUs.
     """
     fit = fit or ("corpus" if own.corpus else "target")
     if (fit == "corpus") != bool(own.corpus):

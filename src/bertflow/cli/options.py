@@ -188,6 +188,7 @@ class Shared:
         trust_remote_code: Let code that comes with the encoder run.
         batch_size: Sentences a forward pass.
         device: Where to compute: auto, cpu, cuda, cuda:1, mps.
+        jobs: Processes that fit at a time. Default: the CPUs.
         devices: Encode in so many processes, on all GPUs (all), or on cuda:0,cuda:1.
     """
 
@@ -368,11 +369,10 @@ class Loading:
             return open_model(name, **self.loading(), cache=self.cache)
 
     def open_sides(self, names: Sequence[str]) -> Iterator[tuple[int, Any]]:
-        """Open one or two models that are set side by side, one after another.
+        """Open one or two models, each with its place among the names, calibrated ones first.
 
-        Calibrated ones come first. Beside them their own encoder (OWN_ENCODER, which is not loaded
-        again) and those without a pooling of their own have their pooling and maximum length unless
-        others are asked for: what differs is then the calibration. Each comes with its place.
+        Beside those their own encoder (OWN_ENCODER, not loaded again) and encoders without a
+        pooling of their own are loaded as they were: what differs is then the calibration.
         """
         from bertflow.encoders.loading import has_pooling
         from bertflow.models import is_calibrated

@@ -61,7 +61,6 @@ def reproduce(
         seeds: Fits of each flow; in table8 fine-tunings of the encoder.
         limit: Take about N pairs of each split: a quick trial.
         flow: The flow: paper, released or tempered.
-        jobs: Processes that fit at a time. Default: the CPUs.
     """
     from bertflow.paper import check_names
 
