@@ -104,11 +104,13 @@ def check_files(
 
     Files for rows must be regular ones that end in .npy. Both mappings are by option.
     """
-    for path in filter(None, outputs.values()):
+    paths = [path for path in outputs.values() if path is not None]
+    for path in paths:
         files.check_writable(path, rows=rows)
+    files.check_apart(outputs, _listed(reads))
+    for path in paths:
         if rows and path.suffix.lower() != ".npy":
             raise InputError(f"{path} must end in .npy; --engine local makes a folder of a folder")
-    files.check_apart(outputs, _listed(reads))
 
 
 def check_folder(output: Path, reads: Mapping[str, Given], *, ours: bool = True) -> None:
