@@ -5,13 +5,14 @@ from __future__ import annotations
 import glob
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.status import Status
 
 from bertflow.display import Bars, Grid
 from bertflow.errors import InputError, ModelError, one_line, quoted
@@ -39,10 +40,9 @@ def show_form(name: str, **values: Any) -> None:
     show(forms.get_template(name).render(values).rstrip())
 
 
-def busy(text: str) -> AbstractContextManager[object]:
+def busy(text: str) -> Status:
     """Show on standard error that something takes its time, if that is a terminal."""
-    terminal = Console(stderr=True)
-    return terminal.status(text) if terminal.is_terminal else nullcontext()
+    return Console(stderr=True).status(text)
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def evaluate(
             for.
         card: Note the scores in the model's card, in place of those noted before.
     """
-    _check(task, own)
+    own.check(task)
     if not task and own.retrieval is None:
         refuse({"--split": split}, "goes with --task or --retrieval")
     results.check({"MODEL": model, "--against": against or None, **own.reads()})
@@ -154,7 +154,7 @@ def compare(
         raise InputError("--fit corpus goes with --corpus FILE, and --corpus with --fit corpus")
     if own.retrieval is None:
         refuse({"--queries": queries}, "goes with --retrieval")
-    _check(task, replace(own, corpus=own.corpus or queries))
+    replace(own, corpus=own.corpus or queries).check(task)
     if job is not None and (task or getattr(own, MATERIAL[job]) is None):
         raise InputError(f"--job {job} goes with --{MATERIAL[job]} alone")
     if fit == "nli" and (job or own.retrieval or own.labels):
@@ -259,14 +259,6 @@ def _diagnose_encoder(
         return found
     few = f"no alignment: {len(alike)} pairs are alike (score from {ALIKE} of the highest, above 0)"
     return replace(found, warnings=(*found.warnings, few))
-
-
-def _check(task: list[str] | None, own: options.OwnJob) -> None:
-    if not any([task, own.pairs, own.retrieval, own.labels]):
-        raise InputError(
-            "give --task NAME (or all), or --pairs FILE, --retrieval DIR or --labels FILE"
-        )
-    own.check(task)
 
 
 def _read(

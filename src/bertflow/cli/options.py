@@ -301,9 +301,13 @@ class OwnJob(Graded):
     labels: Path | None = option(None, "FILE")
 
     def check(self, task: list[str] | None = None) -> None:
-        """Refuse --retrieval or --labels beside another of them, a task or pairs, too."""
+        """Refuse --retrieval or --labels beside anything else, and an empty list of tasks alone."""
         given = {"--task": task, **self.given("pairs", "retrieval", "labels")}
         names = [name for name, value in given.items() if value]
+        if task is not None and not names:
+            raise InputError(
+                "give --task NAME (or all), or --pairs FILE, --retrieval DIR or --labels FILE"
+            )
         if len(names) > 1 and (self.retrieval or self.labels):
             raise InputError(f"{' and '.join(names)} do not go together; give one at a time")
         super().check()
