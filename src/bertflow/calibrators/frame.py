@@ -239,8 +239,6 @@ class FramedGlow:
 
 
 class _PlainGlow:
-    """A Glow layer by layer."""
-
     def __init__(self, glow: Glow, like: Tensor) -> None:
         self.glow = copy.deepcopy(glow).to(dtype=like.dtype, device=like.device)
         self.axes = torch.arange(glow.features)

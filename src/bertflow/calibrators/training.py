@@ -332,7 +332,6 @@ class Checkpoint:
 
 
 def _check(about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    """A digest of all that a file holds."""
     return _digest(repr(sorted(about.items())).encode(), map(tensors.__getitem__, sorted(tensors)))
 
 

@@ -289,7 +289,6 @@ def _inverse(matrix: Tensor) -> Tensor:
 
 
 def _folded(net: CouplingNet, matrix: Tensor, constant: Tensor, back: Tensor) -> ResidualCoupling:
-    """A coupling net with its ActNorms and the affine maps around it folded in."""
     w1, b1 = _normed(net.linear1, net.actnorm1)
     w2, b2 = _normed(net.linear2, net.actnorm2)
     scale = net.output_scale()

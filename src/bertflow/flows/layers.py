@@ -356,7 +356,6 @@ class _Coupling(Bijection):
 
     @torch.no_grad()
     def initialize(self, x: Tensor) -> Tensor:
-        """Initialise the net on the kept half."""
         self.net.initialize(x[:, : self.kept])
         return super().initialize(x)
 

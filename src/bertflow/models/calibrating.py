@@ -174,7 +174,6 @@ def calibrate(
 
 
 def _prompts(encoder: SentenceTransformer) -> dict[str, str]:
-    """What the encoder puts before queries and before documents."""
     return {role: prompt_of(side_of(encoder, role)) or "" for role in ("query", "document")}
 
 
@@ -198,7 +197,6 @@ def _encoded(
     description: Mapping[str, Any] | None,
     how: EncodeOptions,
 ) -> Encoded:
-    """Encode the sentences or queries to fit on, at least two distinct ones."""
     encoded = encode_rows(encoder, texts, sink, description=description, **how)
     if encoded.distinct < 2:
         raise InputError(
@@ -263,7 +261,6 @@ def attach(
 def _appended(
     encoder: SentenceTransformer, calibrator: Calibrator, portable: bool, sample: Array | None
 ) -> CalibratedSentenceTransformer:
-    """Append a calibrator to the encoder that it is known to belong to."""
     width = int(part_of(encoder, [*encoder]).get_embedding_dimension() or 0)
     expected = calibrator.n_features_in_
     if min(width, encoder.truncate_dim or width) != expected:
