@@ -1051,6 +1051,19 @@ def test_what_is_wrong_is_said_before_an_encoder_is_imported(work):
         assert said in line
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["encode", "a/b", "--corpus", "nope.txt", "--output", "z.npy"],
+        ["compare", "a/b", "--pairs", "nope.csv"],
+        ["reproduce", "table1", "--encoder", "a/b", "--data", "nope"],
+        ["analyze", "isotropy", "a/b", "--corpus", "nope.txt", "--pooling", "cls"],
+    ],
+)
+def test_an_unknown_pooling_is_refused_before_anything_is_read(refused, work, command):
+    assert "unknown pooling 'meen'" in refused(*command, "--pooling", "meen")
+
+
 def test_the_names_that_are_known_without_an_encoder_are_those_it_knows():
     assert options.PRECISIONS == get_args(Precision)
     assert options.ROLES == get_args(Role)

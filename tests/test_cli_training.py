@@ -11,6 +11,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from bertflow.calibrators import Whitening
+from bertflow.cli.options import Loading
 from bertflow.encoders import load_encoder
 from bertflow.finetuning import Recipe, siamese
 from bertflow.models import calibrate, save_model
@@ -205,6 +206,7 @@ def test_a_folder_in_the_checkpoints_place_is_refused(refused, work):
 
 def test_missing_packages_are_told_as_the_pip_line(refused, work, monkeypatch):
     monkeypatch.setattr(siamese, "find_spec", lambda name: None)
+    monkeypatch.setattr(Loading, "load_raw", lambda *_: pytest.fail("an encoder was loaded"))
     assert refused(*SNLI) == (
         "fine-tuning needs accelerate and datasets: pip install 'bertflow[train]'"
     )
