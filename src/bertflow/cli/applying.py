@@ -166,7 +166,8 @@ def report(
     reads: dict[str, console.Given] = {"the report": source, "--against": against or None}
     reads |= own.reads()
     console.check_files({"--output": output}, reads)
-    job = own.duplicates() if own.pairs else own.job()
+    pairs = own.read()
+    job = own.duplicates(pairs[0]) if pairs else own.job()
     with console.progress_bar("encode") as told:
         found = build_report(
             source,

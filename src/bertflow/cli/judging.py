@@ -160,8 +160,8 @@ def compare(
     if fit == "nli" and (job or own.retrieval or own.labels):
         raise InputError("--fit nli goes with --task or --pairs, without --job")
     results.check({"ENCODER": encoder, "--queries": queries, **own.reads()})
-    posed = own.duplicates() if job == "duplicates" else own.job()
-    pairs = own.read() if posed is None else []
+    pairs = own.read()
+    posed = own.duplicates(pairs[0]) if job == "duplicates" else own.job()
     corpus = own.sentences(own.corpus) if own.corpus else None
     asked = own.sentences(queries) if queries else None
     from bertflow import evaluation

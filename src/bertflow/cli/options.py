@@ -262,11 +262,10 @@ class Graded:
             return []
         return [read_pairs(self.pairs, columns=self.named(), format=self.format)]
 
-    def duplicates(self) -> DuplicatesJob:
+    def duplicates(self, pairs: Pairs) -> DuplicatesJob:
         """The pairs of --pairs as duplicates and others."""
         from bertflow.evaluation import DuplicatesJob
 
-        pairs = self.read()[0]
         if not pairs.binary:
             raise InputError(
                 f"{self.pairs} has graded pairs; --pairs takes labels 1 and 0 here, and bertflow "
