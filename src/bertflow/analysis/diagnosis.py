@@ -16,6 +16,7 @@ from bertflow.analysis.neighbours import checked, directed, sampled, unit_rows
 from bertflow.arrays import Array
 from bertflow.data import sample_sentences
 from bertflow.display import Grid, notebook
+from bertflow.display.grid import MINUS, fixed
 from bertflow.encoders import EncodeOptions, embed
 from bertflow.encoders.encoder import CALIBRATOR, as_sentences
 from bertflow.errors import InputError, unknown
@@ -160,18 +161,18 @@ def _evidence(one: Diagnosis) -> dict[str, tuple[str, str]]:
     """By measure, its value and its best value."""
     random = one.width**-0.5  # Of random directions.
     shown = {
-        "mean cosine of random pairs": (f"{one.mean_cosine:.3f}", "0"),
-        "deviation of cosines, centred": (f"{one.cosine_deviation:.3f}", f"from {random:.3f}"),
-        "partition function isotropy": (f"{one.partition_isotropy:.3f}", "1"),
-        "IsoScore": (f"{one.isoscore:.3f}", "1"),
-        "effective rank": (f"{one.effective_rank:.0f}", f"{min(one.width, one.rows - 1)}"),
-        "hubness (skewness, k = 10)": (f"{one.hubness.skewness:.2f}", "0"),
+        "mean cosine of random pairs": (fixed(one.mean_cosine, 3), "0"),
+        "deviation of cosines, centred": (fixed(one.cosine_deviation, 3), f"from {random:.3f}"),
+        "partition function isotropy": (fixed(one.partition_isotropy, 3), "1"),
+        "IsoScore": (fixed(one.isoscore, 3), "1"),
+        "effective rank": (fixed(one.effective_rank, 0), f"{min(one.width, one.rows - 1)}"),
+        "hubness (skewness, k = 10)": (fixed(one.hubness.skewness), "0"),
         "rows that are nobody's neighbour": (f"{100 * one.hubness.antihubs:.0f} %", "0 %"),
-        "uniformity": (f"{one.uniformity:.2f}", "-4"),
+        "uniformity": (fixed(one.uniformity), f"{MINUS}4"),
         "dimensions that do not vary": (f"{len(one.dead_dimensions)}", "0"),
     }
     if one.alignment is not None:
-        shown["alignment of pairs alike"] = (f"{one.alignment:.3f}", "0")
+        shown["alignment of pairs alike"] = (fixed(one.alignment, 3), "0")
     return shown
 
 

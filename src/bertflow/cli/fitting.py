@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from bertflow.cli import console, options
 from bertflow.cli.options import CALIBRATOR, INPUT, REQUIRED, SPEED, Shared, flag, option
 from bertflow.display import Bars, Grid
-from bertflow.display.grid import fixed, hundredfold, hundredfold_span
+from bertflow.display.grid import ascii_minus, fixed, hundredfold, hundredfold_span
 from bertflow.errors import InputError
 from bertflow.io.files import clear_part, part_folder, save_or_keep
 
@@ -280,7 +280,7 @@ def show_demo(result: Demonstration, why: str = "") -> None:
         sides = (one.before, one.after)
         cells = [f"{hundredfold(side.value, 1)} ({hundredfold_span(side, 0)})" for side in sides]
         rows.append([name, *cells])
-    cosines = [fixed(one, minus="-") for one in gains.mean_cosine]
+    cosines = [fixed(one) for one in gains.mean_cosine]
     rows.append(["mean cosine of two sentences", *cosines])
     crowded = "mean cosine: a raw language model gives any two sentences nearly the same vector"
     notes = [
@@ -299,4 +299,5 @@ def show_demo(result: Demonstration, why: str = "") -> None:
 
 def _change(one: Difference) -> str:
     span = hundredfold_span(one, signed=True) or "what cannot be told"
-    return f"changed by {span} ({'more than chance' if one.real else 'which may be chance'})"
+    chance = "more than chance" if one.real else "which may be chance"
+    return f"changed by {ascii_minus(span)} ({chance})"

@@ -170,12 +170,12 @@ def table_grid(one: TableResult) -> Grid:
     aggregated = any(row.aggregation for row in one.rows)
     marks = one.doubts()
     lines: dict[str, Callable[[CellResult], str]] = {
-        "ours": lambda cell: fixed(cell.value, digits, minus="-") + _arrow(cell),
-        "95 %": lambda cell: span(cell.low, cell.high, digits - 1, minus="-"),
-        "± over seeds": lambda cell: fixed(cell.deviation, 2, minus="-"),
-        "median": lambda cell: fixed(cell.published_median and cell.median, digits, minus="-"),
+        "ours": lambda cell: fixed(cell.value, digits) + _arrow(cell),
+        "95 %": lambda cell: span(cell.low, cell.high, digits - 1),
+        "± over seeds": lambda cell: fixed(cell.deviation, 2),
+        "median": lambda cell: fixed(cell.published_median and cell.median, digits),
         "published": lambda cell: _published(cell, marks),
-        "difference": lambda cell: fixed(cell.difference, 2, signed=True, minus="-"),
+        "difference": lambda cell: fixed(cell.difference, 2, signed=True),
     }
     rows: list[list[str]] = []
     for row, label in zip(one.rows, one.labels(), strict=True):
@@ -192,7 +192,7 @@ def table_grid(one: TableResult) -> Grid:
 
 
 def _published(cell: CellResult, marks: Mapping[str, str]) -> str:
-    shown = fixed(cell.published, 2, minus="-")
+    shown = fixed(cell.published, 2)
     if cell.published_deviation is not None:
         shown += f" ± {cell.published_deviation:.2f}"
     if cell.published_median is not None:
@@ -211,14 +211,14 @@ def claims_grid(one: TableResult) -> Grid:
     rows = []
     for claim in one.claims:
         found, foreign = claim.difference, whom.get(claim.encoder)
-        printed = fixed(claim.published, 2, signed=True, minus="-")
+        printed = fixed(claim.published, 2, signed=True)
         rows.append(
             [
                 claim.text,
                 claim.encoder,
                 f"{printed} ({foreign})" if printed and foreign else printed,
-                fixed(found.value, 2, signed=True, minus="-"),
-                span(found.low, found.high, 1 if one.unit == 100 else 2, signed=True, minus="-"),
+                fixed(found.value, 2, signed=True),
+                span(found.low, found.high, 1 if one.unit == 100 else 2, signed=True),
                 p_value(found.adjusted),
                 claim.verdict,
             ]

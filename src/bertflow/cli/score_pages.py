@@ -10,7 +10,7 @@ from bertflow.calibrators.storage import recorded_name
 from bertflow.cli.console import Page, counts
 from bertflow.data import CATALOG
 from bertflow.display import Grid
-from bertflow.display.grid import hundredfold, hundredfold_span, p_value
+from bertflow.display.grid import ascii_minus, hundredfold, hundredfold_span, p_value
 from bertflow.evaluation import Comparison, Difference, Estimate, Score, Scores, differences
 from bertflow.evaluation import score_grids as grids
 from bertflow.evaluation.jobs import JOB_METHODS, JobScore, job_differences
@@ -206,7 +206,8 @@ def _verdicts(result: Comparison, aggregation: str) -> Iterator[str]:
         better, worse, unclear = groups.values()
         for name, one in result.against(reference, aggregation).items():
             group = (better if (one.value or 0) > 0 else worse) if one.real else unclear
-            group.append(f"{result.entries[name].label} {hundredfold(one.value, signed=True)}")
+            gain = ascii_minus(hundredfold(one.value, signed=True))
+            group.append(f"{result.entries[name].label} {gain}")
         for what, group in groups.items():
             if group:
                 yield f"{prefix}{what}: {', '.join(group)}"

@@ -30,7 +30,7 @@ class Grid:
             Ann         9
             Benedict   10
         """
-        lines, shown = [self.columns, *self.rows], [self.title]
+        lines, shown = self._lines(), [self.title]
         first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
         for name, *figures in lines:
             cells = [name.ljust(first), *map(str.rjust, figures, others)]
@@ -39,12 +39,18 @@ class Grid:
 
     def markdown(self) -> str:
         """The table as Markdown."""
-        rule = ["---", *["---:"] * (len(self.columns) - 1)]
+        heads, *rows = self._lines()
+        rule = ["---", *["---:"] * (len(heads) - 1)]
         body = "\n".join(
             "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |"
-            for line in (self.columns, rule, *self.rows)
+            for line in (heads, rule, *rows)
         )
         return f"**{self.title}**\n\n{body}\n"
+
+    def _lines(self) -> list[list[str]]:
+        """The headings and the rows, whose figures have "-" for the minus sign."""
+        rows = ([name, *map(ascii_minus, figures)] for name, *figures in self.rows)
+        return [list(self.columns), *rows]
 
 
 def notebook(
@@ -62,10 +68,15 @@ def notebook(
     return str(template.render(title=title, facts=facts, grids=grids, unfolded=unfolded))
 
 
-def fixed(value: float | None, digits: int = 2, *, signed: bool = False, minus: str = MINUS) -> str:
+def ascii_minus(text: str) -> str:
+    """The text with "-" for the minus sign, which not every terminal shows."""
+    return text.replace(MINUS, "-")
+
+
+def fixed(value: float | None, digits: int = 2, *, signed: bool = False) -> str:
     """A number with so many digits after the point; nothing for None, and never minus zero.
 
-    With `signed` there is "+" before what is 0 or above. A terminal takes "-" for `minus`.
+    With `signed` there is "+" before what is 0 or above.
 
     Example:
         >>> fixed(-0.254), fixed(-0.001), fixed(1.5, 1, signed=True), fixed(None)
@@ -75,10 +86,10 @@ def fixed(value: float | None, digits: int = 2, *, signed: bool = False, minus: 
         return ""
     # Rounded first, and -0.0 + 0.0 is 0.0.
     text = f"{round(float(value), digits) + 0.0:{'+' if signed else ''}.{digits}f}"
-    return text.replace("-", minus)
+    return text.replace("-", MINUS)
 
 
-def span(low: float | None, high: float | None, digits: int = 2, **how: Any) -> str:
+def span(low: float | None, high: float | None, digits: int = 2, *, signed: bool = False) -> str:
     """Both ends of an interval as `fixed` shows them; nothing where one is missing.
 
     Example:
@@ -87,23 +98,23 @@ def span(low: float | None, high: float | None, digits: int = 2, **how: Any) -> 
     """
     if low is None or high is None:
         return ""
-    return f"{fixed(low, digits, **how)} to {fixed(high, digits, **how)}"
+    return f"{fixed(low, digits, signed=signed)} to {fixed(high, digits, signed=signed)}"
 
 
-def hundredfold(value: float | None, digits: int = 2, minus: str = "-", **how: bool) -> str:
-    """A value × 100 as `fixed` shows it on a terminal; "undefined" where there is none."""
-    return "undefined" if value is None else fixed(100 * value, digits, minus=minus, **how)
+def hundredfold(value: float | None, digits: int = 2, *, signed: bool = False) -> str:
+    """A value × 100 as `fixed` shows it; "undefined" where there is none."""
+    return "undefined" if value is None else fixed(100 * value, digits, signed=signed)
 
 
 def hundredfold_span(one: Any, digits: int = 1, *, signed: bool = False) -> str:
-    """The interval of an estimate or difference × 100 as a terminal shows it; nothing for None."""
+    """The interval of an estimate or difference × 100; nothing where it has none."""
     if one.low is None or one.high is None:
         return ""
-    return span(100 * one.low, 100 * one.high, digits, signed=signed, minus="-")
+    return span(100 * one.low, 100 * one.high, digits, signed=signed)
 
 
 def with_interval(one: Any, *, signed: bool = False) -> str:
-    """Such as "50.00 (40.0 to 60.0)": an estimate or difference × 100, for a terminal."""
+    """Such as "50.00 (40.0 to 60.0)": an estimate or difference × 100."""
     shown, ends = hundredfold(one.value, signed=signed), hundredfold_span(one, signed=signed)
     return f"{shown} ({ends})" if ends else shown
 

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from bertflow.calibrators.storage import recorded_name
 from bertflow.display import Grid
-from bertflow.display.grid import fixed, hundredfold, hundredfold_span, p_value, with_interval
+from bertflow.display.grid import (
+    ascii_minus,
+    fixed,
+    hundredfold,
+    hundredfold_span,
+    p_value,
+    with_interval,
+)
 from bertflow.evaluation.scores import AVERAGES, Estimate, counted
 
 if TYPE_CHECKING:
@@ -97,7 +104,7 @@ def encoder_name(score: Score | JobScore) -> str:
 
 def score_line(score: Score) -> str:
     """A score in a line: its pairs, the main measure by aggregation, and the model."""
-    values = {name: with_interval(score.main(name)) for name in score.aggregations}
+    values = {name: ascii_minus(with_interval(score.main(name))) for name in score.aggregations}
     named = [f"{name} {value}" if len(values) > 1 else value for name, value in values.items()]
     return (
         f"{score.task} {score.split}, {sum(score.scored.values()):,} pairs: "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertflow.calibrators import readme
 from bertflow.calibrators.readme import code, text
-from bertflow.display.grid import hundredfold, hundredfold_span
+from bertflow.display.grid import ascii_minus, hundredfold, hundredfold_span
 from bertflow.encoders.description import METADATA, describe_settings
 from bertflow.encoders.module import CalibratorModule
 
@@ -86,7 +86,7 @@ def _with_scores(content: str, scores: Sequence[Any]) -> str:
     numbers = {"hundredfold": hundredfold, "interval": hundredfold_span, "measures": MEASURES}
     how = {"text": text, "last_part": readme.last_part, **numbers}
     table = readme.filled("bertflow.models", "scores.md", scores=scores, **how)
-    shown = f"{SCORES}\n{table}{SCORES_END}"
+    shown = f"{SCORES}\n{ascii_minus(table)}{SCORES_END}"
     between = re.compile(f"{re.escape(SCORES)}.*?{re.escape(SCORES_END)}", re.DOTALL)
     content, placed = between.subn(lambda _: shown, content, count=1)
     if not placed:

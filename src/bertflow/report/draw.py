@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 import numpy as np
 
 from bertflow.analysis.frequency import Mean
-from bertflow.display.grid import MINUS, fixed, hundredfold
+from bertflow.display.grid import fixed, hundredfold
 from bertflow.errors import InputError, MissingDependencyError
 from bertflow.io.files import check_writable, write_bytes
 from bertflow.report.measures import (
@@ -307,7 +307,7 @@ def edit_distance_scatter(found: EditScatter) -> Figure:
         similarity = "gold" if name == next(iter(found.panels)) else "cosine"
         axes.set(xlabel=f"{similarity} similarity", ylabel=f"edit distance ({found.unit})")
         axes.label_outer()
-        whole, short = (hundredfold(rho[name], minus=MINUS) for rho in (found.whole, found.near))
+        whole, short = (hundredfold(rho[name]) for rho in (found.whole, found.near))
         _entitle(axes, name, f"ρ × 100: {whole}, ≤ {found.short} apart: {short}")
     figure.get_layout_engine().set(wspace=0.06)  # type: ignore[call-arg, union-attr]
     kinds = [

@@ -20,7 +20,7 @@ from bertflow.analysis.neighbours import checked, sampled, unit_rows
 from bertflow.arrays import Array
 from bertflow.calibrators.moments import moments_of
 from bertflow.data import CATALOG
-from bertflow.display.grid import MINUS, hundredfold, span
+from bertflow.display.grid import hundredfold, hundredfold_span
 from bertflow.errors import InputError, check_number
 from bertflow.evaluation import Difference, Estimate
 from bertflow.evaluation.scores import correlate, cosines_of_rows
@@ -379,10 +379,10 @@ class Headline:
     def sentence(self, names: Sequence[str] = ()) -> str:
         """The difference in plain words; the names are of sides that are not before and after."""
         change = self.difference
-        before, after = (hundredfold(one, minus=MINUS) for one in (self.before, self.after))
-        told = hundredfold(change.value, signed=True, minus=MINUS)
-        if change.low is not None and change.high is not None:
-            told += f", 95 % {span(100 * change.low, 100 * change.high, signed=True)}"
+        before, after = hundredfold(self.before), hundredfold(self.after)
+        told = hundredfold(change.value, signed=True)
+        if ends := hundredfold_span(change, 2, signed=True):
+            told += f", 95 % {ends}"
         figures = f"on {self.what} ({self.measure} × 100 from {before} to {after}: {told})."
         better = (change.value or 0.0) > 0
         if not change.real:

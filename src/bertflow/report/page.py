@@ -16,7 +16,7 @@ import numpy as np
 
 from bertflow.analysis.diagnosis import evidence_of
 from bertflow.analysis.neighbours import Neighbours
-from bertflow.display.grid import MINUS, fixed, span
+from bertflow.display.grid import fixed, hundredfold, hundredfold_span, span
 from bertflow.errors import InputError
 from bertflow.io.files import check_writable, write_text
 from bertflow.report import draw
@@ -95,9 +95,9 @@ def _template() -> Template:
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     environment.filters |= {"evidence": evidence_of, "digest": _digest, "shared": shared}
-    environment.filters["minus"] = lambda text: str(text).replace("-", MINUS)
-    tools = {"fixed": fixed, "span": span, "zip": zip, "draw": draw, "svg": inline_svg}
-    environment.globals |= tools
+    numbers = {"fixed": fixed, "span": span}
+    numbers |= {"hundredfold": hundredfold, "hundredfold_span": hundredfold_span}
+    environment.globals |= {**numbers, "zip": zip, "draw": draw, "svg": inline_svg}
     return environment.get_template("page.html")
 
 
