@@ -702,7 +702,7 @@ def test_colours_can_be_read_and_are_those_of_the_plots(dark):
     if dark:
         found |= colours(rest.split("}")[0])
     assert set(VARIABLES.values()) <= found.keys()
-    for name in ("ink", "quiet", "second-ink", "first-ink", "print"):
+    for name in ("ink", "quiet", "second-ink", "print"):
         assert contrast(found[name], found["ground"]) >= 4.5
         assert contrast(found[name], found["raised"]) >= 4.5
     for name in ("first", "second", "focus", "ring"):

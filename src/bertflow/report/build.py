@@ -38,7 +38,6 @@ from bertflow.report.sides import (
     JobSides,
     Side,
     conclude,
-    first_rows,
     score_sides,
     side_of_file,
 )
@@ -320,7 +319,10 @@ class _Draft:
         """Numbers of the rows to measure, rising: the first of equal texts, at most 10,000."""
         rows = np.arange(total)
         if texts is not None:
-            rows = np.array(sorted(first_rows(texts).values()), dtype=np.int64)
+            first: dict[str, int] = {}
+            for row, text in enumerate(texts):
+                first.setdefault(text, row)
+            rows = np.array([*first.values()], dtype=np.int64)
         if len(rows) < total:
             self.report.notes.append(f"{total:,} sentences, {len(rows):,} of them distinct")
         if len(rows) > ROWS:

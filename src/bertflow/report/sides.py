@@ -50,11 +50,6 @@ class Side:
         return Side(name, label, calibrator._rows(self.rows), calibrator._rows)
 
 
-def first_rows(texts: Sequence[str]) -> dict[str, int]:
-    """By text, the number of the first row that has it."""
-    return {text: len(texts) - 1 - n for n, text in enumerate(reversed(texts))}
-
-
 def side_of_file(name: str, path: str | Path, vectors: Array, chosen: Array) -> Side:
     """The side of a .npy file's vectors, of which some rows are measured."""
     rows = np.asarray(vectors[chosen])
