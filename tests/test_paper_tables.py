@@ -16,6 +16,7 @@ import scipy.stats
 
 from bertflow.cli.reproducing import claims_grid, table_grid, table_markdown, table_page
 from bertflow.data import STS_TASKS
+from bertflow.display.grid import ascii_minus
 from bertflow.evaluation import Difference
 from bertflow.io.result_store import Result
 from bertflow.paper.declared import SCORE_TABLES, SEVEN, Row, published
@@ -538,7 +539,7 @@ def shown(result: TableResult) -> list[tuple[str, dict[str, list[str]]]]:
     start = 2 if grid.columns[1] == "of subsets" else 1
     found: list[tuple[str, dict[str, list[str]]]] = []
     for line in grid.rows:
-        name, *cells = line[start:]
+        name, *cells = map(ascii_minus, line[start:])
         assert len(cells) == len(result.columns)
         if line[0]:
             found.append((line[0], {}))
@@ -665,7 +666,8 @@ def test_claims_say_whose_numbers_are_published(make, name, several, beside):
     after = dict(zip([one.label for one in several], beside, strict=True))
     for claim, line in zip(made.result.claims, grid.rows, strict=True):
         number = "" if claim.published is None else f"{claim.published:+.2f}"
-        assert line[1:3] == [claim.encoder, (number and number + after[claim.encoder])]
+        expected = [claim.encoder, number and number + after[claim.encoder]]
+        assert [*map(ascii_minus, line[1:3])] == expected
 
 
 # Which rows there are.
