@@ -29,6 +29,7 @@ from bertflow import (
 from bertflow.data import Pairs
 from bertflow.display import Bars, Grid, notebook
 from bertflow.display import progress as drawing
+from bertflow.display.grid import ascii_minus
 from bertflow.evaluation import Scores, compare, score_pairs
 
 NASTY = "<b>&\"'</b>"
@@ -50,7 +51,9 @@ def parsed(html: str) -> ElementTree.Element:
 
 
 def words(html: str) -> str:
-    return " ".join("".join(part.itertext()).strip() for part in parsed(html).iter("div"))
+    """What a notebook shows, with - for its minus signs."""
+    parts = ("".join(part.itertext()).strip() for part in parsed(html).iter("div"))
+    return ascii_minus(" ".join(parts))
 
 
 @pytest.fixture(scope="module")
