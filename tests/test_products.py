@@ -96,12 +96,13 @@ def test_a_layer_in_two_places_stays_one():
     assert isinstance(model[0][0], PackedLinear) and model[0][0] is model[1][0]
 
 
-@pytest.mark.parametrize("cause", ["size", "lacking"])
+@pytest.mark.parametrize("cause", ["size", "lacking", "ARM"])
 def test_models_that_are_left(cause, tiny_bert, monkeypatch):
     if cause == "size":
         monkeypatch.setattr(precisions, "MOST_WEIGHTS", 10)
     else:
-        monkeypatch.setattr(precisions, "_has_packed_products", lambda: False)
+        name = "_is_mkldnn_bf16_supported" if cause == "lacking" else "_is_mkldnn_acl_supported"
+        monkeypatch.setattr(torch.ops.mkldnn, name, lambda: cause == "ARM")
     model = load_encoder(tiny_bert)[0].model
     pack_products(model)
     assert not any(isinstance(module, PackedLinear) for module in model.modules())

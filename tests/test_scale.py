@@ -824,6 +824,11 @@ def test_moments_of_blocks_can_be_merged_by_anyone(vectors):
         torch.testing.assert_close(found.second, once.second, rtol=1e-10, atol=1e-7)
 
 
+def test_moments_of_one_dimension_keep_their_covariance(vectors):
+    merged = merged_moments([BlockMoments()(table_of(vectors[:, :1]))])
+    np.testing.assert_allclose(merged.covariance(), [[vectors[:, 0].var()]], rtol=1e-5)
+
+
 def test_moments_of_nothing_and_of_other_widths_are_refused(vectors):
     take = BlockMoments()
     with pytest.raises(InputError, match="holds no vector"):

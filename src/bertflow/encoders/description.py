@@ -73,7 +73,7 @@ def describe_settings(encoder: SentenceTransformer) -> dict[str, Any]:
         "max_length": None if limit is None or math.isinf(limit) else limit,
         "dtype": str(encoder.dtype).removeprefix("torch."),
         "prompt": encoder.prompts.get(encoder.default_prompt_name or "") or None,
-        "width": min(encoder.get_embedding_dimension() or 0, encoder.truncate_dim or 1 << 30),
+        "width": encoder.get_embedding_dimension() or 0,
     }
 
 

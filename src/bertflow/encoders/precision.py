@@ -287,5 +287,8 @@ def _has_gelu_behind(parent: nn.Module, name: str) -> bool:
 
 def _has_packed_products() -> bool:
     """Whether PyTorch has the product here that `torch.compile` takes on a CPU."""
-    library: Any = torch.backends.mkldnn
-    return bool(library.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if not torch.backends.mkldnn.is_available():
+        return False
+    library: Any = torch.ops.mkldnn
+    # ARM's library has no product with GELU behind it, and is quicker by itself.
+    return bool(library._is_mkldnn_bf16_supported() and not library._is_mkldnn_acl_supported())

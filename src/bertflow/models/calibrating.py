@@ -263,9 +263,9 @@ def _appended(
 ) -> CalibratedSentenceTransformer:
     width = int(part_of(encoder, [*encoder]).get_embedding_dimension() or 0)
     expected = calibrator.n_features_in_
-    if min(width, encoder.truncate_dim or width) != expected:
+    if (given := encoder.get_embedding_dimension()) != expected:
         raise InputError(
-            f"the encoder gives vectors of {width} dimensions, but the calibrator was fitted on "
+            f"the encoder gives vectors of {given} dimensions, but the calibrator was fitted on "
             f"{expected}"
         )
     modules: list[Any] = [CalibratorModule(calibrator)]

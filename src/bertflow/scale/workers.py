@@ -228,9 +228,7 @@ class Encode(Worker):
 
     @property
     def _width(self) -> int:
-        encoder = self._encoding.encoder
-        width: int = encoder.get_embedding_dimension() or 0
-        return min(width, encoder.truncate_dim or width)
+        return self._encoding.encoder.get_embedding_dimension() or 0
 
     def _text(self, schema: Any, place: str) -> str:
         if self.column is not None:
@@ -450,7 +448,8 @@ def _packed(moments: Moments) -> dict[str, Any]:
 def _unpacked(row: Mapping[str, Any]) -> Moments:
     mean = torch.from_numpy(np.array(row["mean"], dtype=np.float64))
     second = torch.from_numpy(np.array(row["second"], dtype=np.float64))
-    if len(second) > len(mean):
+    # A matrix of one entry is its diagonal, too, so it gives all that the diagonal would.
+    if len(second) > len(mean) or len(mean) == 1:
         upper, above = second, tuple(torch.triu_indices(len(mean), len(mean)))
         second = torch.zeros(len(mean), len(mean), dtype=torch.float64)
         second[above] = second.T[above] = upper
