@@ -70,11 +70,12 @@ def describe_gguf(file: Path, dtype: str) -> dict[str, Any]:
 
 
 @contextmanager
-def quick_gguf(file: Path, dtype: str, cache: SentenceCache | None) -> Iterator[None]:
+def quick_gguf(file: Path, about: Mapping[str, Any], cache: SentenceCache | None) -> Iterator[None]:
     """Have transformers read a .gguf quickly while inside, in one thread at a time.
 
     The header is read in one pass, without arrays for each token, and the table of tensor names is
-    made once. A cache keeps settings, tokens and de-quantised weights under a hash of the file.
+    made once. A cache keeps settings, tokens and de-quantised weights under a hash of `about`,
+    which `describe_gguf` gives.
     """
     import gguf
     from transformers import modeling_gguf_pytorch_utils
@@ -90,7 +91,7 @@ def quick_gguf(file: Path, dtype: str, cache: SentenceCache | None) -> Iterator[
             changes.append((reader, "tqdm", partial(reader.tqdm, disable=None)))
         if cache is not None:
             name, load = "load_gguf_checkpoint", reader.load_gguf_checkpoint
-            kept = _kept(file, dtype, cache, load)
+            kept = _kept(file, about, cache, load)
             # Some versions of transformers import the function into the modules that call it.
             modules = [one for one in [*sys.modules.values()] if hasattr(one, "__dict__")]
             changes += [(one, name, kept) for one in modules if vars(one).get(name) is load]
@@ -133,11 +134,13 @@ def quick_reader() -> type:
 
 
 def _kept(
-    file: Path, dtype: str, cache: SentenceCache, load: Callable[..., dict[str, Any]]
+    file: Path,
+    about: Mapping[str, Any],
+    cache: SentenceCache,
+    load: Callable[..., dict[str, Any]],
 ) -> Callable[..., dict[str, Any]]:
     """Transformers' function `load` that reads a .gguf, with its result kept in the cache."""
     # The result depends on nothing else: `load` takes a model that is made of the file's settings.
-    about = describe_gguf(file, dtype)
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
     place = cache.gguf / f"{key}.safetensors"
     found = _take(place)

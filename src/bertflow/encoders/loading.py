@@ -105,7 +105,10 @@ def load_encoder(
             model = _load_modules(source, place, DTYPES[dtype], trust_remote_code)
             transformer: Any = model[0]
         else:
-            transformer = _load_transformer(source, dtype, cache, trust_remote_code)
+            about: Mapping[str, Any] = {}
+            if source.gguf is not None and cache is not None:
+                about = gguf.describe_gguf(source.gguf, dtype)
+            transformer = _load_transformer(source, dtype, about, cache, trust_remote_code)
         _limit(transformer, max_length, None if source.modules else DEFAULT_MAX_LENGTH)
         if source.modules and pooling is None:
             check_encoder(model.eval(), str(name))
@@ -116,7 +119,7 @@ def load_encoder(
                 model = pooled(transformer, pooling, str(name), device)
             else:
                 recipe = {
-                    **gguf.describe_gguf(source.gguf, dtype),
+                    **about,
                     "pooling": pooling,
                     "max_length": transformer.max_seq_length,
                     "device": device,
@@ -191,12 +194,16 @@ def _remembered(
 
 
 def _load_transformer(
-    source: _Source, dtype: str, cache: SentenceCache | None, trusted: bool
+    source: _Source,
+    dtype: str,
+    about: Mapping[str, Any],
+    cache: SentenceCache | None,
+    trusted: bool,
 ) -> Transformer:
     how: dict[str, Any] = {"trust_remote_code": trusted, **source.hub}
     reading: Any = nullcontext()
     if source.gguf is not None:
-        reading, how["gguf_file"] = gguf.quick_gguf(source.gguf, dtype, cache), source.gguf.name
+        reading, how["gguf_file"] = gguf.quick_gguf(source.gguf, about, cache), source.gguf.name
     with reading:
         transformer: Transformer = Transformer(
             source.name,

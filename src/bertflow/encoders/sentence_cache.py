@@ -215,10 +215,9 @@ class VectorCache:
 class SentenceCache:
     """Sentence vectors on disk, one folder an encoder, for `embed`, `calibrate` and the others.
 
-    An encoder's folder is named after all that its vectors depend on. If it cannot be used, work
-    goes on without it, with one warning in the log. Together the folders keep to a size: the least
-    recently used are removed, and one that alone would be larger does not grow. Contents of .gguf
-    files count like folders, and a small part is for `results` of `compare`.
+    If it cannot be used, work goes on without it, with one warning in the log. Of folders and
+    contents of .gguf files the least recently used are removed, and one that alone would be too
+    large does not grow. A small part is for `results` of `compare`.
 
     Args:
         folder: Made when something is kept; None takes BERTFLOW_CACHE from the environment, else
@@ -294,13 +293,6 @@ class SentenceCache:
             reason = " ".join(str(error).split()) or type(error).__name__
             log.warning("the cache of sentence vectors is not used: %s", reason)
         self._warned = True
-
-    def __repr__(self) -> str:
-        bound = f"at most {self.size / 10**9:,.3g} GB"
-        return (
-            f"SentenceCache({str(self.folder)!r}: {bound}; since it was made {self.found:,} "
-            f"sentences were found in it and {self.encoded:,} were not)"
-        )
 
     def __str__(self) -> str:
         """How many of the sentences had their vector there."""
