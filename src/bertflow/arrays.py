@@ -220,8 +220,8 @@ def mapped(function: Callable[[Tensor, Tensor], None], rows: Rows, width: int) -
     """Apply a function to chunks of rows (N, D) and return (N, width) in their own kind and type.
 
     The function takes a chunk (n, D) in float32 or float64, and a tensor (n, width) of the same
-    type to write to. What is not finite must come out as something not finite; a row that is not,
-    or whose image is not in its own type, is refused by its number.
+    type to write to. What is not finite must come out as something not finite; such a row, or one
+    whose image is not finite, is refused by its number.
     """
     result: Any
     if isinstance(rows, Tensor):

@@ -49,13 +49,9 @@ class Example:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A model that was calibrated, and what that changed.
+    """A fitted calibrator, the folder of its model, and what it is worth on pairs that come along.
 
-    Attributes:
-        calibrator: The fitted one; its `provenance_` says of which encoder, and on what.
-        gains: What the change is worth, on the pairs that come along and in searches.
-        examples: The first pairs whose other half is found first only afterwards.
-        output: The folder of the model.
+    The examples are the first pairs whose other half is found first only afterwards.
     """
 
     calibrator: Calibrator

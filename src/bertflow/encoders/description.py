@@ -82,13 +82,10 @@ def describe_vectors(
     precision: str = "float32",
     description: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Describe all that an encoder's vectors depend on, so that nothing else has its description.
+    """Describe all that an encoder's vectors depend on, tokenizer, settings and versions, too.
 
-    `describe_encoder` is for people, and gives `description`. This tells apart tokenizers, settings
-    of modules and versions, too.
-
-    Raises:
-        InputError: The tokenizer cannot be described.
+    Nothing else has its description. `description` is what `describe_encoder` gives, which is for
+    people. An InputError says that the tokenizer cannot be described.
     """
     modules = json.dumps([_module(module) for module in encoder], sort_keys=True, default=str)
     facts = describe_encoder(encoder) if description is None else description
@@ -150,16 +147,10 @@ def library_versions() -> dict[str, str]:
 
 
 def origin_of(encoder: SentenceTransformer) -> dict[str, str]:
-    """Where an encoder comes from: its name on the hub and its licence.
+    """Where an encoder comes from, as far as that is known.
 
-    As far as they are known: "base_model" and "revision", its name and commit there; "license", and
-    where that was found, "license_from". No folder is taken for a name on the hub.
-
-    Example:
-        >>> from sentence_transformers import SentenceTransformer
-        >>> from torch import nn
-        >>> origin_of(SentenceTransformer(modules=[nn.Identity()], device="cpu"))
-        {}
+    "base_model" and "revision" are its name and commit on the hub, for which no folder is taken;
+    "license" is its licence, and "license_from" says where that was found.
     """
     origin: dict[str, str] = {}
     data, commit = encoder.model_card_data, getattr(config_of(encoder), "_commit_hash", None)

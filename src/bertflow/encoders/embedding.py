@@ -295,14 +295,10 @@ def fill(
     encoder: Callable[[], SentenceTransformer],
     **options: Unpack[EncodeOptions],
 ) -> None:
-    """Encode the sentences that any of the caches lacks, and keep vectors every few seconds.
+    """Encode the sentences that any of the caches lacks, in float32, and keep what is done.
 
-    Args:
-        caches: One for each pooling of the encoder.
-        sentences: Text, repeats allowed.
-        encoder: Loads the encoder; called only if a sentence is lacking. Its vectors are those of
-            the caches side by side.
-        options: See `EncodeOptions`; the precision is float32.
+    Only if a sentence is lacking, `encoder` is called to load the encoder. Its vectors are those of
+    the caches side by side, one for each pooling.
 
     Raises:
         InputError: A sentence is no text, or its vector is not finite.
@@ -334,11 +330,8 @@ def encode_lists(
     """Encode lists of sentences one after the other, each distinct sentence of a list once.
 
     The next list is tokenized while one is being encoded. With `unfinished` a stopped call goes on
-    to the same bits.
-
-    Returns:
-        The vectors of each list, in order, shape (N, D), float32; of an empty list (0, 0). They are
-        not checked.
+    to the same bits. Vectors of a list have shape (N, D), of an empty one (0, 0), and are not
+    checked.
     """
     size = group_size(encoding.encoder)
     begun: deque[Chunk] = deque()

@@ -132,10 +132,8 @@ class Encoding:
     def each(self, groups: Iterable[Group]) -> Iterator[GroupPart]:
         """Encode groups of sentences; the next group is begun while one is being finished.
 
-        Returns:
-            Parts of the groups in order. A part comes after `PART_SECONDS`, or at the end of a
-            group. It is whole batches, so the other vectors are the same if they are encoded
-            without it. The one part of a group that lacks nothing is empty.
+        A part of a group comes after `PART_SECONDS`, or at its end. It is whole batches, so the
+        other vectors are the same without it. The one part of a group that lacks nothing is empty.
 
         Raises:
             ModelError: The vectors are others than of `encode`, or a library fails on a sentence.
@@ -406,9 +404,9 @@ def parse_devices(text: str) -> list[str]:
 class DevicesEncoding:
     """`Encoding` by several processes: each takes a group when it is free, and sends back parts.
 
-    The arguments are those of `Encoding`, and the device of each process, such as ["cpu", "cpu"].
-    Processes are spawned, so a script that uses this needs `if __name__ == "__main__":`. On the
-    processor they share its threads and the encoder's memory.
+    `devices` are those of the processes, such as ["cpu", "cpu"]. They are spawned, so a script that
+    uses this needs `if __name__ == "__main__":`. On the processor they share its threads and the
+    encoder's memory.
     """
 
     encoder: SentenceTransformer
@@ -418,11 +416,7 @@ class DevicesEncoding:
     precision: Precision = "float32"
 
     def each(self, groups: Iterable[Group]) -> Iterator[GroupPart]:
-        """Encode groups: parts as of `Encoding.each`, those of several groups mixed.
-
-        Raises:
-            ModelError: A process has ended before its work; the message names its device.
-        """
+        """As `Encoding.each`, groups mixed; a ModelError names a process that has ended early."""
         how = self
         if self.encoder.device.type != "cpu":  # Memory of a GPU is not shared.
             how = replace(self, encoder=copy.deepcopy(self.encoder).to("cpu"))

@@ -143,13 +143,10 @@ def load_encoder(
 def load_poolings(
     name: str | Path, poolings: Sequence[str | None], **how: Any
 ) -> SentenceTransformer:
-    """Load an encoder that gives the vectors of several poolings in one forward pass.
+    """Load an encoder that gives the vectors of several poolings side by side, (poolings · D,).
 
-    They are side by side, shape (poolings · D,). It cannot be saved: it is for filling a
-    `VectorCache` for each pooling. Arguments are those of `load_encoder`.
-
-    Raises:
-        InputError: As `load_encoder`, or a pooling is None and not alone.
+    It takes one forward pass, and cannot be saved. Arguments and errors are those of
+    `load_encoder`; a pooling that is None must be alone.
     """
     if len(poolings) == 1:
         return load_encoder(name, pooling=poolings[0], **how)
@@ -164,11 +161,7 @@ def load_poolings(
 
 
 def load_layers(name: str | Path, **how: Any) -> tuple[SentenceTransformer, list[str]]:
-    """Load an encoder that gives the mean over tokens of every hidden state side by side.
-
-    The pooling of each part comes with it: "layers:0" for the embeddings to "layers:L". Arguments
-    are those of `load_encoder`.
-    """
+    """As `load_poolings`, of every hidden state; with their names, "layers:0" to "layers:L"."""
     return side_by_side(load_encoder(name, pooling="embed-last-avg", **how))
 
 

@@ -133,8 +133,8 @@ def _hidden_states(transformer: Transformer, text: str, name: str) -> list[Array
 class Cut:
     """The blocks of a transformers model; the last ones can be left out and put back.
 
-    Models like GPT and Llama normalise after their last block, so that hidden state i would change
-    if they were cut right after block i: they need one more. Only trying tells.
+    Models like GPT and Llama normalise after their last block, so that they need one more than the
+    highest hidden state. Only trying tells.
     """
 
     def __init__(self, model: nn.Module, total: int) -> None:

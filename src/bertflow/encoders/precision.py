@@ -143,8 +143,7 @@ def kept_from_half(modules: Iterable[nn.Module]) -> Iterator[None]:
 def pack_attention(model: Any) -> None:
     """Let a transformer on a CPU attend to several short sentences at once, in half the time.
 
-    g sentences of L tokens, L below a tile, are multiplied as one of g L tokens; a mask keeps each
-    to itself. Models with masks of their own, or without PyTorch's attention, stay as they are.
+    Models with masks of their own, or without PyTorch's attention, stay as they are.
     """
     config = getattr(model, "config", None)
     module = sys.modules.get(type(model).__module__)
@@ -168,8 +167,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attention as transformers' "sdpa" computes it, with short whole sentences packed together.
 
-    Query, key and value have shape (N, heads, L, D), the result (N, L, heads, D). Without a mask
-    every token sees every other one of its sentence.
+    Query, key and value have shape (N, heads, L, D), the result (N, L, heads, D). g sentences of L
+    tokens, L below a tile, are multiplied as one of g L tokens; a mask keeps each to itself.
     """
     count, heads, length, width = query.shape
     together = -(-TILE // length)

@@ -50,8 +50,7 @@ def check_encoder(
 ) -> Array:
     """Refuse an encoder that fails, or gives a sentence another vector in a batch than alone.
 
-    `name` is for messages, and `alone` what is returned, if it is known: the vectors of the probe's
-    sentences, each encoded alone, shape (n, D).
+    `name` is for messages, and `alone` is what is returned, if that is known: `probed(encoder)`.
 
     Raises:
         InputError: It is no SentenceTransformer with dense vectors, or its maximum length is wrong.

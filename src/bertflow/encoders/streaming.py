@@ -54,11 +54,8 @@ DIGEST = 16
 class Encoded:
     """Facts about a stream of sentences that was encoded.
 
-    Attributes:
-        rows: Sentences, repeats included.
-        distinct: Distinct ones.
-        cut: Distinct ones that are longer than the encoder's limit.
-        width: Of the vectors, 0 without sentences.
+    It had so many `rows`, of them so many `distinct`, and of these `cut` are longer than the
+    encoder's limit. `width` is that of the vectors, 0 without sentences.
     """
 
     rows: int
@@ -153,14 +150,10 @@ def encode_rows(
     description: Mapping[str, Any] | None = None,
     **options: Unpack[EncodeOptions],
 ) -> Encoded:
-    """Encode each distinct sentence of a stream once, and write a row for every sentence.
+    """Encode each distinct sentence of a stream once, and write row i for sentence i to a sink.
 
-    Args:
-        encoder: Any SentenceTransformer.
-        sentences: Text, repeats allowed; read once, a chunk at a time.
-        sink: Gets row i of sentence i.
-        description: What `describe_encoder` gives, if that is known already.
-        options: See `EncodeOptions`.
+    The stream is read once, a chunk at a time. `description` is what `describe_encoder` gives, if
+    that is known already.
 
     Raises:
         InputError: Something that is not text, or a vector that is not finite; the message names
@@ -222,13 +215,8 @@ def encode_file(
     """Encode sentences to a .npy file, row i for sentence i, in memory that does not grow with it.
 
     Vectors that are not in the cache are kept in a folder beside the file until it is whole, which
-    takes its room once more. So the same call after a kill goes on to the same bits.
-
-    Args:
-        encoder: Any SentenceTransformer.
-        sentences: Text, repeats allowed; read once, a chunk at a time.
-        output: The .npy file, which is then the new one whole, or still the old one.
-        options: See `EncodeOptions`.
+    takes its room once more. So the same call after a kill goes on to the same bits. The file is
+    then the new one whole, or still the old one.
 
     Raises:
         InputError: No sentence, something that is not text, or a vector that is not finite; the

@@ -121,14 +121,9 @@ class Job:
 class Engine:
     """Ray's actors, which read and write shards themselves; one that dies is started again.
 
-    An actor takes a CPU and, where the cluster has any, a GPU.
-
-    Args:
-        workers: How many actors; None for as many as there are GPUs or, where there are none, CPUs
-            less one.
-
-    Raises:
-        InputError: The cluster has too little for that many.
+    An actor takes a CPU and, where the cluster has any, a GPU. `workers` is how many there are, of
+    which an InputError says that they do not fit; None takes as many as there are GPUs or, where
+    there are none, CPUs less one.
     """
 
     def __init__(self, workers: int | None = None) -> None:
@@ -198,8 +193,7 @@ def opened_engine(
         name: "local" or "ray".
         address: Of a Ray cluster, `auto` for this machine's. None takes the one that is connected,
             or starts one on this machine, which ends with the block.
-        workers: How many of Ray's actors; None for one for each GPU or, where there are none, for
-            each CPU but one.
+        workers: As in `Engine`.
 
     Raises:
         InputError: There is no such engine, or the cluster has too little for the workers.

@@ -54,14 +54,10 @@ SHARDS_SAMPLED = 20
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run has done.
+    """What a run has done: its output has `shards`, some of them `done_before`, and `rows`.
 
-    Attributes:
-        shards: Files that the output has.
-        done_before: Those of them that were there before.
-        rows: Rows of all of them.
-        left_out: Rows of the input without text.
-        skipped: Why files of the input could not be used, by their paths.
+    `left_out` are rows of the input without text, and `skipped` says by its path why a file of the
+    input could not be used.
     """
 
     shards: int
@@ -105,22 +101,17 @@ def run(
 
     Example:
         >>> import tempfile
-        >>> import numpy as np, pyarrow, pyarrow.parquet
+        >>> import pyarrow, pyarrow.parquet
         >>> from bertflow import Standardization
         >>> from bertflow.scale import Transform
-        >>> x = np.array([[0.0, 10.0], [2.0, 30.0]])
+        >>> x = [[0.0, 10.0], [2.0, 30.0]]
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     home, out = Path(folder, "in"), Path(folder, "out")
-        ...     home.mkdir()
-        ...     table = pyarrow.table({"id": [7, 8], "vector": x.tolist()})
-        ...     pyarrow.parquet.write_table(table, home / "a.parquet")
-        ...     first = run(Transform(Standardization().fit(x)), home, out)
-        ...     again = run(Transform(Standardization().fit(x)), home, out)
-        ...     found = pyarrow.parquet.read_table(out / "a.parquet").to_pydict()
-        >>> found
-        {'id': [7, 8], 'vector': [[-1.0, -1.0], [1.0, 1.0]]}
-        >>> first.rows, first.done_before, again.done_before
-        (2, 0, 1)
+        ...     file, output = Path(folder, "a.parquet"), Path(folder, "out")
+        ...     pyarrow.parquet.write_table(pyarrow.table({"vector": x}), file)
+        ...     outcome = run(Transform(Standardization().fit(x)), file, output)
+        ...     found = pyarrow.parquet.read_table(output / "a.parquet").to_pydict()
+        >>> outcome.rows, found
+        (2, {'vector': [[-1.0, -1.0], [1.0, 1.0]]})
     """
     if "://" in str(output):
         raise InputError(f"{output} is an address; give a folder on a disk that all workers share")
@@ -173,10 +164,8 @@ def run(
 class Manifest:
     """The file `_manifest.json` of an output folder: how its files are made, and which there are.
 
-    It is written before the first file is, and again when all are there.
-
-    Raises:
-        ModelError: There is a manifest that bertflow did not write.
+    It is written before the first file is, and again when all are there. A ModelError refuses one
+    that bertflow did not write.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -274,12 +263,7 @@ class Manifest:
 
 
 def check_whole(place: Place) -> None:
-    """Refuse a folder that `run` has not finished, or to which files of others were added.
-
-    Raises:
-        InputError: A file is of others.
-        ModelError: The run was stopped, or a file is missing.
-    """
+    """Refuse a folder that `run` has not finished, or to which files of others were added."""
     folder = Path(place.where)
     if not (folder / MANIFEST).is_file():
         return
@@ -316,16 +300,8 @@ def folder_moments(
 ) -> tuple[Moments, Outcome]:
     """The moments of all vectors of a folder of .parquet files, merged in the order of its shards.
 
-    Args:
-        source: As in `run`.
-        folder: For the moments of each shard, so that a stopped run goes on.
-        vector: The column of vectors.
-        covariance: As in `BlockMoments`.
-        normalize: As in `BlockMoments`.
-        options: engine, skip_unreadable, shard_rows and progress, as in `run`.
-
-    Raises:
-        InputError: As in `run`, or the shards' vectors are of different widths.
+    Those of each shard are kept in a folder, so that a stopped run goes on. Other arguments are
+    those of `BlockMoments` and of `run`, and so are the errors.
     """
     worker = BlockMoments(vector=vector, covariance=covariance, normalize=normalize)
     outcome = run(worker, source, folder, **options)
@@ -343,25 +319,16 @@ def fit_folder(
 ) -> Outcome:
     """Fit a calibrator that learns from moments on all vectors of a folder.
 
-    Args:
-        calibrator: Any but `Flow`.
-        source: As in `folder_moments`; so are the others.
-        folder: For moments; some calibrators with queries use one more, FOLDER-as-given.
-        queries: Vectors of queries, shape (n, D), of which the folder has the documents.
-        vector: The column.
-        options: As in `run`.
-
-    Raises:
-        InputError: As in `folder_moments`, or the calibrator needs rows.
+    `queries` are vectors of queries, shape (n, D), of which the source has the documents; with
+    them some calibrators use one more folder, FOLDER-as-given. Other arguments and errors are those
+    of `folder_moments`. An InputError says that the calibrator needs rows, as `Flow` does.
     """
     if not isinstance(calibrator, LinearCalibrator):
         raise InputError(
             f"{type(calibrator).__name__} is trained on rows, not on moments, and cannot be fitted "
             f"on the folder {source}; fit it on a sample (a .npy of some 200,000 vectors)"
         )
-    asked = None
-    if queries is not None:
-        asked = moments_of_queries(queries)
+    asked = None if queries is None else moments_of_queries(queries)
     unit, full = calibrator.from_unit_rows, calibrator.needs_covariance
     moments, outcome = folder_moments(
         source, folder, vector=vector, covariance=full, normalize=unit, **options

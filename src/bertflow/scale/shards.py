@@ -80,12 +80,7 @@ class Plan:
 
 
 class Place:
-    """A folder of shards, or one file: a path, or an address such as `s3://bucket/folder`.
-
-    Raises:
-        InputError: It does not exist, or no file system is known for the address.
-        MissingDependencyError: The package is missing that reads from such an address.
-    """
+    """A folder of shards, or one file: a path, or an address such as `s3://bucket/folder`."""
 
     def __init__(self, where: str | Path) -> None:
         self.where = str(where)
@@ -99,11 +94,7 @@ class Place:
         self._root = folder.rstrip("/")
 
     def files(self) -> list[FileVersion]:
-        """All files, sorted by path, without those whose name begins with . or _.
-
-        Raises:
-            InputError: The folder cannot be listed, or holds what is no file or one file twice.
-        """
+        """All files, sorted by path, without those whose name begins with . or _."""
         if self.is_file:
             return [self.found(self._only_file)]
         with _reading(self.where):
@@ -164,12 +155,7 @@ def plan(
     shard_rows: int = SHARD_ROWS,
     skip_unreadable: bool = False,
 ) -> Plan:
-    """Look at every file of an input, and divide those of more rows where a row group ends.
-
-    Raises:
-        InputError: There is no .parquet file, one cannot be used, or two shards would be written to
-            one name.
-    """
+    """Look at every file of an input, and divide those of more rows where a row group ends."""
     found = place.files()
     files = [file for file in found if file.path.lower().endswith(".parquet")]
     bad = {
@@ -205,8 +191,7 @@ def plan(
 def read(place: Place, shard: Shard, schema: Any, *, batch_rows: int = BATCH_ROWS) -> Iterator[Any]:
     """The rows of a shard, in record batches of the plan's schema.
 
-    Raises:
-        InputError: The file cannot be read, or has changed since it was planned; it is named.
+    An InputError says that its file cannot be read, or has changed since it was planned.
     """
     _check_unchanged(place, shard)
     with place.parquet(shard.path) as table:
@@ -263,8 +248,7 @@ def _looked_at(
 def _unified(first: Any, other: Any, name: str, first_name: str) -> Any:
     """A schema for both: a column without any value takes the other's type, and all text is text.
 
-    Raises:
-        InputError: Their columns or types differ; the message has the names of both files.
+    The names of both files are for the message of an InputError.
     """
     if first.names != other.names:
         columns = f"{listed(other.names)}, but {listed(first.names)}"
@@ -314,9 +298,7 @@ def vector_column(vectors: Array) -> Any:
 def vectors_of(column: Any, place: str, first: int = 0) -> Array:
     """The vectors (N, D) of an Arrow array of lists, whose first row has number `first` in a file.
 
-    Raises:
-        InputError: A vector is missing or of another length than the others, or one of its numbers
-            is missing; the message names the row.
+    An InputError names the row of a vector that is missing, is of another length, or lacks numbers.
     """
     if isinstance(column, pyarrow.ExtensionArray):
         column = column.storage

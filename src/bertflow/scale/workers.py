@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -84,11 +85,7 @@ class Worker(ABC):
         """Map record batches of the columns to read, in order; an InputError names a bad row."""
 
     def __call__(self, batch: Any) -> Any:
-        """Map a `pyarrow.Table`, as map_batches gives it with `batch_format="pyarrow"`.
-
-        Raises:
-            InputError: A column is missing or of another type, or a row cannot be used.
-        """
+        """Map a `pyarrow.Table`, as map_batches gives it with `batch_format="pyarrow"`."""
         if not isinstance(batch, pyarrow.Table):
             kind = type(batch).__name__
             raise InputError(f"a batch is {kind}, not a pyarrow.Table; give batch_format='pyarrow'")
@@ -419,8 +416,8 @@ def merged_moments(blocks: Iterable[Any]) -> Moments:
     Raises:
         InputError: There is no block, or they are of different widths or kinds.
     """
-    rows = (row for block in blocks for row in _rows(block))
-    parts = map(_unpacked, rows)
+    rows = (block.to_pylist() if hasattr(block, "to_pylist") else [block] for block in blocks)
+    parts = map(_unpacked, chain.from_iterable(rows))
     merged = next(parts, None)
     if merged is None:
         raise InputError("there are no moments to merge: the input holds no vector")
@@ -432,10 +429,6 @@ def merged_moments(blocks: Iterable[Any]) -> Moments:
             )
         merged.merge(moments)
     return merged
-
-
-def _rows(block: Any) -> list[Mapping[str, Any]]:
-    return block.to_pylist() if hasattr(block, "to_pylist") else [block]
 
 
 def _packed(moments: Moments) -> dict[str, Any]:
