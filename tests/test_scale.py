@@ -179,16 +179,20 @@ def test_transform_and_inverse_of_a_folder_undo_each_other(tmp_path, shards, vec
     np.testing.assert_allclose(rows_of(tmp_path / "back")["vector"], vectors, rtol=0, atol=1e-3)
 
 
-def test_a_large_file_is_several_shards(shards):
-    planned = plan(Place(shards), Transform("unused").columns, shard_rows=100)
+def test_a_large_file_is_several_shards(shards, monkeypatch):
+    monkeypatch.setattr("bertflow.scale.shards.SHARD_ROWS", 100)
+    planned = plan(Place(shards), Transform("unused").columns)
     parts = [shard for shard in planned.shards if shard.path == "z.parquet"]
     assert [shard.name for shard in parts] == [f"z.part-{n:05d}-of-00004.parquet" for n in range(4)]
     assert [(shard.first, shard.rows) for shard in parts] == [(100 * n, 100) for n in range(4)]
     assert [(shard.start, shard.stop) for shard in parts] == [(2 * n, 2 * n + 2) for n in range(4)]
 
 
-def test_parts_of_a_large_file_hold_each_row_once(tmp_path, shards, vectors, calibrator):
-    run(Transform(calibrator), shards, tmp_path / "out", shard_rows=100)
+def test_parts_of_a_large_file_hold_each_row_once(
+    tmp_path, shards, vectors, calibrator, monkeypatch
+):
+    monkeypatch.setattr("bertflow.scale.shards.SHARD_ROWS", 100)
+    run(Transform(calibrator), shards, tmp_path / "out")
     found = rows_of(tmp_path / "out")
     assert found["id"] == list(range(1000))
     np.testing.assert_allclose(found["vector"], calibrator.transform(vectors), rtol=0, atol=1e-6)
@@ -330,10 +334,11 @@ def test_a_new_file_is_added_and_others_are_not_done_again(tmp_path, corpus):
     assert calls.read_text() == "sentence 77\n"
 
 
-def test_another_split_of_a_file_leaves_no_row_twice(tmp_path, shards, calibrator):
+def test_another_split_of_a_file_leaves_no_row_twice(tmp_path, shards, calibrator, monkeypatch):
     out = tmp_path / "out"
-    run(Transform(calibrator), shards, out, shard_rows=100)
-    run(Transform(calibrator), shards, out, shard_rows=1000)
+    for rows in (100, 1000):
+        monkeypatch.setattr("bertflow.scale.shards.SHARD_ROWS", rows)
+        run(Transform(calibrator), shards, out)
     assert rows_of(out)["id"] == list(range(1000))
     assert sum(parquet.read_metadata(path).num_rows for path in out.rglob("*.parquet")) == 1000
 
@@ -766,10 +771,11 @@ def test_unknown_engines_and_arguments_are_refused():
 @pytest.mark.parametrize(
     ("covariance", "shard_rows"), [(False, 100_000), (True, 70), (True, 100_000)]
 )
-def test_merged_moments_are_those_of_one_pass(tmp_path, shards, vectors, covariance, shard_rows):
-    found, outcome = folder_moments(
-        shards, tmp_path / "moments", covariance=covariance, shard_rows=shard_rows
-    )
+def test_merged_moments_are_those_of_one_pass(
+    tmp_path, shards, vectors, covariance, shard_rows, monkeypatch
+):
+    monkeypatch.setattr("bertflow.scale.shards.SHARD_ROWS", shard_rows)
+    found, outcome = folder_moments(shards, tmp_path / "moments", covariance=covariance)
     once = Moments(WIDTH, covariance=covariance)
     once.update(torch.from_numpy(vectors))
     assert found.count == 1000
@@ -803,13 +809,14 @@ def test_a_calibrator_from_merged_moments_is_the_one_from_rows(
         torch.testing.assert_close(calibrator._learned()[name], learned, rtol=1e-8, atol=1e-8)
 
 
-def test_near_duplicates_are_found_in_a_folder_too(tmp_path, vectors):
+def test_near_duplicates_are_found_in_a_folder_too(tmp_path, vectors, monkeypatch):
+    monkeypatch.setattr("bertflow.scale.shards.SHARD_ROWS", 300)
     near = vectors + 0.01 * np.random.default_rng(0).normal(size=vectors.shape)
     rows = np.stack([vectors, near], axis=1).reshape(-1, vectors.shape[1])
     (tmp_path / "in").mkdir()
     parquet.write_table(table_of(rows), tmp_path / "in/x.parquet", row_group_size=300)
     found = AdaptiveWhitening()
-    fit_folder(found, tmp_path / "in", tmp_path / "moments", shard_rows=300)
+    fit_folder(found, tmp_path / "in", tmp_path / "moments")
     assert found.near_duplicates_ > 0.9
 
 

@@ -32,7 +32,8 @@ def shards(tiny_bert: Path, tiny_sentences: list[str], tmp_path: Path, monkeypat
     Path("in/more").mkdir(parents=True)
     for name, part in [("in/b.parquet", slice(0, 200)), ("in/more/a.parquet", slice(200, None))]:
         parquet.write_table(pyarrow.table({"text": texts[part], "id": ids[part]}), name)
-    run(Encode("bert-base-uncased"), "in", "raw", shard_rows=100)
+    monkeypatch.setattr("bertflow.scale.shards.SHARD_ROWS", 100)
+    run(Encode("bert-base-uncased"), "in", "raw")
     calibrator = Whitening()
     asked = load_encoder("bert-base-uncased").encode_query(texts[:40])
     fit_folder(calibrator, "raw", "moments", queries=asked)

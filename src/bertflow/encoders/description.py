@@ -20,7 +20,7 @@ from sentence_transformers.util import load_file_path
 
 import bertflow
 from bertflow.calibrators.readme import CARD
-from bertflow.encoders.encoder import config_of
+from bertflow.encoders.encoder import config_of, prompt_of
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.probe import fingerprint, probed
 from bertflow.errors import InputError
@@ -72,7 +72,7 @@ def describe_settings(encoder: SentenceTransformer) -> dict[str, Any]:
         "layers": layers,
         "max_length": None if limit is None or math.isinf(limit) else limit,
         "dtype": str(encoder.dtype).removeprefix("torch."),
-        "prompt": encoder.prompts.get(encoder.default_prompt_name or "") or None,
+        "prompt": prompt_of(encoder),
         "width": encoder.get_embedding_dimension() or 0,
     }
 

@@ -18,7 +18,14 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.arrays import Array, check_device
 from bertflow.encoders.description import describe_vectors
-from bertflow.encoders.encoder import as_sentences, check_text, encoder_of, is_usual, own_part
+from bertflow.encoders.encoder import (
+    as_sentences,
+    check_text,
+    encoder_of,
+    is_usual,
+    own_part,
+    prompt_of,
+)
 from bertflow.encoders.encoding import (
     NOTHING,
     DevicesEncoding,
@@ -26,7 +33,6 @@ from bertflow.encoders.encoding import (
     Group,
     GroupPart,
     collected,
-    prompt_of,
     sentence_vectors,
 )
 from bertflow.encoders.precision import Precision, resolved_precision

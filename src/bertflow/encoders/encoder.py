@@ -70,12 +70,24 @@ def calibrating(model: SentenceTransformer) -> list[Any]:
     return [module for name, module in model._modules.items() if name.startswith(CALIBRATOR)]
 
 
+def prompt_of(model: SentenceTransformer) -> str | None:
+    """The text that a model puts before each sentence."""
+    return model.prompts.get(model.default_prompt_name or "") or None
+
+
+def with_modules(model: Any, modules: Mapping[str, Any]) -> Any:
+    """A copy of a module with other submodules; each is the given one itself."""
+    # A shallow copy is quick, and sets no device or type on modules that other threads use.
+    twin = copy.copy(model)
+    twin._modules = dict(modules)
+    return twin
+
+
 def part_of(model: SentenceTransformer, modules: Sequence[Any]) -> SentenceTransformer:
     """Some of a model's modules as a model, at their full width."""
-    # A shallow copy is quick, and sets no device or type on modules that other threads use.
-    part = copy.copy(model)
     # The names stay: a digest of the weights contains them.
-    part._modules = {name: module for name, module in model._modules.items() if module in modules}
+    chosen = {name: module for name, module in model._modules.items() if module in modules}
+    part: SentenceTransformer = with_modules(model, chosen)
     part.truncate_dim = None
     return part
 
@@ -88,7 +100,6 @@ def side_of(model: SentenceTransformer, role: str) -> SentenceTransformer:
     """
     if role not in PROMPTS:
         raise unknown("role", role, PROMPTS)
-    side = copy.copy(model)
     modules: dict[str, Any] = {}
     for name, module in model._modules.items():
         own: Any = getattr(module, "of_role", None)
@@ -96,7 +107,7 @@ def side_of(model: SentenceTransformer, role: str) -> SentenceTransformer:
             modules |= {f"{name}_{place}": one for place, one in enumerate(route)}
         else:
             modules[name] = module if own is None else own(role)
-    side._modules = modules
+    side: SentenceTransformer = with_modules(model, modules)
     named = next((name for name in PROMPTS[role] if name in model.prompts), None)
     if named is not None:
         side.default_prompt_name = named

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bertflow.arrays import Array, check_device
 from bertflow.encoders.checks import readable
-from bertflow.encoders.encoder import encoder_of, is_usual
+from bertflow.encoders.encoder import encoder_of, is_usual, prompt_of
 from bertflow.encoders.precision import Precision, in_precision, raised, resolved_precision
 from bertflow.encoders.probe import check_own_encoding, name_of
 from bertflow.errors import BertflowError, InputError, ModelError, check_number
@@ -258,11 +258,6 @@ def _may_run_beside_itself(model: SentenceTransformer) -> bool:
         # These rotary embeddings adapt to the longest sentence so far.
         and not any("dynamic" in rope or "longrope" in rope for rope in ropes)
     )
-
-
-def prompt_of(encoder: SentenceTransformer) -> str | None:
-    """The text that an encoder puts before each sentence."""
-    return encoder.prompts.get(encoder.default_prompt_name or "") or None
 
 
 def _tokenized(

@@ -18,7 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from bertflow.encoders.encoder import is_usual
+from bertflow.encoders.encoder import is_usual, with_modules
 from bertflow.errors import check_choice
 
 Precision = Literal["auto", "float32", "mixed", "fast"]
@@ -70,10 +70,9 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 def in_precision(encoder: SentenceTransformer, kind: str) -> SentenceTransformer:
     """A copy of the encoder in another precision; weights that are not cast are shared with it."""
-    model: SentenceTransformer
-    transformer: Any
-    model, transformer = _shallow(encoder), _shallow(encoder[0])
-    model._modules[next(iter(model._modules))] = transformer
+    transformer = with_modules(encoder[0], encoder[0]._modules)
+    first = next(iter(encoder._modules))
+    model: SentenceTransformer = with_modules(encoder, {**encoder._modules, first: transformer})
     if kind == "fast":
         transformer.model = copy.deepcopy(transformer.model).bfloat16()
     else:
@@ -87,13 +86,6 @@ def in_precision(encoder: SentenceTransformer, kind: str) -> SentenceTransformer
     pack_attention(transformer.model)
     pack_products(transformer.model)
     return model
-
-
-def _shallow(module: Any) -> Any:
-    """A copy whose submodules can be replaced."""
-    twin = copy.copy(module)
-    twin._modules = dict(module._modules)
-    return twin
 
 
 def raised(value: Any) -> Any:

@@ -56,7 +56,13 @@ def check_encoder(
         InputError: It is no SentenceTransformer with dense vectors, or its maximum length is wrong.
         ModelError: A library fails on it, its tokenizer is another's, or the vectors differ.
     """
-    check_kind(encoder)
+    modules = list(encoder) if isinstance(encoder, SentenceTransformer) else []
+    for kind in map(type, [encoder, *modules]):
+        if not modules or any(part in kind.__module__ for part in OTHER_KINDS):
+            raise InputError(
+                f"expected a SentenceTransformer with dense vectors, got {kind.__name__}; "
+                "load_encoder gives one"
+            )
     name = name or name_of(encoder)
     _check_tokens(encoder, name)
     tokenizer: Any = getattr(encoder[0], "tokenizer", None)
@@ -79,17 +85,6 @@ def check_encoder(
             "pads on the left, is quantized, or random; use another encoder"
         )
     return alone if bare is encoder else probed(encoder, name)
-
-
-def check_kind(encoder: Any) -> None:
-    """Raise an InputError unless this is a SentenceTransformer with dense vectors."""
-    modules = list(encoder) if isinstance(encoder, SentenceTransformer) else []
-    for kind in map(type, [encoder, *modules]):
-        if not modules or any(part in kind.__module__ for part in OTHER_KINDS):
-            raise InputError(
-                f"expected a SentenceTransformer with dense vectors, got {kind.__name__}; "
-                "load_encoder gives one"
-            )
 
 
 def name_of(encoder: SentenceTransformer) -> str:

@@ -32,8 +32,7 @@ from bertflow.encoders.description import (
     vocabulary_hash,
 )
 from bertflow.encoders.embedding import EncodeOptions, check_options
-from bertflow.encoders.encoder import part_of, side_of
-from bertflow.encoders.encoding import prompt_of
+from bertflow.encoders.encoder import part_of, prompt_of, side_of
 from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.precision import Precision, resolved_precision

@@ -32,7 +32,6 @@ from bertflow.io.reading import read_json
 from bertflow.scale.engines import NOTE, Engine, Job, note_of, run_key
 from bertflow.scale.shards import (
     READERS,
-    SHARD_ROWS,
     VECTOR,
     Place,
     Plan,
@@ -74,7 +73,6 @@ def run(
     *,
     engine: Engine | None = None,
     skip_unreadable: bool = False,
-    shard_rows: int = SHARD_ROWS,
     progress: Progress | None = None,
 ) -> Outcome:
     """Apply a worker to every shard of a folder, each to a file of the same name in another.
@@ -89,7 +87,6 @@ def run(
         engine: Where the work is done; None for this process.
         skip_unreadable: Leave out files that cannot be used, and list them; the next run tries them
             again.
-        shard_rows: A file of more rows is split where one of its row groups ends.
         progress: Called with the rows done, those done before included, and their total.
 
     Raises:
@@ -118,7 +115,7 @@ def run(
     output, place = Path(output), Place(source)
     check_apart({"the output": output}, [("the run", source)])
     check_whole(place)
-    planned = plan(place, worker.columns, shard_rows=shard_rows, skip_unreadable=skip_unreadable)
+    planned = plan(place, worker.columns, skip_unreadable=skip_unreadable)
     Manifest(output).refuse_others(planned)
     description = engine.describe(worker) if engine else worker.describe()
     with sole_writer(output, output / LOCK):
@@ -343,16 +340,16 @@ def fit_folder(
         query_map = QueryMap.of(documents, asked)
     sample = None
     if calibrator.needs_sample:
-        sample = _sampled_rows(source, vector, options.get("shard_rows", SHARD_ROWS))
+        sample = _sampled_rows(source, vector)
     calibrator.fit_moments(moments, sample, query_map=query_map)
     calibrator.provenance_ = {"vectors": str(source), "rows": moments.count, "limit": None}
     return outcome
 
 
-def _sampled_rows(source: str | Path, vector: str, shard_rows: int) -> Array | None:
+def _sampled_rows(source: str | Path, vector: str) -> Array | None:
     """Rows from the start of shards all over a folder, as many as a sample takes."""
     place, worker = Place(source), BlockMoments(vector=vector)
-    planned = plan(place, worker.columns, shard_rows=shard_rows, skip_unreadable=True)
+    planned = plan(place, worker.columns, skip_unreadable=True)
     chosen = planned.shards[:: max(1, len(planned.shards) // SHARDS_SAMPLED)]
     count = -(-SAMPLE // max(1, len(chosen)))
     parts = []

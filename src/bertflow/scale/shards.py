@@ -148,14 +148,8 @@ class Place:
         return FileVersion(path, f"{info.size} {changed}")
 
 
-def plan(
-    place: Place,
-    choose: ColumnChoice,
-    *,
-    shard_rows: int = SHARD_ROWS,
-    skip_unreadable: bool = False,
-) -> Plan:
-    """Look at every file of an input, and divide those of more rows where a row group ends."""
+def plan(place: Place, choose: ColumnChoice, *, skip_unreadable: bool = False) -> Plan:
+    """Look at every file of an input, and divide large ones where a row group ends."""
     found = place.files()
     files = [file for file in found if file.path.lower().endswith(".parquet")]
     bad = {
@@ -165,7 +159,7 @@ def plan(
     if not files:
         raise InputError(f"{place.where} is no .parquet file and no folder with any; give one")
     with ThreadPoolExecutor(READERS) as pool:
-        looks = [pool.submit(_looked_at, place, file, choose, shard_rows) for file in files]
+        looks = [pool.submit(_looked_at, place, file, choose) for file in files]
     shards: list[Shard] = []
     common: Any = None
     for file, look in zip(files, looks, strict=True):
@@ -232,9 +226,7 @@ def _is_hidden(path: str) -> bool:
     return any(part.startswith((".", "_")) for part in path.split("/"))
 
 
-def _looked_at(
-    place: Place, file: FileVersion, choose: ColumnChoice, shard_rows: int
-) -> tuple[list[Shard], Any]:
+def _looked_at(place: Place, file: FileVersion, choose: ColumnChoice) -> tuple[list[Shard], Any]:
     """The shards of a file and the schema of the columns to read."""
     name = place.named(file.path)
     with place.parquet(file.path) as table:
@@ -242,7 +234,7 @@ def _looked_at(
         chosen = pyarrow.schema([schema.field(column) for column in choose(schema, name)])
         numbers = range(table.metadata.num_row_groups)
         groups = [table.metadata.row_group(number).num_rows for number in numbers]
-        return _divided(file, groups, shard_rows), chosen
+        return _divided(file, groups), chosen
 
 
 def _unified(first: Any, other: Any, name: str, first_name: str) -> Any:
@@ -266,13 +258,13 @@ def _unified(first: Any, other: Any, name: str, first_name: str) -> Any:
     return pyarrow.schema(fields)
 
 
-def _divided(file: FileVersion, groups: Sequence[int], shard_rows: int) -> list[Shard]:
+def _divided(file: FileVersion, groups: Sequence[int]) -> list[Shard]:
     """The shards of a file, from the number of rows of each of its groups."""
     parts = []
     start, first, rows = 0, 0, 0
     for group, count in enumerate(groups):
         rows += count
-        if rows >= shard_rows:
+        if rows >= SHARD_ROWS:
             parts.append((start, group + 1, first, rows))
             start, first, rows = group + 1, first + rows, 0
     if start < len(groups) or not parts:
