@@ -110,8 +110,7 @@ def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
 class BertflowError(Exception):
     """Base of every error bertflow raises on purpose.
 
-    Args:
-        message: Value, expectation and remedy. It is one line: what would break it is escaped.
+    The message says value, expectation and remedy. What would break its one line is escaped.
     """
 
     def __init__(self, message: object = "") -> None:

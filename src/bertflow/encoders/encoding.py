@@ -367,14 +367,10 @@ def sentence_vectors(
 
 
 def parse_devices(text: str) -> list[str]:
-    """The devices that an option names.
+    """The devices that an option names; an InputError if there are none of these.
 
-    Args:
-        text: "all" for every GPU; a number for so many GPUs or, on a machine without, processes on
-            the processor; or names with commas between them, such as "cuda:0,cuda:1".
-
-    Raises:
-        InputError: There are none of these.
+    "all" is every GPU; a number so many GPUs or, on a machine without, processes on the processor;
+    or the text is names with commas between them, such as "cuda:0,cuda:1".
 
     Example:
         >>> parse_devices("cpu,cpu")

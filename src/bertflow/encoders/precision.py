@@ -36,7 +36,7 @@ MOST_WEIGHTS = 2**28
 def resolved_precision(
     precision: Precision, encoder: SentenceTransformer
 ) -> Literal["float32", "mixed", "fast"]:
-    """The precision in which an encoder computes on its device.
+    """The precision in which an encoder computes on its device; an InputError for any other.
 
     - "float32": every operation in the encoder's own type.
     - "mixed": products, attention and activations in bfloat16 (products are summed in float32);
@@ -45,9 +45,6 @@ def resolved_precision(
     - "auto": "mixed" where the device multiplies bfloat16 quickly and the encoder is wide enough.
 
     One that was loaded in half precision, or is no usual transformer, is left as it is.
-
-    Raises:
-        InputError: It is none of these.
     """
     check_choice("precision", precision, get_args(Precision))
     if encoder.dtype != torch.float32 or not is_usual(encoder):

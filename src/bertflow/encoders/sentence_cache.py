@@ -156,8 +156,7 @@ class VectorCache:
     def add(self, sentences: Sequence[str], vectors: Array) -> None:
         """Append the vectors (N, D) of distinct sentences, except those that are there already.
 
-        Raises:
-            ModelError: It cannot be written, the width is another, or the folder was removed.
+        A ModelError says that it cannot be written, has another width, or was removed.
         """
         width = vectors.shape[1]
         with writing(self.folder), FileLock(self.folder / LOCK):  # It makes the folder.
@@ -227,9 +226,6 @@ class SentenceCache:
     Attributes:
         found: How many distinct sentences had their vector in the cache since it was made.
         encoded: How many had not.
-
-    Raises:
-        InputError: BERTFLOW_CACHE_SIZE is no size.
 
     Example:
         >>> import tempfile
