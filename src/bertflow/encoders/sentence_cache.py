@@ -290,6 +290,13 @@ class SentenceCache:
             log.warning("the cache of sentence vectors is not used: %s", reason)
         self._warned = True
 
+    def __repr__(self) -> str:
+        bound = f"at most {self.size / 10**9:,.3g} GB"
+        return (
+            f"SentenceCache({str(self.folder)!r}: {bound}; since it was made {self.found:,} "
+            f"sentences were found in it and {self.encoded:,} were not)"
+        )
+
     def __str__(self) -> str:
         """How many of the sentences had their vector there."""
         total = self.found + self.encoded
