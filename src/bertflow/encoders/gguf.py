@@ -22,9 +22,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from bertflow.encoders.sentence_cache import SentenceCache
+from bertflow.encoders.sentence_cache import KEY_LENGTH, SentenceCache
 from bertflow.errors import MissingDependencyError, ModelError
 from bertflow.io.files import staged
+from bertflow.io.result_store import key_of
 
 # The format of the files in the cache, as part of their keys.
 FORM = 2
@@ -141,8 +142,7 @@ def _kept(
 ) -> Callable[..., dict[str, Any]]:
     """Transformers' function `load` that reads a .gguf, with its result kept in the cache."""
     # The result depends on nothing else: `load` takes a model that is made of the file's settings.
-    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
-    place = cache.gguf / f"{key}.safetensors"
+    place = cache.gguf / f"{key_of(about, KEY_LENGTH)}.safetensors"
     found = _take(place)
 
     def read(path: Any, return_tensors: bool = False, **how: Any) -> dict[str, Any]:

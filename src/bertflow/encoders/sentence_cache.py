@@ -25,7 +25,7 @@ from bertflow.encoders.encoding import NOTHING, Group
 from bertflow.errors import InputError, ModelError, shown
 from bertflow.io.files import remove_stale, write_text, writing
 from bertflow.io.reading import parse_json
-from bertflow.io.result_store import ResultStore
+from bertflow.io.result_store import ResultStore, key_of
 
 FORMAT = 1
 DIGEST = 16
@@ -34,7 +34,8 @@ FOLDER_VARIABLE, SIZE_VARIABLE = "BERTFLOW_CACHE", "BERTFLOW_CACHE_SIZE"
 DEFAULT_SIZE = "10GB"
 # The part for results. A comparison of all methods on all tasks has some 20 MB.
 RESULTS_PART, RESULTS_SIZE = 20, 200 * 10**6
-KEY = "[0-9a-f]" * 32
+KEY_LENGTH = 32
+KEY = "[0-9a-f]" * KEY_LENGTH
 GGUF = rf"{KEY}\.safetensors"
 # Earlier versions wrote the last two.
 FILES = (ABOUT, VECTORS, SENTENCES, LOCK, "count", ".in-use")
@@ -360,9 +361,8 @@ class EncoderVectors:
         self._owner, self._full = owner, False
         with self.working():
             if (about := describe()) is not None:
-                text = json.dumps(about, sort_keys=True)
-                key = hashlib.sha256(text.encode()).hexdigest()[:32]
-                self.store = VectorCache(owner.folder / "vectors" / key, about)
+                place = owner.folder / "vectors" / key_of(about, KEY_LENGTH)
+                self.store = VectorCache(place, about)
 
     @contextmanager
     def working(self) -> Iterator[None]:

@@ -30,10 +30,10 @@ LARGEST_JSON = 10**7
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-def key_of(recipe: Mapping[str, Any]) -> str:
-    """The start of a recipe's SHA-256, whatever the order of its parts."""
+def key_of(recipe: Mapping[str, Any], length: int = KEY_LENGTH) -> str:
+    """The first digits of a recipe's SHA-256, whatever the order of its parts."""
     text = json.dumps(recipe, sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
 @dataclass(frozen=True, kw_only=True)
