@@ -275,8 +275,9 @@ def _has_gelu_behind(parent: nn.Module, name: str) -> bool:
 
 def _has_packed_products() -> bool:
     """Whether PyTorch has the product here that `torch.compile` takes on a CPU."""
-    if not torch.backends.mkldnn.is_available():
+    backend: Any = torch.backends.mkldnn
+    if not backend.is_available():
         return False
-    library: Any = torch.ops.mkldnn
+    library = torch.ops.mkldnn
     # ARM's library has no product with GELU behind it, and is quicker by itself.
     return bool(library._is_mkldnn_bf16_supported() and not library._is_mkldnn_acl_supported())
