@@ -58,7 +58,7 @@ def evaluate(
             for.
         card: Note the scores in the model's card, in place of those noted before.
     """
-    own.check(task)
+    own.check(task or [])
     if not task and own.retrieval is None:
         refuse({"--split": split}, "goes with --task or --retrieval")
     results.check({"MODEL": model, "--against": against or None, **own.reads()})
@@ -154,7 +154,7 @@ def compare(
         raise InputError("--fit corpus goes with --corpus FILE, and --corpus with --fit corpus")
     if own.retrieval is None:
         refuse({"--queries": queries}, "goes with --retrieval")
-    replace(own, corpus=own.corpus or queries).check(task)
+    replace(own, corpus=own.corpus or queries).check(task or [])
     if job is not None and (task or getattr(own, MATERIAL[job]) is None):
         raise InputError(f"--job {job} goes with --{MATERIAL[job]} alone")
     if fit == "nli" and (job or own.retrieval or own.labels):
