@@ -205,7 +205,7 @@ def test_a_folder_in_the_checkpoints_place_is_refused(refused, work):
 
 
 def test_missing_packages_are_told_as_the_pip_line(refused, work, monkeypatch):
-    monkeypatch.setattr(siamese, "find_spec", lambda name: None)
+    monkeypatch.setattr("bertflow.errors.find_spec", lambda name: None)
     monkeypatch.setattr(Loading, "load_raw", lambda *_: pytest.fail("an encoder was loaded"))
     assert refused(*SNLI) == (
         "fine-tuning needs accelerate and datasets: pip install 'bertflow[train]'"

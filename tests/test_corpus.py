@@ -748,7 +748,7 @@ def test_a_damaged_parquet_file_is_refused(tmp_path, damage):
 
 def test_parquet_without_its_package_gives_the_line_that_installs_it(tmp_path, monkeypatch):
     path = written(tmp_path, ".parquet", content(".parquet", {"text": SENTENCES}))
-    monkeypatch.setattr(tables, "find_spec", lambda name: None)
+    monkeypatch.setattr("bertflow.errors.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'bertflow\[parquet\]'"):
         read_corpus([path])
 

@@ -536,9 +536,7 @@ def test_another_process_on_the_same_checkpoints_is_refused(encoder, corpus, tmp
 
 @pytest.mark.parametrize("missing", [["datasets"], ["accelerate", "datasets"]])
 def test_a_missing_package_is_told_as_the_pip_line(encoder, corpus, monkeypatch, missing):
-    monkeypatch.setattr(
-        "bertflow.finetuning.siamese.find_spec", lambda name: None if name in missing else True
-    )
+    monkeypatch.setattr("bertflow.errors.find_spec", lambda name: None if name in missing else True)
     with pytest.raises(MissingDependencyError) as told:
         finetune(encoder, corpus)
     assert str(told.value) == (

@@ -246,7 +246,7 @@ def test_a_hub_that_does_not_answer_is_not_asked(monkeypatch, tmp_path, unasked)
 
 
 def test_a_missing_extra_gives_the_line_that_installs_it(monkeypatch, unasked):
-    monkeypatch.setattr("bertflow.data.tables.find_spec", lambda name: None)
+    monkeypatch.setattr("bertflow.errors.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"hub:.* needs datasets: pip install 'bertflow\[hub\]'"):
         read_task("stsb")
 

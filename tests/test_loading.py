@@ -248,7 +248,7 @@ def test_a_folder_without_an_encoder_is_refused(tmp_path):
 
 def test_a_gguf_without_its_packages_is_answered_with_the_pip_line(tmp_path, monkeypatch):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr("bertflow.encoders.gguf.find_spec", lambda name: None)
+    monkeypatch.setattr("bertflow.errors.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'bertflow\[gguf\]'"):
         load_encoder(tmp_path / "model.gguf")
     with pytest.raises(MissingDependencyError):

@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from bertflow.data import Pairs, read_pairs, sample_pairs, sample_sentences, tables
+from bertflow.data import Pairs, read_pairs, sample_pairs, sample_sentences
 from bertflow.errors import InputError, MissingDependencyError
 
 KINDS = [".csv", ".tsv", ".jsonl", ".parquet"]
@@ -400,7 +400,7 @@ def test_a_damaged_parquet_file_is_refused(tmp_path):
 
 def test_parquet_without_its_package_gives_the_line_that_installs_it(tmp_path, monkeypatch):
     path = written(tmp_path, ".parquet", table())
-    monkeypatch.setattr(tables, "find_spec", lambda name: None)
+    monkeypatch.setattr("bertflow.errors.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'bertflow\[parquet\]'"):
         read_pairs(path)
 

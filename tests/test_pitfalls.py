@@ -133,7 +133,7 @@ def test_a_gguf_that_is_not_there_is_named_by_every_command(name, said):
 def test_a_gguf_without_its_packages_is_the_pip_line_of_every_command(name, said, monkeypatch):
     Path("model.gguf").write_bytes(b"GGUF")
     monkeypatch.setattr(
-        "bertflow.encoders.gguf.find_spec", lambda one: None if one == "gguf" else find_spec(one)
+        "bertflow.errors.find_spec", lambda one: None if one == "gguf" else find_spec(one)
     )
     assert "pip install 'bertflow[gguf]'" in said(name, "./model.gguf")
 

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertflow import evaluation
-from bertflow.analysis import lexical
+from bertflow import errors, evaluation
 from bertflow.calibrators import AllButTheTop, Flow, Standardization
 from bertflow.data import STS_TASKS, read_sentences
 from bertflow.encoders import load_encoder
@@ -34,10 +33,10 @@ from bertflow.errors import (
     TrainingError,
 )
 from bertflow.evaluation import Difference, compare, evaluate
-from bertflow.finetuning import Recipe, siamese
+from bertflow.finetuning import Recipe
 from bertflow.io.result_store import ResultStore
 from bertflow.models import calibrate
-from bertflow.paper import NAMES, plan, run
+from bertflow.paper import NAMES, run
 from bertflow.paper.analyses import Scatter
 from bertflow.paper.declared import SCORE_TABLES
 from bertflow.paper.plan import Material, Planner, Subject, identify
@@ -436,16 +435,16 @@ def test_a_table_that_cannot_be_handed_on_ends_the_run(copy, name):
 
 
 @pytest.mark.parametrize(
-    ("where", "package", "name", "extra"),
+    ("package", "name", "extra"),
     [
-        (plan, "wordfreq", "table1", "words"),
-        (lexical, "rapidfuzz", "table6", "words"),
-        (siamese, "datasets", "table8", "train"),
+        ("wordfreq", "table1", "words"),
+        ("rapidfuzz", "table6", "words"),
+        ("datasets", "table8", "train"),
     ],
 )
-def test_a_package_that_lacks_costs_its_table_alone(copy, monkeypatch, where, package, name, extra):
-    find = where.find_spec
-    monkeypatch.setattr(where, "find_spec", lambda one: None if one == package else find(one))
+def test_a_package_that_lacks_costs_its_table_alone(copy, monkeypatch, package, name, extra):
+    find = errors.find_spec
+    monkeypatch.setattr(errors, "find_spec", lambda one: None if one == package else find(one))
     shutil.rmtree(copy.runs / "models")
     result = copy.run("table5", name, seeds=3)
     assert list(result.tables) == ["table5"]

@@ -971,10 +971,10 @@ def test_options_that_do_not_go_together_are_refused(here, refused, arguments, s
 
 
 def test_ray_is_asked_for_by_the_line_that_installs_it(here, refused, monkeypatch, vectors):
-    monkeypatch.setattr("bertflow.scale.engines.find_spec", lambda name: None)
+    monkeypatch.setattr("bertflow.errors.find_spec", lambda name: None)
     save_calibrator(Standardization().fit(vectors), here / "s")
     said = refused("transform", "s", "--vectors", "in", "--output", "out", "--engine", "ray")
-    assert said == "engine ray needs Ray: pip install 'bertflow[ray]'"
+    assert said == "engine ray needs ray: pip install 'bertflow[ray]'"
 
 
 @pytest.fixture

@@ -247,7 +247,7 @@ def test_a_store_that_does_not_answer_is_one_line(store, monkeypatch):
 
 
 def test_a_store_without_the_package_gives_the_line_that_installs_it(monkeypatch):
-    monkeypatch.setattr("bertflow.data.tables.find_spec", lambda name: None)
+    monkeypatch.setattr("bertflow.errors.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"'bertflow\[remote\]'"):
         located("memory://bucket/a.txt")
 
@@ -395,6 +395,6 @@ def test_a_hub_that_does_not_answer_or_has_no_such_data_is_one_line(monkeypatch)
 
 def test_datasets_that_is_missing_is_named(tmp_path, table, monkeypatch):
     table.save_to_disk(tmp_path / "saved")
-    monkeypatch.setattr("bertflow.data.tables.find_spec", lambda name: None)
+    monkeypatch.setattr("bertflow.errors.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"'bertflow\[hub\]'"):
         read_corpus([tmp_path / "saved"])

@@ -10,6 +10,7 @@ import unicodedata
 import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib.util import find_spec
 from numbers import Integral, Real
 from subprocess import list2cmdline
 from typing import Any
@@ -149,3 +150,11 @@ def warn(message: str, kind: type[Warning] = FewRowsWarning) -> None:
 
 class MissingDependencyError(BertflowError, ImportError):
     """An optional package is needed; the message is the line that installs it."""
+
+
+def need(work: str, extra: str, *packages: str) -> None:
+    """Refuse work whose packages are missing; the message says which extra brings them."""
+    if missing := [package for package in packages if find_spec(package) is None]:
+        raise MissingDependencyError(
+            f"{work} needs {' and '.join(missing)}: pip install 'bertflow[{extra}]'"
+        )

@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.analysis.neighbours import checked, nearest_neighbours
 from bertflow.arrays import Array
-from bertflow.errors import InputError, MissingDependencyError, ModelError, check_number
+from bertflow.errors import InputError, ModelError, check_number, need
 
 # Ranks from and to, the second not included.
 RANGES = ((0, 100), (100, 500), (500, 5000), (5000, 10000))
@@ -72,8 +71,7 @@ def frequent_words(tokenizer: Any, *, most: int = 10000, language: str = "en") -
             "words are looked up by a tokenizer of transformers, got "
             f"{type(tokenizer).__name__}; give that of a transformer"
         )
-    if find_spec("wordfreq") is None:
-        raise MissingDependencyError("ranks of words need wordfreq: pip install 'bertflow[words]'")
+    need("the rank of a word", "words", "wordfreq")
     import wordfreq
 
     try:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from bertflow.arrays import Array
-from bertflow.errors import InputError, MissingDependencyError, check_number
+from bertflow.errors import InputError, check_number, need
 from bertflow.evaluation.bootstrap import RESAMPLES, Difference, Resamples, spearman_of
 from bertflow.evaluation.scores import Estimate, as_json, correlate
 
@@ -53,8 +52,7 @@ def edit_distances(
         raise InputError(
             f"pairs need as many second sentences as first, got {len(first)} and {len(second)}"
         )
-    if find_spec("rapidfuzz") is None:
-        raise MissingDependencyError("edit distance needs rapidfuzz: pip install 'bertflow[words]'")
+    need("edit distance", "words", "rapidfuzz")
     from rapidfuzz.distance import Levenshtein
 
     sides: list[Any] = [first, second]

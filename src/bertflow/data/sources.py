@@ -20,11 +20,17 @@ from bertflow.data.tables import (
     arrow_rows,
     kind_of,
     listed,
-    need,
     read_lines,
     read_rows,
 )
-from bertflow.errors import InputError, MissingDependencyError, check_choice, check_number, shown
+from bertflow.errors import (
+    InputError,
+    MissingDependencyError,
+    check_choice,
+    check_number,
+    need,
+    shown,
+)
 from bertflow.io.files import reason_of
 from bertflow.io.reading import hub_answers
 
@@ -192,7 +198,7 @@ def _read(source: Source, column: str | None, format: str | None) -> Iterator[st
 
 def open_table(source: SavedTable | HubTable, *, streaming: bool = True) -> Any:
     """A table of `datasets`; with `streaming` nothing of the hub is kept on disk."""
-    need("datasets", source, "hub")
+    need(f"reading {source}", "hub", "datasets")
     import datasets
 
     if isinstance(source, SavedTable):
@@ -233,7 +239,7 @@ def located(source: str | Path, format: str | None = None) -> list[Source]:
 
 
 def _remote(name: str) -> Any:
-    need("upath", name, "remote")
+    need(f"reading {name}", "remote", "upath")
     from upath import UPath
 
     with _named(name):

@@ -17,12 +17,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import import_module
-from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bertflow.errors import InputError, MissingDependencyError, check_choice, quoted, shown
+from bertflow.errors import InputError, MissingDependencyError, check_choice, need, quoted, shown
 from bertflow.io.files import reason_of
 from bertflow.io.reading import HEAD, contents, parse_json
 
@@ -144,14 +143,6 @@ def kind_of(path: File, kinds: Sequence[str], format: str | None = None) -> str:
             f'by --format {like} (in Python format="{like}")'
         )
     return kind
-
-
-def need(module: str, what: object, extra: str) -> None:
-    """Say how to install a module that something is read with."""
-    if find_spec(module) is None:
-        raise MissingDependencyError(
-            f"reading {what} needs {module}: pip install 'bertflow[{extra}]'"
-        )
 
 
 @contextmanager
@@ -425,7 +416,7 @@ def _comma_separated(wanted: Wanted) -> Iterator[tuple[int, list[str]]]:
 
 def _parquet(wanted: Wanted) -> Iterator[Row]:
     path = wanted.path
-    need("pyarrow", path.name, "parquet")
+    need(f"reading {path.name}", "parquet", "pyarrow")
     import pyarrow
     import pyarrow.parquet
 

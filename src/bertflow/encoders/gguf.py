@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache as once
 from functools import partial
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -23,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bertflow.encoders.sentence_cache import KEY_LENGTH, SentenceCache
-from bertflow.errors import MissingDependencyError, ModelError
+from bertflow.errors import ModelError, need
 from bertflow.io.files import staged
 from bertflow.io.result_store import key_of
 
@@ -37,11 +36,7 @@ def check_readable(path: Path) -> None:
     """Refuse a .gguf that is not there, is none by its name, or lacks the packages to read it."""
     if not path.is_file() or path.suffix != ".gguf":
         raise ModelError(f"{path} is no .gguf file; give the path of one, or a folder")
-    missing = [package for package in ["gguf", "accelerate"] if find_spec(package) is None]
-    if missing:
-        raise MissingDependencyError(
-            f"reading {path.name} needs {' and '.join(missing)}: pip install 'bertflow[gguf]'"
-        )
+    need(f"reading {path.name}", "gguf", "gguf", "accelerate")
 
 
 def licence_of(path: Path) -> str | None:

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +52,11 @@ from bertflow.encoders.description import origin_of
 from bertflow.encoders.embedding import count_cut_of
 from bertflow.errors import (
     InputError,
-    MissingDependencyError,
     ModelError,
     TrainingError,
     check_choice,
     check_number,
+    need,
 )
 from bertflow.finetuning.examples import NliCorpus
 from bertflow.io.files import check_replaceable, reason_of, replaced_folder, sole_writer
@@ -338,10 +337,7 @@ def loss_curve(losses: list[float]) -> list[tuple[int, float]]:
 
 def check_packages() -> None:
     """Refuse to begin without the packages that training needs; the message is the pip line."""
-    if missing := [package for package in PACKAGES if find_spec(package) is None]:
-        raise MissingDependencyError(
-            f"fine-tuning needs {' and '.join(missing)}: pip install 'bertflow[train]'"
-        )
+    need("fine-tuning", "train", *PACKAGES)
 
 
 def _identity(facts: dict[str, Any], corpus: NliCorpus) -> dict[str, Any]:

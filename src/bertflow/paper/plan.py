@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import wraps
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -26,10 +25,10 @@ from bertflow.calibrators.readme import calibrator_name
 from bertflow.data import CATALOG, Pairs, read_sentences, read_task
 from bertflow.errors import (
     MissingDataError,
-    MissingDependencyError,
     ModelError,
     check_choice,
     check_number,
+    need,
 )
 from bertflow.evaluation.tasks import read_available
 from bertflow.finetuning import NliCorpus, Recipe, nli_corpus
@@ -447,8 +446,7 @@ class Planner:
 
     def words_job(self, subject: Subject) -> Words:
         """The job of Table 1."""
-        if find_spec("wordfreq") is None:
-            raise MissingDependencyError("table1 needs wordfreq: pip install 'bertflow[words]'")
+        need("table1", "words", "wordfreq")
         frequencies = f"wordfreq {version('wordfreq')}"
         return Words(subject=subject, ranges=RANGES, neighbours=NEIGHBOURS, frequencies=frequencies)
 

@@ -12,7 +12,6 @@ import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import astuple
 from functools import wraps
-from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
@@ -21,7 +20,7 @@ import numpy as np
 
 from bertflow.analysis.frequency import Mean
 from bertflow.display.grid import fixed, hundredfold
-from bertflow.errors import InputError, MissingDependencyError
+from bertflow.errors import InputError, need
 from bertflow.io.files import check_writable, write_bytes
 from bertflow.report.measures import (
     LEAST_SINGULAR,
@@ -77,8 +76,7 @@ LEGEND_CHARACTERS = 20
 
 def check_matplotlib() -> None:
     """Refuse to go on without matplotlib; the message is the pip line."""
-    if find_spec("matplotlib") is None:
-        raise MissingDependencyError("figures need matplotlib: pip install 'bertflow[report]'")
+    need("drawing", "report", "matplotlib")
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:

@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,9 @@ from pyarrow.parquet import ParquetWriter
 from bertflow.errors import (
     BertflowError,
     InputError,
-    MissingDependencyError,
     ModelError,
     check_choice,
+    need,
 )
 from bertflow.io.files import reason_of, writing
 from bertflow.process_state import pinned
@@ -206,8 +205,7 @@ def opened_engine(
             raise InputError("engine local has no address and no workers; give engine ray")
         yield None
         return
-    if find_spec("ray") is None:
-        raise MissingDependencyError("engine ray needs Ray: pip install 'bertflow[ray]'")
+    need("engine ray", "ray", "ray")
     import ray
 
     connected_before = ray.is_initialized()
