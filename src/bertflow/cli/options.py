@@ -25,6 +25,7 @@ from typer.core import TyperCommand
 from bertflow.cli import console
 from bertflow.errors import InputError, ModelError, one_line, unknown
 from bertflow.io.files import save_or_keep, write_text
+from bertflow.io.reading import hub_names
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -161,9 +162,8 @@ def listed(given: list[str] | None) -> list[str]:
 
 def known_place(name: str | None) -> str | None:
     """An encoder or model; refused before libraries are loaded if it is a path to nothing."""
-    if name and (name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")):
-        if not Path(name).exists():
-            raise ModelError(f"{name} does not exist; give a folder, a .gguf file or a hub name")
+    if name and not Path(name).exists():
+        hub_names(name)
     return name
 
 

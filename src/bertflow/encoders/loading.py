@@ -29,7 +29,7 @@ from bertflow.encoders.pooling import ANY_BLOCKS, cut_to, hidden_states, pooled,
 from bertflow.encoders.probe import check_encoder, positions
 from bertflow.encoders.sentence_cache import SentenceCache
 from bertflow.errors import InputError, ModelError, check_number, shown, unknown
-from bertflow.io.reading import hub_answers, read_json
+from bertflow.io.reading import hub_answers, hub_names, not_on_hub, read_json
 from bertflow.io.result_store import Result, key_of
 from bertflow.process_state import pinned
 
@@ -253,12 +253,10 @@ def _locate(name: str | Path, revision: str | None) -> _Source:
         return _gguf(path)
     if path.is_dir():
         return _in_folder(path)
-    text = str(name)
-    if text.startswith((".", "/", "~")) or text.count("/") > 1 or "\\" in text or not text:
-        raise ModelError(f"{text} does not exist; give a folder, a .gguf file or a hub name")
+    text, candidates = str(name), hub_names(str(name))
     where: dict[str, Any] = {"revision": revision, "local_files_only": not hub_answers()}
     hub = _Source(text, hub=where)
-    for candidate in [text] if "/" in text else [text, f"sentence-transformers/{text}"]:
+    for candidate in candidates:
         with readable(lambda said: _explanation(name, said, hub)):
             if is_sentence_transformer_model(candidate, **where):
                 return _Source(candidate, modules=True, hub=where)
@@ -291,11 +289,7 @@ def _in_folder(path: Path) -> _Source:
 def _explanation(name: str | Path, said: str, source: _Source) -> str:
     if not source.hub:
         return f"{name} cannot be loaded: {said}"
-    reason = "no connection, and it is not in the cache" if source.hub["local_files_only"] else said
-    return (
-        f"{name} is no folder here and cannot be had from the model hub ({reason}); check the "
-        "name and the network, or give a folder or a .gguf file"
-    )
+    return not_on_hub(name, None if source.hub["local_files_only"] else said)
 
 
 def _make_poolable(transformer: Any, pooling: str, name: str | Path) -> None:

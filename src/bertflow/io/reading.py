@@ -109,6 +109,28 @@ def _finite(number: str) -> float:
     return value
 
 
+def hub_names(name: str) -> list[str]:
+    """The names that an encoder may have on the hub; a ModelError if it can be a path alone.
+
+    Example:
+        >>> hub_names("all-MiniLM-L6-v2")
+        ['all-MiniLM-L6-v2', 'sentence-transformers/all-MiniLM-L6-v2']
+    """
+    path = name.startswith((".", "/", "~")) or name.endswith(".gguf") or name.count("/") > 1
+    if path or "\\" in name or not name:
+        raise ModelError(f"{name} does not exist; give a folder, a file or a hub name")
+    return [name] if "/" in name else [name, f"sentence-transformers/{name}"]
+
+
+def not_on_hub(name: object, reason: str | None) -> str:
+    """The message about an encoder that the hub does not give; no reason means no connection."""
+    reason = reason or "no connection, and it is not in the cache"
+    return (
+        f"{name} is no folder here and cannot be had from the model hub ({reason}); check the "
+        "name and the network, or give a folder or a .gguf file"
+    )
+
+
 def hub_answers() -> bool:
     """Whether the hub can be reached: its clients would try for minutes before they give up."""
     from huggingface_hub import constants, get_session

@@ -32,7 +32,8 @@ from bertflow.errors import (
 )
 from bertflow.evaluation.tasks import read_available
 from bertflow.finetuning import NliCorpus, Recipe, nli_corpus
-from bertflow.io.reading import hub_answers
+from bertflow.io.files import reason_of
+from bertflow.io.reading import hub_answers, hub_names, not_on_hub
 from bertflow.io.result_store import key_of
 from bertflow.paper.declared import FLOWS, PAPER_POOLING, PLAIN_POOLING, Row, Table
 
@@ -131,22 +132,16 @@ def _files_digest(path: Path) -> str:
 
 def _commit(name: str, wanted: str | None) -> str:
     """The commit of a hub name, from the hub or else from the cache."""
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name:
-        raise ModelError(f"{name} does not exist; give a folder, a file or a hub name")
-    offline, reason = not hub_answers(), "no connection, and it is not in the cache"
-    # `load_encoder` reads a name without an owner as one of sentence-transformers', too.
-    for candidate in [name] if "/" in name else [name, f"sentence-transformers/{name}"]:
+    candidates, offline, reason = hub_names(name), not hub_answers(), None
+    for candidate in candidates:
         try:
             found = snapshot_download(
                 candidate, revision=wanted, allow_patterns="config.json", local_files_only=offline
             )
             return Path(found).name
         except Exception as error:  # The hub client has many; all mean that it cannot be had.
-            reason = str(error).strip().split("\n")[0] if not offline else reason
-    raise ModelError(
-        f"{name} is no folder here and cannot be had from the model hub ({reason}); check the "
-        "name and the network, or give a folder or a .gguf file"
-    )
+            reason = None if offline else reason_of(error)
+    raise ModelError(not_on_hub(name, reason))
 
 
 def _once(read: Callable[..., T]) -> Callable[..., T]:
