@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -118,12 +118,6 @@ class ResultStore:
             self._make_room(count, self.size)
         for target, content in contents.items():
             write_bytes(target, content)
-
-    def __iter__(self) -> Iterator[Result]:
-        for path in sorted(self.folder.glob("*.json")):
-            result = self.get(path.stem)
-            if result is not None:
-                yield result
 
     def sizes(self) -> dict[str, int]:
         """The bytes of each result by its key, the least recently used first."""

@@ -104,11 +104,6 @@ class RowResult:
     cells: Mapping[str, CellResult]
     published_for: str | None = None
 
-    def marked(self, baselines: Mapping[str, Difference]) -> RowResult:
-        """The row with differences to its baseline, by column."""
-        marked = {name: replace(self.cells[name], baseline=one) for name, one in baselines.items()}
-        return replace(self, cells={**self.cells, **marked})
-
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimResult:
@@ -272,7 +267,9 @@ def score_table(plans: Sequence[Plan], store: ResultStore) -> TableResult:
         claims += [*encoder.claims(), *encoder.spread()]
         notes += encoder.notes()
     for (place, column), change in holm(changes).items():
-        rows[place] = rows[place].marked({column: scaled(change)})
+        cells = rows[place].cells
+        marked = replace(cells[column], baseline=scaled(change))
+        rows[place] = replace(rows[place], cells={**cells, column: marked})
     return TableResult(
         name=table.name,
         title=table.title,
