@@ -318,22 +318,14 @@ def test_a_second_text_column_that_begins_late_is_an_error(tmp_path, monkeypatch
     assert read_corpus([tmp_path / "saved"], column="text") == ["A cat"]
 
 
-@pytest.mark.parametrize(
-    ("late", "message"),
-    [
-        ({"id": "c", "text": "A cat"}, r"train has 2 text columns \('id', 'text'\)"),
-        ({"id": 3, "text": "A cat"}, r"train: the text is 'id', from row 3 on 'text'; name one"),
-    ],
-)
-def test_a_stream_of_unknown_types_whose_text_is_elsewhere_later_is_an_error(
-    monkeypatch, late, message
-):
+@pytest.mark.parametrize("late", [{"id": "c", "text": "A cat"}, {"id": 3, "text": "A cat"}])
+def test_a_stream_of_unknown_types_whose_text_is_elsewhere_later_is_an_error(monkeypatch, late):
     monkeypatch.setattr(module, "BATCH_ROWS", 2)
     rows = [{"id": "a", "text": 1}, {"id": "b", "text": 2}, late]
     stream = datasets.IterableDataset.from_generator(lambda: iter(rows))
     monkeypatch.setattr(module, "hub_answers", lambda: True)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: stream)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=r"train has 2 text columns \('id', 'text'\)"):
         read_corpus(["hub:owner/name:train"])
 
 

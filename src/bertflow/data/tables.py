@@ -437,16 +437,12 @@ def _parquet(wanted: Wanted) -> Iterator[Row]:
 
 
 def arrow_rows(batches: Iterable[Any], wanted: Wanted) -> Iterator[Row]:
-    """The cells of some columns of Arrow tables, row by row; of all tables the same columns."""
-    number, before = 0, wanted.columns
+    """The cells of some columns of Arrow tables, row by row."""
+    number, names = 0, list[str]()
     for batch in batches:
-        names = _chosen(batch.schema, wanted)
-        if before not in (None, names):
-            raise InputError(
-                f"{wanted.path}: the text is {listed(before)}, from row {number + 1} on "
-                f"{listed(names)}; name one by --column (in Python column=)"
-            )
-        before = names
+        names = list(dict.fromkeys([*names, *_chosen(batch.schema, wanted)]))
+        if wanted.columns is None:  # A stream may have its text elsewhere later.
+            only_text(wanted.path, names)
         for cells in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
             number += 1
             yield number, list(cells)
