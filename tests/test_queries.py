@@ -116,6 +116,7 @@ def test_a_role_a_row_is_the_same_as_two_matrices(documents, queries):
     assert np.array_equal(mapped[roles == "document"], apart.transform(documents))
     assert np.array_equal(together.transform(rows, roles.tolist()), mapped)
     assert np.allclose(together.inverse_transform(mapped, roles), rows)
+    assert together.transform(rows[:0], []).shape == (0, 6)
 
 
 def test_without_queries_one_map_serves_both(documents, queries):

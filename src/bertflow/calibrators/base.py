@@ -159,16 +159,16 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         """Map rows to this width by what `_into` gives in this place for the role of each."""
         if isinstance(role, str):
             return mapped(self._into(role)[way], rows, width)
-        found: Any = None
-        for name, places in places_of_roles(role, len(rows)).items():
+        every = places_of_roles(role, len(rows))
+        # Not finite, a row is named by its number among all rows, not among those of its role.
+        finite(rows)
+        make: Any = rows.new_empty if isinstance(rows, Tensor) else np.empty
+        found = make((len(rows), width), dtype=rows.dtype)
+        for name, places in every.items():
             try:
-                part: Any = mapped(self._into(name)[way], finite(rows)[places], width)
+                found[places] = mapped(self._into(name)[way], rows[places], width)
             except InputError as error:
                 raise InputError(f"{error} (of those of role {name!r})") from None
-            if found is None:
-                like_it: Any = part.new_empty if isinstance(part, Tensor) else np.empty
-                found = like_it((len(rows), width), dtype=part.dtype)
-            found[places] = part
         return found
 
     def _into(self, role: str) -> tuple[Into, Into]:
