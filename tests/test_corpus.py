@@ -277,6 +277,17 @@ def test_two_columns_of_the_name_that_is_asked_for_are_refused(tmp_path):
             read_corpus([tmp_path / name], column="text")
 
 
+def test_a_parquet_file_that_was_appended_to_another_is_refused(tmp_path):
+    path = written(tmp_path, ".parquet", content(".parquet", {"text": ["A cat", "A dog"]}))
+    with path.open("ab") as file:
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["A cow", "An ox"]}), file)
+    with pytest.raises(InputError, match="holds several parquet files"):
+        read_corpus([path])
+    path.write_bytes(content(".parquet", {"text": ["A cat", "A dog"]}) * 2)
+    with pytest.raises(InputError, match="holds several parquet files"):
+        read_corpus([path])
+
+
 # Quotes and rows.
 
 

@@ -432,8 +432,29 @@ def _parquet(wanted: Wanted) -> Iterator[Row]:
             chosen = _chosen(table.schema_arrow, wanted)
             batches = table.iter_batches(PARQUET_ROWS, columns=list(chosen))
             yield from arrow_rows(batches, replace(wanted, columns=chosen))
+            if "://" not in str(path):  # What comes over a network is not read twice.
+                _check_alone(file, table.metadata, chosen, path)
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path} is not a whole parquet file: {error}") from None
+
+
+def _check_alone(file: Any, metadata: Any, chosen: Sequence[str], path: File) -> None:
+    """Refuse a file that was appended to another: its end describes the last one only.
+
+    The mark between them is looked for behind the place where the last text begins.
+    """
+    end, place, last = b"", 0, metadata.num_row_groups - 1
+    for leaf in range(metadata.num_columns if last >= 0 else 0):
+        # In a damaged file columns that were not read may end the interpreter.
+        if metadata.schema.column(leaf).path.partition(".")[0] in chosen:
+            place = max(place, metadata.row_group(last).column(leaf).data_page_offset)
+    file.seek(place)
+    while block := file.read(READ_AT_ONCE):
+        if 2 * PARQUET_MARK in end + block:  # The first one's end and the next one's beginning.
+            raise InputError(
+                f"{path} holds several parquet files, one after another; separate them"
+            )
+        end = block[1 - 2 * len(PARQUET_MARK) :]
 
 
 def arrow_rows(batches: Iterable[Any], wanted: Wanted) -> Iterator[Row]:
