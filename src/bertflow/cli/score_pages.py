@@ -16,11 +16,16 @@ from bertflow.evaluation import score_grids as grids
 from bertflow.evaluation.jobs import JOB_METHODS, JobScore, job_differences
 from bertflow.evaluation.scores import counted
 
+# What to do next, by the verdict or by the job.
 NEXT = {
     "yes": "bertflow fit calibrates; bertflow compare shows on pairs of your own what it gains",
     "no": "bertflow compare shows on pairs of your own what calibration would change",
     "unclear": "bertflow compare tells, on a task or on pairs of your own",
     "uninformative": "fit on ten times as many rows as dimensions, and diagnose other sentences",
+    "search": "bertflow compare ENCODER --retrieval DIR tells, on a search of your own",
+    "classes": "bertflow compare ENCODER --labels FILE tells, on texts of your own",
+    "clusters": "bertflow compare ENCODER --labels FILE --job clusters tells, on texts of your own",
+    "duplicates": "bertflow compare ENCODER --pairs FILE --job duplicates tells, on your own pairs",
 }
 
 
@@ -253,8 +258,8 @@ def diagnosis_page(source: str, found: Diagnosis, alike: float) -> Page:
     notes = [f"dimensions with most of the cosine: {top}"]
     if found.alignment is not None:
         notes.append(f"pairs alike are those with a score from {alike} of the highest")
-    after = f"bertflow compare --job {found.job} shows on text of your own what it would change"
-    notes += [*found.warnings, NEXT[found.verdict] if found.job == "similarity" else after]
+    after = NEXT[found.verdict if found.job == "similarity" else found.job]
+    notes += [*found.warnings, after]
     facts = {
         "verdict": f"{VERDICTS[found.verdict]}: {found.reason}",
         "vectors": f"{source}: {found.rows:,}, each of {found.width} dimensions",
