@@ -94,7 +94,7 @@ def test_both_sides_have_maps_of_their_own(encoder, search):
     value = estimates(search.judge(mapped))["cosine"].value
     two_sided, one_sided = (one.overall("cosine").value for one in found.entries.values())
     assert two_sided == pytest.approx(value, abs=1e-6)
-    assert abs(one_sided - value) > 1e-3
+    assert abs(one_sided - value) > 1e-5
 
 
 @pytest.mark.parametrize("kind", ["search", "classes", "duplicates"])
