@@ -34,7 +34,7 @@ from bertflow import SentenceCache, load_encoder
 from bertflow.data import Collection, Pairs, read_nli, read_task
 from bertflow.demo import default_encoder
 from bertflow.evaluation import DuplicatesJob, LabelsJob, RetrievalJob, read_retrieval
-from bertflow.evaluation.jobs import Job, JobComparison, compare_job, default_methods
+from bertflow.evaluation.jobs import Comparison, Job, compare_job, default_methods
 
 FITTED_QUERIES = (0, 10, 30, 100, 300, 1351)
 METHODS = ("adaptive-whitening", "standardization", "whitening", "all-but-the-top")
@@ -108,7 +108,7 @@ SHOWN = {
 }
 
 
-def print_measures(kind: str, columns: dict[str, JobComparison]) -> None:
+def print_measures(kind: str, columns: dict[str, Comparison]) -> None:
     """A row a calibrator, a column an encoder."""
     print(f"\n{' / '.join(SHOWN[kind])}, × 100\n")
     print(table_line(["calibrator", *columns]))
@@ -121,7 +121,7 @@ def print_measures(kind: str, columns: dict[str, JobComparison]) -> None:
         print(table_line([method, *cells]), flush=True)
 
 
-def _marked(found: JobComparison, method: str, measure: str) -> str:
+def _marked(found: Comparison, method: str, measure: str) -> str:
     value = found.entries[method].overall(measure).value
     shown = "undefined" if value is None else f"{100 * value:.1f}"
     if method == "none":
@@ -130,7 +130,7 @@ def _marked(found: JobComparison, method: str, measure: str) -> str:
     return f"{shown} {'=' if not lead.real else '+' if (lead.value or 0) > 0 else '-'}"
 
 
-def print_few_labels(columns: dict[str, JobComparison]) -> None:
+def print_few_labels(columns: dict[str, Comparison]) -> None:
     """Accuracy with few labels a class: of logistic regression, and of k-NN."""
     print("\nlogistic regression / k-nn, accuracy × 100 with few labels a class\n")
     print(table_line(["labels", "calibrator", *columns]))
@@ -145,7 +145,7 @@ def print_few_labels(columns: dict[str, JobComparison]) -> None:
             print(table_line([known["labels"], method, *cells]))
 
 
-def print_thresholds(columns: dict[str, JobComparison]) -> None:
+def print_thresholds(columns: dict[str, Comparison]) -> None:
     """What thresholds do on all pairs, and on the half that they were not chosen on."""
     print("\nthresholds with the best F1, and with precision 0.95 (precision / recall)\n")
     head = ["best F1 from", "F1", "F1 held out", "0.95 from", "all pairs", "held out"]

@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 from bertflow import calibrate, load_encoder
-from bertflow.analysis import nearest
 from bertflow.data import sample_sentences
+from bertflow.evaluation import exact_search
 
 ENCODER = sys.argv[1] if len(sys.argv) > 1 else "bert-base-uncased"
 FILE = sys.argv[2] if len(sys.argv) > 2 else None  # One document a line.
@@ -16,7 +16,7 @@ encoder = load_encoder(ENCODER)
 model = calibrate(encoder, documents)
 
 for name, side in [("before", encoder), ("after", model)]:
-    rows, cosines = nearest(side.encode(QUESTIONS), side.encode(documents), k=3)
+    rows, cosines = exact_search(side.encode(QUESTIONS), side.encode(documents), k=3)
     for question, found, values in zip(QUESTIONS, rows, cosines, strict=True):
         print(f"\n{name}: {question}")
         for row, value in zip(found, values, strict=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from sklearn.neighbors import NearestNeighbors
 
 from bertflow.analysis import (
     Dominance,
@@ -17,7 +16,6 @@ from bertflow.analysis import (
     hubness,
     isoscore,
     mean_cosine,
-    nearest,
     partition_isotropy,
     singular_spectrum,
     uniformity,
@@ -97,57 +95,6 @@ def test_spectrum_of_zeros_is_zeros():
     assert_array_equal(singular_spectrum(np.zeros((4, 3))), np.zeros(3))
 
 
-@pytest.mark.parametrize("k", [1, 5, 60])
-def test_nearest_is_that_of_scikit_learn(rng, k):
-    vectors, queries = rng.normal(size=(60, 8)), rng.normal(size=(9, 8))
-    distances, expected = (
-        NearestNeighbors(n_neighbors=k, metric="cosine").fit(vectors).kneighbors(queries)
-    )
-    rows, cosines = nearest(queries, vectors, k)
-    assert_array_equal(rows, expected)
-    assert_allclose(cosines, 1 - distances, rtol=0, atol=1e-12)
-
-
-def test_nearest_goes_by_direction_best_first():
-    vectors = np.array([[0.0, 1.0], [10.0, 0.0], [1.0, 1.0], [-1.0, 0.0]])
-    rows, cosines = nearest(np.array([[0.1, 0.0]]), vectors, 4)
-    assert rows.tolist() == [[1, 2, 0, 3]]
-    assert_allclose(cosines, [[1.0, np.sqrt(0.5), 0.0, -1.0]], atol=1e-15)
-
-
-def test_nearest_keeps_the_order_of_rows_that_tie():
-    rows, _ = nearest(np.array([[1.0, 0.0]]), np.array([[0.0, 1.0], [2.0, 0.0], [2.0, 0.0]]), 2)
-    assert rows.tolist() == [[1, 2]]
-
-
-def test_nearest_computes_half_precision_in_double():
-    vectors = np.array([[300.0, 400.0], [400.0, 300.0]], dtype=np.float16)
-    rows, cosines = nearest(np.array([[300.0, 400.0]], dtype=np.float16), vectors, 2)
-    assert rows.tolist() == [[0, 1]]
-    assert_allclose(cosines, [[1.0, 0.96]], atol=1e-15)
-
-
-@pytest.mark.parametrize("scale", [1e38, 1e-38])
-def test_nearest_does_not_depend_on_magnitude(rng, scale):
-    vectors, queries = rng.normal(size=(30, 4)), rng.normal(size=(3, 4))
-    expected, cosines = nearest(queries, vectors, 3)
-    rows, scaled = nearest(scale * queries, scale * vectors, 3)
-    assert_array_equal(rows, expected)
-    assert_allclose(scaled, cosines, atol=1e-12)
-
-
-def test_a_zero_row_is_near_nothing():
-    rows, cosines = nearest(np.array([[1.0, 0.0]]), np.array([[0.0, 0.0], [1.0, 1.0]]), 2)
-    assert rows.tolist() == [[1, 0]]
-    assert cosines[0, 1] == 0.0
-
-
-@pytest.mark.parametrize("k", [0, -1, 4])
-def test_nearest_refuses_a_count_out_of_range(k):
-    with pytest.raises(InputError, match=f"between 1 and 3, got {k}"):
-        nearest(np.ones((1, 2)), np.ones((3, 2)), k)
-
-
 def aligned(vectors):
     return alignment(vectors, vectors[::-1])
 
@@ -170,9 +117,7 @@ def numbers(result):
     return np.atleast_1d(result)
 
 
-@pytest.mark.parametrize(
-    "function", [*MEASURES, singular_spectrum, lambda x: nearest(x, x, 2)], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("function", [*MEASURES, singular_spectrum], ids=lambda f: f.__name__)
 def test_the_callers_array_is_untouched(rng, function):
     vectors = rng.normal(size=(20, 4))
     vectors[3] = 0.0
@@ -223,6 +168,9 @@ def test_no_scale_makes_a_measure_fail(rng, measure):
     for scale in (1e-44, 1e-38, 1e-30, 1e30, 1e38):
         result = numbers(measure(scale * rng.uniform(-1.0, 2.0, size=(40, 4))))
         assert np.isfinite(result).all(), scale
+    for scale in (1e-200, 1e200):
+        with pytest.raises(InputError, match=r"the largest number in X is .e[+-]200; divide X"):
+            measure(np.full((40, 4), scale))
 
 
 @pytest.mark.parametrize("measure", MEASURES)

@@ -346,7 +346,7 @@ def test_flows_are_the_mean_over_seeds_by_hand(everything, folder, method):
             )
         # Resamples take the seeds in turn, so that the interval holds both sources of chance.
         stack = np.stack([cosines(pairs, flow.transform) for flow in flows])
-        drawn = [found.replicates["all"] for found in figures(pairs, stack)]
+        drawn = [found.main("all").replicates for found in figures(pairs, stack)]
         mixed = np.where(np.arange(1000) % 2 == 0, *drawn)
         assert_allclose(entry.estimates["all"][task].replicates, mixed, rtol=0, atol=0.02)
 

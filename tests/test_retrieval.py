@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
 
 from bertflow.data import read_collection
 from bertflow.errors import InputError
@@ -217,6 +218,17 @@ def test_a_memory_mapped_file_and_tensors_are_searched_like_arrays(tmp_path):
     for other in (np.load(tmp_path / "d.npy", mmap_mode="r"), torch.from_numpy(documents)):
         for ours, theirs in zip(exact_search(queries, other, 7), expected, strict=True):
             assert np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_search_does_not_depend_on_magnitude(rng, scale):
+    documents, queries = rng.normal(size=(30, 4)), rng.normal(size=(3, 4))
+    documents[7] = 0.0
+    expected, cosines = exact_search(queries, documents, 30)
+    rows, scaled = exact_search(scale * queries, scale * documents, 30)
+    assert_array_equal(rows, expected)
+    assert_allclose(scaled, cosines, atol=1e-6)
+    assert_array_equal(cosines[rows == 7], np.zeros(3))
 
 
 def test_search_refuses_what_has_no_answer():

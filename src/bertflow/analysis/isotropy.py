@@ -7,16 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import scipy.stats
 import torch
 
-from bertflow.analysis.neighbours import (
-    checked,
-    cosine_blocks,
-    directed,
-    sampled,
-    unit_rows,
-)
-from bertflow.arrays import CHUNK_ROWS, Array, as_tensor, chunks, finite
+from bertflow.analysis.neighbours import checked, cosine_blocks, directed, sampled
+from bertflow.arrays import CHUNK_ROWS, Array, as_tensor, chunks, finite, unit_rows
 from bertflow.calibrators.moments import ROUNDING, moments_of
 from bertflow.errors import InputError, check_number
 from bertflow.evaluation.scores import cosines_of_rows
@@ -350,10 +345,8 @@ def hubness(vectors: Array, *, k: int = 10, rows: int = 5000, random_state: int 
         cosine[np.arange(len(numbers)), numbers] = -np.inf
         near = np.argpartition(cosine, count - k, axis=1)[:, count - k :]
         occurrence += np.bincount(near.ravel(), minlength=count)
-    centred = occurrence - k
-    deviation = np.sqrt(np.mean(centred**2))
     return Hubness(
-        skewness=float(np.mean(centred**3) / deviation**3) if deviation > 0 else 0.0,
+        skewness=float(scipy.stats.skew(occurrence)) if np.ptp(occurrence) else 0.0,
         antihubs=float(np.mean(occurrence == 0)),
         largest=int(occurrence.max()),
         k=k,

@@ -1,4 +1,4 @@
-"""Rows of a cloud: checked, sampled, of length 1, and the rows that are nearest to them."""
+"""Rows of a cloud: checked, sampled, and the rows that are nearest to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEARCH_ENTRIES = 2**24
 
 
 def checked(vectors: Array) -> Array:
-    """The vectors as a matrix of floats, if there are 2 rows or more and all of them are finite."""
+    """The vectors as a matrix of floats: 2 finite rows or more, whose squares float64 can hold."""
     given = matrix(vectors)
     if isinstance(given, Tensor):
         given = (given.float() if given.dtype == torch.bfloat16 else given).cpu().numpy()
@@ -27,6 +27,9 @@ def checked(vectors: Array) -> Array:
     if given.shape[1] == 0:
         raise InputError(f"expected vectors of shape (rows, dimensions), got shape {given.shape}")
     rows: Array = finite(given)
+    largest = np.abs(rows).max() if rows.dtype == np.float64 else 0.0
+    if largest and not 1e-100 < largest < 1e100:
+        raise InputError(f"the largest number in X is {largest:.0e}; divide X by it")
     return rows
 
 
@@ -52,37 +55,12 @@ def sampled(vectors: Array, rows: int, random_state: int) -> Array:
     return vectors[np.sort(drawn)]
 
 
-def unit_rows(vectors: Array) -> Array:
-    """Each row divided by its length, in float64; rows that are zero stay so."""
-    wide = vectors.astype(np.float64)
-    length = np.linalg.norm(wide, axis=1, keepdims=True)
-    wide /= np.where(length > 0, length, 1.0)
-    return wide
-
-
 def cosine_blocks(unit: Array) -> Iterator[tuple[Array, Array]]:
     """Row numbers, shape (B,), and their cosines to all rows, shape (B, N), block after block."""
     size = max(1, BLOCK_ENTRIES // len(unit))
     for start in range(0, len(unit), size):
         numbers = np.arange(start, min(start + size, len(unit)))
         yield numbers, unit[numbers] @ unit.T
-
-
-def nearest(queries: Array, vectors: Array, k: int) -> tuple[Array, Array]:
-    """Numbers and cosines, shape (Q, k), of the k rows nearest to each query, best first.
-
-    Queries have shape (Q, D), vectors (N, D), by cosine; k is from 1 to N, or an InputError.
-
-    Example:
-        >>> rows, cosines = nearest(np.array([[1.0, 0.1]]), np.array([[0.0, 1.0], [2.0, 0.0]]), k=1)
-        >>> rows.tolist()
-        [[1]]
-    """
-    if not 1 <= k <= len(vectors):
-        raise InputError(f"k must be between 1 and {len(vectors)}, got {k}")
-    cosine = unit_rows(queries) @ unit_rows(vectors).T
-    rows = np.argsort(-cosine, axis=1, kind="stable")[:, :k]
-    return rows, np.take_along_axis(cosine, rows, axis=1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,13 +4,7 @@ from bertflow.data import TASKS
 from bertflow.evaluation.bootstrap import Difference, Resamples, holm, paired_difference
 from bertflow.evaluation.comparison import METHODS, Comparison, Method, compare
 from bertflow.evaluation.duplicates import DuplicatesJob
-from bertflow.evaluation.jobs import (
-    JobComparison,
-    JobScore,
-    compare_job,
-    evaluate_job,
-    job_differences,
-)
+from bertflow.evaluation.jobs import JobScore, compare_job, evaluate_job, job_differences
 from bertflow.evaluation.labels import LabelsJob, read_labels
 from bertflow.evaluation.retrieval import RetrievalJob, exact_search, read_retrieval
 from bertflow.evaluation.scores import (
@@ -44,7 +38,6 @@ __all__ = [
     "Difference",
     "DuplicatesJob",
     "Estimate",
-    "JobComparison",
     "JobScore",
     "LabelsJob",
     "Method",

@@ -15,8 +15,8 @@ from bertflow.errors import InputError
 
 RESAMPLES = 1000
 CONFIDENCE = 0.95
-# Resamples are counted and ranked in blocks of about this many numbers.
-BLOCK_ENTRIES = 2**18
+# Resamples are counted and ranked in blocks of about this many numbers, which fit in a cache.
+BLOCK_ENTRIES = 2**16
 
 T = TypeVar("T")
 

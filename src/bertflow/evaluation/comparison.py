@@ -154,6 +154,7 @@ class Comparison:
         cut: How many of these the encoder cuts, being longer than it takes.
         encode_seconds: How long encoding took.
         seconds: How long all took.
+        facts: Of a job, by method, what its first fit found beside measures, such as a threshold.
         versions: Of the libraries.
         time: When, UTC.
     """
@@ -169,6 +170,7 @@ class Comparison:
     cut: int
     encode_seconds: float
     seconds: float
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=library_versions)
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
@@ -461,19 +463,19 @@ def _score(
     report: Progress,
 ) -> dict[str, dict[str, list[Figures]]]:
     """By task and method, the figures of each seed, all on the same pairs."""
-    methods: dict[str, list[str]] = {pairs.task: [] for pairs in tests}
-    cosines: dict[str, list[Array]] = {pairs.task: [] for pairs in tests}
+    judged: dict[str, list[tuple[str, Array]]] = {pairs.task: [] for pairs in tests}
     for trial, outcome in ran:
-        for test, of_test in zip(trial.tests, outcome.cosines, strict=True):
-            methods[test.task].append(trial.method)
-            cosines[test.task].append(of_test)
-    whole = [scores.on_all_pairs(pairs, np.stack(cosines[pairs.task])) for pairs in tests]
-    works = [partial(scores.figures, *one) for one in zip(tests, whole, strict=True)]
+        for test, cosines in zip(trial.tests, outcome.cosines, strict=True):
+            judged[test.task].append((trial.method, cosines))
+    works = []
+    for pairs in tests:
+        whole = scores.on_all_pairs(pairs, np.stack([one for _, one in judged[pairs.task]]))
+        works.append(partial(scores.figures, pairs, whole))
     scored: dict[str, dict[str, list[Figures]]] = {pairs.task: {} for pairs in tests}
     for done, (number, found) in enumerate(run_all(works, jobs), 1):
         task = tests[number].task
-        for name, one in zip(methods[task], found, strict=True):
-            scored[task].setdefault(name, []).append(one)
+        for (method, _), one in zip(judged[task], found, strict=True):
+            scored[task].setdefault(method, []).append(one)
         report("score", done, len(works))
     return scored
 

@@ -226,21 +226,6 @@ def _entry(
     return entry, found[0].facts
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class JobComparison(Comparison):
-    """Calibrators side by side on one encoder and one job.
-
-    It is a `Comparison` whose only task is the job, by its kind, and whose aggregations are the
-    job's measures, the main one first. Methods with a map for each side are named such as
-    "two-sided whitening".
-
-    Attributes:
-        facts: By entry, what its first fit found beside the measures, such as a threshold.
-    """
-
-    facts: Mapping[str, Mapping[str, Any]]
-
-
 def compare_job(
     encoder: SentenceTransformer,
     job: Job,
@@ -253,11 +238,12 @@ def compare_job(
     jobs: int | None = None,
     progress: Progress | None = None,
     **options: Unpack[Computing],
-) -> JobComparison:
+) -> Comparison:
     """Fit every calibrator on an encoder's vectors, and judge each by the same job and resamples.
 
-    Where both sides of a search are there to fit on, each calibrator is fitted twice: with a map
-    for each side ("two-sided"), and with one map on the rows of both.
+    The only task is the job, by its kind, and the aggregations are its measures, the main one
+    first. Where both sides of a search are there to fit on, each calibrator is fitted twice: with a
+    map for each side ("two-sided whitening"), and with one map on the rows of both.
 
     Args:
         encoder: Any SentenceTransformer that is not calibrated.
@@ -311,7 +297,7 @@ def compare_job(
     names = [f"{TWO_SIDED} {name}" if two_sided else name for name, two_sided in variants]
     described = {"data": job.source, "unit": job.unit, "counts": dict(job.counts)}
     own = corpus is None and queries is None
-    return JobComparison(
+    return Comparison(
         entries={name: done[number][0] for number, name in enumerate(names)},
         facts={name: done[number][1] for number, name in enumerate(names)},
         tasks={job.kind: {**described, "skipped": dict(job.skipped)}},

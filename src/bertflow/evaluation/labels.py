@@ -15,7 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
-from bertflow.arrays import Array, as_tensor, unit_length
+from bertflow.arrays import Array, unit_rows
 from bertflow.data import LabelledTexts, read_labelled
 from bertflow.encoders.encoder import Role
 from bertflow.errors import InputError
@@ -97,7 +97,7 @@ class LabelsJob:
             number of labels a class: how many classes have more texts than that, and the accuracy
             on their other texts, a mean of 5 draws.
         """
-        rows = unit_length(as_tensor(vectors["document"]).double()).numpy()
+        rows = unit_rows(vectors["document"])
         with catch_warnings():  # Vectors that are all alike have fewer clusters than classes.
             simplefilter("ignore", ConvergenceWarning)
             return Judgement(

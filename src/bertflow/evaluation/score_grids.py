@@ -114,17 +114,17 @@ def score_line(score: Score) -> str:
 
 def comparison_grids(result: Comparison) -> list[Grid]:
     """By aggregation, every method on every task, and its gain; of a job all measures."""
-    if result.entries and (job := job_of(result)):
-        main, *others = result.aggregations
-        gains = gains_grid(result, main)
-        rows = [
-            [one.label, *(hundredfold(one.overall(name).value) for name in result.aggregations)]
-            for one in result.entries.values()
-        ]
-        measures = Grid(f"{job}, × 100", ["calibrator", *result.aggregations], rows)
-        return [gains, measures] if others else [gains]
+    if job := job_of(result):
+        grids = [gains_grid(result, result.aggregations[0])]
+        if len(result.aggregations) > 1:
+            rows = [
+                [one.label, *(hundredfold(one.overall(name).value) for name in result.aggregations)]
+                for one in result.entries.values()
+            ]
+            grids.append(Grid(f"{job}, × 100", ["calibrator", *result.aggregations], rows))
+        return grids
     grids = []
-    for aggregation in result.aggregations if result.entries else ():
+    for aggregation in result.aggregations:
         if len(result.tasks) > 1:
             grids.append(tasks_grid(result, aggregation))
         grids.append(gains_grid(result, aggregation))

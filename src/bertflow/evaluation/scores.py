@@ -6,13 +6,14 @@ import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import scipy.stats
 from sklearn.metrics import roc_auc_score
 
-from bertflow.arrays import CHUNK_ROWS, Array
+from bertflow.arrays import CHUNK_ROWS, Array, unit_rows
 from bertflow.data import CATALOG, STS_TASKS, Pairs
 from bertflow.errors import InputError
 from bertflow.evaluation.bootstrap import (
@@ -48,14 +49,9 @@ def paired_cosine(first: Array, second: Array) -> Array:
     """
     if first.shape != second.shape:
         raise InputError(f"pairs need equal shapes, got {first.shape} and {second.shape}")
-    first, second = first.astype(np.float64), second.astype(np.float64)
-    with np.errstate(all="ignore"):
-        product, square, other = (
-            np.einsum("nd,nd->n", a, b)
-            for a, b in ((first, second), (first, first), (second, second))
-        )
-        cosine: Array = product / np.sqrt(square * other)
-        cosine[(first == second).all(axis=1) & np.isfinite(cosine)] = 1.0
+    cosine: Array = np.einsum("nd,nd->n", unit_rows(first), unit_rows(second))
+    cosine[(first == second).all(axis=1) & np.isfinite(cosine)] = 1.0
+    cosine[~(first.any(axis=1) & second.any(axis=1))] = np.nan
     return cosine
 
 
@@ -186,11 +182,6 @@ class Figures:
     subsets: Mapping[str, Mapping[str, Estimate]]
     scored: Mapping[str, int]
 
-    @property
-    def replicates(self) -> dict[str, Array]:
-        """By aggregation, the main measure in each resample, shape (resamples,)."""
-        return {name: self.main(name).replicates for name in self.aggregations}
-
     def main(self, aggregation: str) -> Estimate:
         """The main measure under an aggregation; without subsets all of them are the same."""
         return self.aggregations.get(aggregation, self.aggregations["all"])[self.measure]
@@ -252,14 +243,17 @@ def figures(
     order = list(dict.fromkeys(names.tolist()))
     strata = [np.flatnonzero((names == name) & used) for name in order]
     rows = np.concatenate([*strata, np.empty(0, dtype=np.int64)])
-    names, cosines, gold = names[rows], cosines[:, rows], gold[rows]
+    cosines, gold = cosines[:, rows], gold[rows]
     # Subsets, and all pairs together, as columns of the resamples.
-    parts = {name: np.flatnonzero(names == name) for name in order if len(order) > 1}
-    parts[""] = np.arange(len(rows))
+    sizes = [len(stratum) for stratum in strata]
+    starts = [0, *accumulate(sizes)]
+    subsets = order if len(order) > 1 else []
+    parts = {name: slice(*starts[n : n + 2]) for n, name in enumerate(subsets)}
+    parts[""] = slice(0, len(rows))
     measures = {"auc": auc_of} if pairs.binary else {"spearman": spearman_of, "pearson": pearson_of}
     # Tasks are drawn independently of each other.
     seed = [random_state, zlib.crc32(f"{pairs.task} {pairs.split}".encode())]
-    drawn = Resamples(list(map(len, strata)), resamples=resamples, random_state=seed).of(
+    drawn = Resamples(sizes, resamples=resamples, random_state=seed).of(
         {
             (name, measure): _within(columns, of(cosines[:, columns], gold[columns]))
             for name, columns in parts.items()
@@ -271,13 +265,13 @@ def figures(
         columns = parts[name]
         for model, cosine, replicates in zip(found, cosines[:, columns], of_models, strict=True):
             model[name][measure] = _estimate(measure, cosine, gold[columns], replicates)
-    sizes = {name: len(columns) for name, columns in parts.items()}
-    return [_aggregated(pairs, model, sizes) for model in found]
+    scored = {name: columns.stop - columns.start for name, columns in parts.items()}
+    return [_aggregated(pairs, model, scored) for model in found]
 
 
-def _within(columns: Array, measure: Measure) -> Measure:
+def _within(columns: slice, measure: Measure) -> Measure:
     """A measure of some of the pairs, as one of resamples of all of them."""
-    return lambda counts: measure(np.take(counts, columns, axis=1))
+    return lambda counts: measure(counts[:, columns])
 
 
 def _estimate(measure: str, cosine: Array, gold: Array, replicates: Array) -> Estimate:

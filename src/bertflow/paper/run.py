@@ -249,6 +249,7 @@ class Workplace:
                 "no cosine": int(np.isnan(cosines).sum()),
             },
         }
+        drawn = {f"replicates_{name}": found.main(name).replicates for name in found.aggregations}
         self._keep(
             score,
             score.encoding.subject,
@@ -259,7 +260,7 @@ class Workplace:
             },
             result=result,
             seconds=outcome.seconds,
-            arrays={"cosines": full, **{f"replicates_{k}": v for k, v in found.replicates.items()}},
+            arrays={"cosines": full, **drawn},
         )
 
     def _keep(self, job: Job, subject: Subject, **parts: Any) -> None:

@@ -12,8 +12,8 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.analysis import Diagnosis, diagnose, frequent_words, word_embeddings
 from bertflow.analysis.gains import PairGains, measure_gains
-from bertflow.analysis.neighbours import Neighbours, nearest_neighbours, sampled, unit_rows
-from bertflow.arrays import Array
+from bertflow.analysis.neighbours import Neighbours, nearest_neighbours, sampled
+from bertflow.arrays import Array, unit_rows
 from bertflow.calibrators import Calibrator, Flow, load_calibrator
 from bertflow.calibrators.readme import encoder_facts, last_part, preset_name, told_of
 from bertflow.data import CATALOG, STS_TASKS, read_corpus, sample_pairs, sample_texts

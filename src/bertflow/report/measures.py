@@ -16,8 +16,8 @@ import torch
 
 from bertflow.analysis.frequency import RANGES, WordGroup, Words, check_rows, mean_of
 from bertflow.analysis.isotropy import random_pairs, singular_spectrum
-from bertflow.analysis.neighbours import checked, sampled, unit_rows
-from bertflow.arrays import Array
+from bertflow.analysis.neighbours import checked, sampled
+from bertflow.arrays import Array, unit_rows
 from bertflow.calibrators.moments import moments_of
 from bertflow.data import CATALOG
 from bertflow.display.grid import hundredfold, hundredfold_span
