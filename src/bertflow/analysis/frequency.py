@@ -55,15 +55,7 @@ def frequent_words(tokenizer: Any, *, most: int = 10000, language: str = "en") -
     Source: Paper, Table 1, by Wikipedia; wordfreq (Speer, 2022) counts eight kinds of text.
 
     Example:
-        >>> from tokenizers import Tokenizer, models, pre_tokenizers
-        >>> from transformers import PreTrainedTokenizerFast
-        >>> known = {"[UNK]": 0, "of": 1, "the": 2}
-        >>> model = Tokenizer(models.WordLevel(known, unk_token="[UNK]"))
-        >>> model.pre_tokenizer = pre_tokenizers.Whitespace()
-        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, unk_token="[UNK]")
-        >>> found = frequent_words(tokenizer)
-        >>> found.words, found.ranks.tolist(), found.rows.tolist()
-        (['the', 'of'], [0, 3], [2, 1])
+        ``frequent_words(load_encoder("bert-base-uncased").tokenizer).words[:3]``
     """
     check_number("most", most, 1, integer=True)
     if not callable(tokenizer):

@@ -47,23 +47,8 @@ def measure_gains(pairs: Pairs, texts: Sequence[str], before: Array, after: Arra
 
     .. math:: 1 + \#\{t \neq q, o : \cos(q, t) \geq \cos(q, o)\}
 
-    Intervals are of a paired bootstrap over pairs; p-values are corrected for two differences.
-
-    Args:
-        pairs: Graded from 0 to 5, at least one with 4 or more.
-        texts: Distinct, both halves of every pair among them.
-        before: Their vectors, shape (N, D).
-        after: Other vectors of the same texts, shape (N, D').
-
-    Example:
-        >>> from bertflow.data import Pairs
-        >>> halves = list("abc"), list("def")
-        >>> graded = Pairs("mine", "all", *halves, gold=[5.0, 4.5, 1.0], source="here")
-        >>> good = np.array([[2, 0, 1], [0, 2, 1], [1, 1, 9], [2, 1, 0], [0, 2, 2], [9, 9, 1.0]])
-        >>> poor = np.ones((6, 3))
-        >>> found = measure_gains(graded, list("abcdef"), poor, good)
-        >>> found.places.tolist(), found.first_hit.after.value
-        ([[5, 5], [1, 1]], 1.0)
+    Texts are distinct, both halves of every pair among them; vectors have shape (N, D). Intervals
+    are of a paired bootstrap over pairs; p-values are corrected for two differences.
     """
     vectors = [before, after]
     place = {text: row for row, text in enumerate(texts)}

@@ -14,7 +14,7 @@ from bertflow.analysis.neighbours import checked, cosine_blocks, directed, sampl
 from bertflow.arrays import CHUNK_ROWS, Array, as_tensor, chunks, finite, unit_rows
 from bertflow.calibrators.moments import ROUNDING, moments_of
 from bertflow.errors import InputError, check_number
-from bertflow.evaluation.scores import cosines_of_rows
+from bertflow.evaluation.scores import cosines_of_rows, paired_cosine
 from bertflow.flows import bounded_deviation
 
 # Above what rounding adds to a cosine, and far below what a float32 vector can tell.
@@ -254,6 +254,7 @@ def alignment(first: Array, second: Array) -> float:
 
     .. math:: \ell_{\text{align}} = \frac{1}{N} \sum_i
         \Big\lVert \frac{x_i}{\lVert x_i \rVert} - \frac{y_i}{\lVert y_i \rVert} \Big\rVert^2
+        = 2 - \frac{2}{N} \sum_i \cos(x_i, y_i)
 
     Both sides have shape (N, D). Pairs with a row that is zero are left out.
 
@@ -263,19 +264,13 @@ def alignment(first: Array, second: Array) -> float:
         >>> alignment(np.array([[1.0, 0.0], [0.0, 2.0]]), np.array([[5.0, 0.0], [3.0, 0.0]]))
         1.0
     """
-    first, second = checked(first), checked(second)
-    if first.shape != second.shape:
-        raise InputError(f"pairs need equal shapes, got {first.shape} and {second.shape}")
-    whole = np.flatnonzero(first.any(axis=1) & second.any(axis=1))
-    if len(whole) < 2:
+    cosine = paired_cosine(checked(first), checked(second))
+    known = cosine[~np.isnan(cosine)]
+    if len(known) < 2:
         raise InputError(
-            f"cosines take at least 2 pairs without a zero row, got {len(whole)} of {len(first)}"
+            f"cosines take at least 2 pairs without a zero row, got {len(known)} of {len(cosine)}"
         )
-    total = 0.0
-    for start in range(0, len(whole), CHUNK_ROWS):
-        part = whole[start : start + CHUNK_ROWS]
-        total += float(np.square(unit_rows(first[part]) - unit_rows(second[part])).sum())
-    return total / len(whole)
+    return float(2 - 2 * known.mean())
 
 
 def uniformity(vectors: Array, *, rows: int = 5000, random_state: int = 0) -> float:

@@ -90,18 +90,8 @@ def nearest_neighbours(
     so one product serves both, and loses no digits to a mean far from the origin. The measures of
     the k are taken from the rows as they are. A row is no neighbour of itself, but an equal one is.
 
-    Args:
-        rows: Numbers of the rows whose neighbours are sought, shape (Q,).
-        vectors: Shape (N, D).
-        k: How many, 1 ≤ k < N.
-        progress: Called with the rows done and their total.
-
-    Example:
-        >>> found = nearest_neighbours([0], np.array([[1.0, 0.0], [9.0, 0.0], [1.0, 1.0]]), k=1)
-        >>> found.nearest.tolist(), found.distances.tolist()
-        ([[2]], [[1.0]])
-        >>> found.largest.tolist(), found.dots.tolist()
-        ([[1]], [[9.0]])
+    `rows` are the numbers of the rows of `vectors`, (N, D), whose neighbours are sought, shape
+    (Q,), and 1 ≤ k < N. `progress` is called with the rows done and their total.
     """
     vectors = checked(vectors)
     check_number("k", k, 1, len(vectors) - 1, integer=True)

@@ -46,17 +46,11 @@ LARGE = 2**28
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What the vectors of one model are worth on a job.
+    """What the vectors of one model are worth on a job."""
 
-    Attributes:
-        items: How many items are resampled.
-        measures: By name; the first is the main one. NaN where a measure is not defined.
-        facts: More that was found, such as a threshold, as JSON has it.
-    """
-
-    items: int
-    measures: Mapping[str, Measure]
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    items: int  # That are resampled.
+    measures: Mapping[str, Measure]  # The main one first; NaN where one is not defined.
+    facts: Mapping[str, Any] = field(default_factory=dict)  # Such as a threshold.
 
 
 class Job(Protocol):
@@ -83,11 +77,9 @@ class Job(Protocol):
         """Judge the vectors of those texts, shape (N, D), row by row; other rows may be zero."""
 
 
-def estimates(
-    found: Judgement, *, resamples: int = RESAMPLES, random_state: int = 0
-) -> dict[str, Estimate]:
+def estimates(found: Judgement, *, resamples: int = RESAMPLES) -> dict[str, Estimate]:
     """Each measure with its 95 % interval; every model sees the same resamples."""
-    draws = Resamples([found.items], resamples=resamples, random_state=random_state)
+    draws = Resamples([found.items], resamples=resamples)
     once = np.ones((1, found.items))
     done = {}
     for name, replicates in draws.of(found.measures).items():
@@ -103,10 +95,8 @@ def estimates(
 class JobScore(Provenance):
     """What a model is worth on a job, and everything that depends on.
 
-    Attributes:
-        kind: As of the job; so are unit, source, counts and skipped.
-        measures: By name, the estimate; the first is the main one.
-        facts: More that was found, such as a threshold.
+    Kind, unit, source, counts and skipped are those of the `Job`, and measures and facts those of
+    the `Judgement`, each measure with its interval.
     """
 
     kind: str

@@ -47,7 +47,7 @@ class RetrievalJob:
         }
 
     def texts(self) -> Mapping[Role, Sequence[str]]:
-        """The texts to encode, by the side they are encoded on."""
+        """Queries and documents."""
         return {"query": self.collection.queries, "document": self.collection.documents}
 
     def judge(self, vectors: Mapping[Role, Array]) -> Judgement:
@@ -62,9 +62,6 @@ class RetrievalJob:
 
         of recall, the share of the R that is found, and mrr@10, one by the rank of the first found.
         They are those of trec_eval. Of documents with the same cosine the first comes first.
-
-        Args:
-            vectors: Of queries and documents, shape (N, D), as `texts` gives them.
         """
         for side, texts in self.texts().items():
             if len(vectors[side]) != len(texts):
@@ -87,16 +84,9 @@ def read_retrieval(folder: str | Path, *, split: str | None = None) -> Retrieval
 
 
 def ranking_measures(found: Array, relevant: Sequence[Mapping[int, float]]) -> Mapping[str, Array]:
-    """The measures of each query; the equations are those of `RetrievalJob.judge`.
+    """The measures of each query, as `RetrievalJob.judge` has them, by grades above 0.
 
-    Args:
-        found: Numbers of documents, best first, shape (Q, K); those behind rank K count as missed.
-        relevant: Of each query, grades by the document's number, at least one.
-
-    Example:
-        >>> measures = ranking_measures(np.array([[3, 1, 2]]), [{1: 1.0}])
-        >>> measures["mrr@10"].tolist(), measures["recall@10"].tolist()
-        ([0.5], [1.0])
+    Documents are found by number, best first, shape (Q, K); those behind rank K count as missed.
     """
     sizes = np.array([len(grades) for grades in relevant])
     query = np.repeat(np.arange(len(sizes)), sizes)

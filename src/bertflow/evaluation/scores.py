@@ -49,10 +49,15 @@ def paired_cosine(first: Array, second: Array) -> Array:
     """
     if first.shape != second.shape:
         raise InputError(f"pairs need equal shapes, got {first.shape} and {second.shape}")
-    cosine: Array = np.einsum("nd,nd->n", unit_rows(first), unit_rows(second))
-    cosine[(first == second).all(axis=1) & np.isfinite(cosine)] = 1.0
-    cosine[~(first.any(axis=1) & second.any(axis=1))] = np.nan
-    return cosine
+    cosines = np.empty(len(first))
+    for start in range(0, len(first), CHUNK_ROWS):
+        part = slice(start, start + CHUNK_ROWS)
+        one, other = first[part], second[part]
+        cosine = np.einsum("nd,nd->n", unit_rows(one), unit_rows(other))
+        cosine[(one == other).all(axis=1) & np.isfinite(cosine)] = 1.0
+        cosine[~(one.any(axis=1) & other.any(axis=1))] = np.nan
+        cosines[part] = cosine
+    return cosines
 
 
 def cosines_of_rows(vectors: Array, first: Array, second: Array) -> Array:
