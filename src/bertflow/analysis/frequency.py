@@ -148,12 +148,8 @@ class WordStatistics:
     width: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The means as JSON has them, k being a string; `null` where a range has no word."""
-        found = asdict(self)
-        for group in found["groups"]:
-            for measure in ("distance", "dot"):
-                group[measure] = {str(k): mean for k, mean in group[measure].items()}
-        return found
+        """The means as JSON has them; `null` where a range has no word."""
+        return asdict(self)
 
 
 def word_statistics(

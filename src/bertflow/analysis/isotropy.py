@@ -290,11 +290,9 @@ def uniformity(vectors: Array, *, rows: int = 5000, random_state: int = 0) -> fl
     unit = unit_rows(sampled(directed(vectors), rows, random_state))
     count = len(unit)
     total = 0.0
-    for numbers, cosine in cosine_blocks(unit):
+    for _, cosine in cosine_blocks(unit):
         # ‖u − v‖² = 2 − 2 cos; rounding must not make it negative.
-        potential = np.exp(4 * np.minimum(cosine, 1.0) - 4)
-        potential[np.arange(len(numbers)), numbers] = 0.0
-        total += float(potential.sum())
+        total += float(np.exp(4 * np.minimum(cosine, 1.0) - 4).sum())
     return float(np.log(total / (count * (count - 1))))
 
 
@@ -337,7 +335,6 @@ def hubness(vectors: Array, *, k: int = 10, rows: int = 5000, random_state: int 
     for numbers, cosine in cosine_blocks(unit):
         # Cyclically, so that equal rows do not make hubs of the first of them.
         cosine -= TIE * ((np.arange(count) - numbers[:, None]) % count)
-        cosine[np.arange(len(numbers)), numbers] = -np.inf
         near = np.argpartition(cosine, count - k, axis=1)[:, count - k :]
         occurrence += np.bincount(near.ravel(), minlength=count)
     return Hubness(

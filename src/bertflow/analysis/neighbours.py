@@ -56,11 +56,13 @@ def sampled(vectors: Array, rows: int, random_state: int) -> Array:
 
 
 def cosine_blocks(unit: Array) -> Iterator[tuple[Array, Array]]:
-    """Row numbers, shape (B,), and their cosines to all rows, shape (B, N), block after block."""
+    """Row numbers, shape (B,), and cosines to all rows, (B, N), −inf to itself, block by block."""
     size = max(1, BLOCK_ENTRIES // len(unit))
     for start in range(0, len(unit), size):
         numbers = np.arange(start, min(start + size, len(unit)))
-        yield numbers, unit[numbers] @ unit.T
+        cosine = unit[numbers] @ unit.T
+        cosine[np.arange(len(numbers)), numbers] = -np.inf
+        yield numbers, cosine
 
 
 @dataclass(frozen=True, eq=False)

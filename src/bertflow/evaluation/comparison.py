@@ -96,23 +96,14 @@ METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The results of a method.
-
-    Attributes:
-        method: Its name.
-        label: Its name in a table.
-        estimates: By aggregation and task, the mean over seeds with its interval.
-        components: By task, the n_components chosen on a dev split.
-        fit_seconds: Of one seed, all tasks together.
-        megabytes: Size of one saved calibrator.
-    """
+    """The results of a method."""
 
     method: str
-    label: str
-    estimates: Mapping[str, Mapping[str, Estimate]]
-    components: Mapping[str, int]
-    fit_seconds: float
-    megabytes: float
+    label: str  # In a table.
+    estimates: Mapping[str, Mapping[str, Estimate]]  # Mean over seeds, by aggregation and task.
+    components: Mapping[str, int]  # By task, those chosen on a dev split.
+    fit_seconds: float  # Of one seed, all tasks together.
+    megabytes: float  # Of one saved calibrator.
 
     def overall(self, aggregation: str) -> Estimate:
         """The mean over the tasks that count: the STS ones, or all if there is none."""

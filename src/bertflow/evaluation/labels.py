@@ -35,7 +35,7 @@ C, MOST_STEPS = 10.0, 1000
 def read_labels(
     path: str | Path, *, columns: tuple[str, str] | None = None, format: str | None = None
 ) -> LabelsJob:
-    """Read texts with their classes as a job; arguments and errors as of `read_labelled`."""
+    """Read texts with their classes as a job; see `bertflow.data.read_labelled`."""
     return LabelsJob(read_labelled(path, columns=columns, format=format))
 
 
@@ -91,11 +91,8 @@ class LabelsJob:
     def judge(self, vectors: Mapping[Role, Array]) -> Judgement:
         """Judge the vectors of the texts, shape (N, D).
 
-        Returns:
-            The measures "accuracy" and "macro-f1" (of logistic regression), "k-nn accuracy",
-            "k-nn macro-f1", "v-measure" and "adjusted rand". The fact "few labels" has for each
-            number of labels a class: how many classes have more texts than that, and the accuracy
-            on their other texts, a mean of 5 draws.
+        The fact "few labels" has for 8, 16 and 64 labels a class how many classes have more texts
+        than that, and the accuracy on their other texts, a mean of 5 draws.
         """
         rows = unit_rows(vectors["document"])
         with catch_warnings():  # Vectors that are all alike have fewer clusters than classes.

@@ -41,21 +41,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """All that a score depends on beside what it is a score of.
+    """All that a score depends on beside what it is a score of."""
 
-    Attributes:
-        encoder: Name, pooling, length, type and fingerprint.
-        calibrator: Its name and arguments, or None.
-        fitted_on: Provenance of the calibrator, or None.
-        cut: How many distinct texts the encoder cuts, being longer than it takes.
-        versions: Of the libraries.
-        time: When, UTC.
-    """
-
-    encoder: Mapping[str, Any]
-    calibrator: Mapping[str, Any] | None
-    fitted_on: Mapping[str, Any] | None
-    cut: int
+    encoder: Mapping[str, Any]  # Name, pooling, length, type and fingerprint.
+    calibrator: Mapping[str, Any] | None  # Its name and arguments.
+    fitted_on: Mapping[str, Any] | None  # Provenance of the calibrator.
+    cut: int  # How many distinct texts the encoder cuts, being longer than it takes.
     versions: Mapping[str, str] = field(default_factory=library_versions)
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
@@ -191,10 +182,7 @@ def evaluate_all(
 ) -> Scores:
     """Score a model on those of several tasks whose data are there, each on its published split.
 
-    The other arguments are those of `evaluate`.
-
-    Raises:
-        InputError: A task is unknown, or the data of none are there.
+    Arguments and errors are those of `evaluate`; it is none if some of the data are not there.
     """
     found, absent = read_tasks(tasks, data)
     scores = score_all(model, found, **options)
@@ -206,8 +194,7 @@ def read_tasks(
 ) -> tuple[list[Pairs], dict[str, str]]:
     """Read the pairs of the tasks whose data are there, and say why the others are absent.
 
-    Raises:
-        InputError: A task is unknown, or none is there: then with the first one's reason.
+    An unknown task is an InputError; so is it, with the first one's reason, if none is there.
     """
     for task in tasks:
         if task not in TASKS:
