@@ -160,9 +160,6 @@ def test_a_score_shows_its_figures_by_their_names(encoder, pairs):
     assert repr(several).splitlines()[0] == "cosine against gold"
     assert repr(several).endswith("absent: stsb")
     assert f"{100 * score.wmean.value:.2f}" in words(several._repr_html_())
-    nothing = Scores(scores={}, absent={})
-    assert repr(nothing) == "Scores of no task"
-    parsed(nothing._repr_html_())
 
 
 def test_a_comparison_shows_every_calibrator(encoder, pairs):

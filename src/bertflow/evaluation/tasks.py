@@ -116,7 +116,7 @@ class Score(Figures, Provenance):
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Scores of one model by task, and why other tasks are absent, with the paths tried."""
+    """Scores of one model by task, at least one, and why others are absent, with paths tried."""
 
     scores: Mapping[str, Score]
     absent: Mapping[str, str]
@@ -126,16 +126,16 @@ class Scores:
         return average(self.scores, aggregation)
 
     def __repr__(self) -> str:
-        shown = scores_grid(self).text() if self.scores else "Scores of no task"
+        shown = scores_grid(self).text()
         return f"{shown}\nabsent: {', '.join(self.absent)}" if self.absent else shown
 
     def _repr_html_(self) -> str:
         several = list(self.scores.values())
         data = ", ".join(dict.fromkeys(score.data for score in several))
-        facts = {"data": data, "model": model_name(several[0])} if several else {}
+        facts = {"data": data, "model": model_name(several[0])}
         if self.absent:
             facts["absent"] = ", ".join(self.absent)
-        return notebook("Scores", facts, [scores_grid(self)] if several else [])
+        return notebook("Scores", facts, [scores_grid(self)])
 
     def to_dict(self) -> dict[str, Any]:
         """The scores as JSON has them."""
