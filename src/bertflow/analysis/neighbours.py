@@ -28,7 +28,7 @@ def checked(vectors: Array) -> Array:
         raise InputError(f"expected vectors of shape (rows, dimensions), got shape {given.shape}")
     rows: Array = finite(given)
     largest = np.abs(rows).max() if rows.dtype == np.float64 else 0.0
-    if largest and not 1e-100 < largest < 1e100:
+    if largest and not 1e-150 < largest < 1e150:
         raise InputError(f"the largest number in X is {largest:.0e}; divide X by it")
     return rows
 
