@@ -273,7 +273,7 @@ def test_one_seed_gives_one_interval_and_tasks_are_drawn_independently():
         figures(pairs_of(gold, task=task), cosines, resamples=50, random_state=seed)[0]
         for task, seed in [("stsb", 0), ("stsb", 0), ("stsb", 1), ("sick-r", 0)]
     ]
-    first, again, other_seed, other_task = (one.replicates["all"] for one in drawn)
+    first, again, other_seed, other_task = (one.main("all").replicates for one in drawn)
     assert_array_equal(first, again)
     assert not np.isin(first, other_seed).any()
     assert not np.isin(first, other_task).any()
