@@ -205,8 +205,10 @@ class Comparison:
             for reference in dict.fromkeys(["none", best or "none"])
             if reference in self.entries
         }
+        facts = {"facts": self.facts} if self.facts else {}  # Those of tasks have none.
         return {
-            **vars(self),
+            **{name: one for name, one in vars(self).items() if name != "facts"},
+            **facts,
             "counted": scores.counted(list(self.tasks)),
             "entries": {
                 name: entry.to_dict()
