@@ -590,7 +590,7 @@ def test_equal_methods_are_not_told_apart(everything):
 
 def test_a_comparison_survives_json(everything):
     read = strict_json(everything)
-    assert set(read) == {*everything.__dataclass_fields__, "counted"}
+    assert set(read) == {*everything.__dataclass_fields__, "counted"} - {"facts"}  # Those of jobs.
     assert read["counted"] == ["sts12", "sts15", "stsb", "sick-r"]
     for part in ("encoder", "fitted_on", "versions", "time", "sentences", "seconds", "dev"):
         assert read[part]
