@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from itertools import combinations
 
 import matplotlib
@@ -12,7 +11,6 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from numpy.testing import assert_allclose, assert_array_equal
 
-from bertflow.analysis.frequency import Words
 from bertflow.errors import InputError
 from bertflow.evaluation import Estimate
 from bertflow.report import draw, measures, page, save_figure
@@ -27,15 +25,6 @@ def sides():
 
 
 @pytest.fixture(scope="module")
-def words():
-    rng = np.random.default_rng(1)
-    found = Words([f"w{n}" for n in range(50)], ranks=np.arange(50) * 20, rows=np.arange(50))
-    ranges = [(0, 100), (100, 500), (500, 1000)]
-    drawn = measures.measure_word_norms(rng.normal(size=(50, 4)), found, ranges=ranges)
-    return replace(drawn, published=[1.0, 2.0, None])
-
-
-@pytest.fixture(scope="module")
 def scores():
     def row(start):
         return {
@@ -47,7 +36,7 @@ def scores():
 
 
 @pytest.fixture(scope="module")
-def drawn(sides, words, scores):
+def drawn(sides, scores):
     """A figure of each kind."""
     losses = np.random.default_rng(2).normal(size=300)
     training = measures.summarize_training(losses, final=-0.25)
@@ -55,7 +44,6 @@ def drawn(sides, words, scores):
         "cosines": draw.cosine_histogram(measures.measure_cosines(sides, pairs=500)),
         "spectra": draw.spectrum(measures.measure_spectra(sides)),
         "cloud": draw.cloud(measures.project(sides)),
-        "words": draw.norm_by_frequency(words),
         "training": draw.training_curve(training),
         "scores": draw.score_forest(scores),
     }
@@ -115,21 +103,6 @@ def test_a_cloud_has_a_panel_a_side_and_both_axes_at_one_scale(sides):
     assert arrows[0] == [((0.0, 0.0), tuple(found.means["before"]))]
     centred = measures.project({"centred": np.concatenate([sides["after"], -sides["after"]])})
     assert not list(draw.cloud(centred).axes[0].texts)
-
-
-def test_words_and_means_lie_at_their_ranks_and_norms(words):
-    axes = draw.norm_by_frequency(words).axes[0]
-    points = np.asarray(axes.collections[0].get_offsets())
-    assert_allclose(points, np.column_stack([words.ranks + 1, words.norms]))
-    levels = [one for c in axes.collections[1:] for one in c.get_segments() if len(one)]
-    for group, published in zip(words.groups, words.published, strict=True):
-        span = [max(group.low, 1), group.high]
-        assert any(
-            np.allclose(s, [[span[0], group.norm.value], [span[1], group.norm.value]])
-            for s in levels
-        )
-        if published is not None:
-            assert any(np.allclose(s[:, 1], published) for s in levels)
 
 
 def test_a_training_curve_is_the_means_and_ends_at_the_loss_that_is_left(rng):

@@ -117,7 +117,7 @@ def test_vectors_alone_are_one_side(vectors):
         "Calibration is likely to help: any two unrelated vectors look 9"
     )
     assert f"mean cosine {found.diagnoses['before'].mean_cosine:.2f}); near 0" in found.verdict
-    assert {"scores", "words", "training"} <= found.absent.keys()
+    assert {"scores", "training"} <= found.absent.keys()
     assert found.texts is None
     assert Page(render(found)).data["queries"] == list(range(ROWS))
     assert Page(render(found)).data["texts"] is None
@@ -295,7 +295,6 @@ def test_a_model_is_drawn_from_the_cache_where_its_vectors_are(model, monkeypatc
     assert list(found.sides) == ["before", "after"]
     assert found.texts == list(dict.fromkeys(tiny_sentences))
     assert found.diagnoses["after"].isoscore > found.diagnoses["before"].isoscore
-    assert found.words is not None
     assert "not trained step by step" in found.absent["training"]
     assert found.provenance["corpus"] == str(model / "corpus.txt")
 
@@ -315,7 +314,6 @@ def test_a_model_without_its_corpus_says_what_to_name(model, tiny_bert, tiny_sen
     save_model(made, "alone")
     found = build_report("alone")
     assert "--corpus FILE names the sentences" in found.absent["cloud"]
-    assert found.words is not None
     assert build_report("alone", corpus=model / "corpus.txt").cloud is not None
 
 
@@ -645,11 +643,6 @@ def test_pictures_are_matplotlibs_without_its_colours_names_and_fonts(shown):
     assert "cosine of two random rows</text>" in shown
 
 
-def test_words_of_a_picture_are_named_where_someone_points(plain):
-    word, norm = plain.words.words[0], plain.words.norms[0]
-    assert f"<title>{word}: {norm:.3f}</title>" in render(plain)
-
-
 def test_values_below_the_axis_of_the_spectrum_are_counted(vectors):
     still = np.column_stack([vectors, np.zeros((ROWS, 2))])
     np.save("still.npy", still)
@@ -666,7 +659,7 @@ def test_what_is_absent_is_said_with_what_would_fill_it():
     said = " ".join(" ".join(Page(text).said).split())
     for _, reason in found.left_out():
         assert reason in said
-    for heading in ("Scores", "Norm and word frequency", "Training"):
+    for heading in ("Scores", "Training"):
         assert heading in said
     assert 'id="training"' not in text
 
@@ -702,7 +695,7 @@ def test_colours_can_be_read_and_are_those_of_the_plots(dark):
     if dark:
         found |= colours(rest.split("}")[0])
     assert set(VARIABLES.values()) <= found.keys()
-    for name in ("ink", "quiet", "second-ink", "print"):
+    for name in ("ink", "quiet", "second-ink"):
         assert contrast(found[name], found["ground"]) >= 4.5
         assert contrast(found[name], found["raised"]) >= 4.5
     for name in ("first", "second", "focus", "ring"):

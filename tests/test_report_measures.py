@@ -7,13 +7,10 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import spearmanr
 
-from bertflow.analysis import word_statistics
-from bertflow.analysis.frequency import Words
 from bertflow.errors import InputError
 from bertflow.report.measures import (
     measure_cosines,
     measure_spectra,
-    measure_word_norms,
     project,
     relate_to_edits,
     summarize_training,
@@ -133,30 +130,6 @@ def test_axes_do_not_depend_on_the_unit(sides):
     assert_allclose(other.points["before"], one.points["before"], rtol=1e-6, atol=1e-9)
 
 
-def test_word_norms_are_those_of_table_1(rng):
-    table = rng.normal(size=(60, 5))
-    ranks = np.sort(rng.choice(200, size=40, replace=False))
-    words = Words([f"w{n}" for n in range(40)], ranks=ranks, rows=rng.permutation(60)[:40])
-    ranges = [(0, 20), (20, 150), (150, 151), (151, 152)]
-    found = measure_word_norms(table, words, ranges=ranges)
-    known = word_statistics(table, words, ranges=ranges, neighbours=[1]).groups
-    for one, other in zip(found.groups, known, strict=True):
-        assert (one.low, one.high, one.words) == (other.low, other.high, other.words)
-        assert one.norm == other.norm
-    assert found.published == [None] * 4
-    assert measure_word_norms(table, words).published == [0.95, 1.04, 1.22, 1.45]
-
-
-def test_of_many_words_those_that_are_drawn_are_even_over_the_logarithm(rng):
-    words = Words([f"w{n}" for n in range(9000)], ranks=np.arange(9000), rows=np.arange(9000))
-    found = measure_word_norms(rng.normal(size=(9000, 2)), words, points=300)
-    assert 100 < len(found.words) <= 300
-    assert found.words[0] == "w0"
-    assert found.ranks[-1] == 8999
-    assert (found.ranks < 100).sum() > 30
-    assert found.words == [f"w{rank}" for rank in found.ranks]
-
-
 def test_edit_distances_are_related_over_pairs_that_have_every_similarity(rng):
     distances = rng.integers(0, 20, size=50)
     panels = {"gold": rng.normal(size=50), "raw": rng.normal(size=50)}
@@ -200,10 +173,6 @@ def test_sides_that_cannot_be_compared_are_refused(measure, sides):
         (lambda x: project({"flat": np.ones((5, 3))}), "all 5 rows are equal"),
         (lambda x: project({"thin": x[:, :1]}), "1 dimension"),
         (lambda x: summarize_training(np.empty(0)), "no step"),
-        (
-            lambda x: measure_word_norms(x, Words(["a"], np.array([0]), np.array([ROWS]))),
-            "take those of the tokenizer's own encoder",
-        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused(sides, call, expected):

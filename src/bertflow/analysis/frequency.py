@@ -193,7 +193,11 @@ def word_statistics(
     embeddings = checked(embeddings)
     for k in neighbours:
         check_number("neighbours", k, 1, len(embeddings) - 1, integer=True)
-    check_rows(words, embeddings)
+    if len(words.rows) and not 0 <= words.rows.min() <= words.rows.max() < len(embeddings):
+        raise InputError(
+            f"words have rows {words.rows.min()} to {words.rows.max()}, but there are "
+            f"{len(embeddings)} embeddings; take those of the tokenizer's own encoder"
+        )
     members = [(words.ranks >= low) & (words.ranks < high) for low, high in ranges]
     asked = np.flatnonzero(np.any(members, axis=0))
     rows = words.rows[asked]
@@ -209,15 +213,6 @@ def word_statistics(
         )
         groups.append(WordGroup(low, high, len(within), mean_of(norms[within]), distance, dot))
     return WordStatistics(groups, *embeddings.shape)
-
-
-def check_rows(words: Words, embeddings: Array) -> None:
-    """Refuse words whose rows are not there: they belong to another matrix."""
-    if len(words.rows) and not 0 <= words.rows.min() <= words.rows.max() < len(embeddings):
-        raise InputError(
-            f"words have rows {words.rows.min()} to {words.rows.max()}, but there are "
-            f"{len(embeddings)} embeddings; take those of the tokenizer's own encoder"
-        )
 
 
 def mean_of(values: Array) -> Mean | None:

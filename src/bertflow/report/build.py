@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from bertflow.analysis import Diagnosis, diagnose, frequent_words, word_embeddings
+from bertflow.analysis import Diagnosis, diagnose
 from bertflow.analysis.gains import PairGains, measure_gains
 from bertflow.analysis.neighbours import Neighbours, nearest_neighbours, sampled
 from bertflow.arrays import Array, unit_rows
@@ -47,13 +47,12 @@ ROWS, NEIGHBOURS = 10000, 5
 # The corpus of a model of `bertflow demo`, in its provenance.
 DEMO = "demo"
 # The sections that a report may lack, in order.
-SECTIONS = "job cosines spectra cloud neighbours scores words training".split()
+SECTIONS = "job cosines spectra cloud neighbours scores training".split()
 OF_VECTORS = ("cosines", "spectra", "cloud", "neighbours", "scores")
 # How to get a section that takes an argument, or another source.
 UNASKED = {
     "job": "of a saved model, --retrieval DIR, --labels FILE or --pairs FILE would fill it",
     "scores": "of a saved model, --task NAME or, for all tasks there, --data DIR would fill it",
-    "words": "the report of a saved model shows it",
 }
 # Why scores may be left out. Anything else, such as a damaged file of a task, is an error.
 LACKING = (MissingDataError, MissingDependencyError)
@@ -89,7 +88,6 @@ class Report:
     measured: int = 0
     texts: Sequence[str] | None = None
     scores: measures.ScoreTable | None = None
-    words: measures.WordNorms | None = None
     training: measures.TrainingCurve | None = None
     provenance: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -234,7 +232,6 @@ class _Draft:
         """Compare the encoder of a saved model before and after its calibrator."""
         calibrator, model = self.use(self.path), load(self.path)
         saved, other = calibrator.provenance_, self.other_model(model.encoder)
-        self.add("words", _words_of, model, self.report.title)
         how: dict[str, Any] = {"precision": saved.get("precision", "auto")}
         how |= {"cache": SentenceCache(), "progress": self.progress}
         if self.job is not None:
@@ -389,11 +386,6 @@ def _neighbours(sides: Mapping[str, Array], queries: Array) -> dict[str, Neighbo
         name: nearest_neighbours(queries, unit_rows(vectors), k=NEIGHBOURS)
         for name, vectors in sides.items()
     }
-
-
-def _words_of(model: SentenceTransformer, label: str) -> measures.WordNorms:
-    words = frequent_words(getattr(model[0], "tokenizer", None))
-    return measures.measure_word_norms(word_embeddings(model), words, encoder=label)
 
 
 def _headline_of(gains: PairGains | None) -> measures.Headline | None:

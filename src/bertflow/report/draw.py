@@ -7,10 +7,8 @@ every function raises MissingDependencyError, whose message is the pip line.
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Callable, Iterable
-from dataclasses import astuple
 from functools import wraps
 from io import BytesIO
 from pathlib import Path
@@ -18,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 import numpy as np
 
-from bertflow.analysis.frequency import Mean
 from bertflow.display.grid import fixed, hundredfold
 from bertflow.errors import InputError, need
 from bertflow.io.files import check_writable, write_bytes
@@ -30,7 +27,6 @@ from bertflow.report.measures import (
     ScoreTable,
     Spectra,
     TrainingCurve,
-    WordNorms,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +52,7 @@ class Look(NamedTuple):
 # The first side, and the second; they differ without colour, too.
 # Source of the hues: Okabe and Ito (2008), for any colour vision.
 LOOKS = (Look("#d55e00", (0, (5.0, 3.0)), "^"), Look("#0072b2", "solid", "o"))
-PUBLISHED_COLOR = "#57606a"
+FINAL_COLOR = "#57606a"
 INK, FAINT, GROUND, STRIPE = "#262626", "#8c8c8c", "#ffffff", "#f3f4f6"
 # Light and round for the many, dark and pointed for the few.
 REST: dict[str, Any] = {"color": "#56a0d3", "marker": "o", "alpha": 0.4, "linewidths": 0, "s": 9}
@@ -187,39 +183,6 @@ def _draw_cloud(axes: Axes, found: Cloud, name: str, look: Look) -> None:
 
 
 @styled
-def norm_by_frequency(found: WordNorms) -> Figure:
-    """Draw norms of word embeddings by frequency rank, and the means of Table 1's ranges.
-
-    Example:
-        >>> import numpy as np
-        >>> from bertflow.analysis.frequency import Words
-        >>> from bertflow.report.measures import measure_word_norms
-        >>> words = Words(["the", "of"], ranks=np.array([0, 3]), rows=np.array([0, 1]))
-        >>> found = measure_word_norms(np.eye(2), words, ranges=[(0, 10)])
-        >>> norm_by_frequency(found).axes[0].get_ylabel()
-        'ℓ2 norm'
-    """
-    figure, axes = _single()
-    dots = REST | {"s": 4, "label": "words", "gid": ".titled"}
-    axes.scatter(found.ranks + 1, found.norms, **dots)
-    low, high, published, mean, least, most = np.array(
-        [
-            (max(group.low, 1), group.high, printed, *(astuple(group.norm or Mean(math.nan))))
-            for group, printed in zip(found.groups, found.published, strict=True)
-        ],
-        dtype=float,
-    ).T
-    if np.isfinite(published).any():
-        dotted: dict[str, Any] = {"color": PUBLISHED_COLOR, "linestyle": ":", "linewidth": 1.3}
-        axes.hlines(published, low, high, label="published, BERT-base", **dotted)
-    axes.hlines(mean, low, high, color=LOOKS[1].color, linewidth=2.2, label="mean of a range")
-    axes.vlines(np.sqrt(low * high), least, most, color=LOOKS[1].color, linewidth=1.3)
-    axes.set(xlabel="rank of the word's frequency", ylabel="ℓ2 norm", xscale="log")
-    _number_logarithms(axes.xaxis)
-    return _with_legend(figure, axes)
-
-
-@styled
 def training_curve(found: TrainingCurve) -> Figure:
     """Draw the loss of a fit over its steps: the mean and the range in windows of steps.
 
@@ -237,7 +200,7 @@ def training_curve(found: TrainingCurve) -> Figure:
     axes.plot(found.steps, found.mean, color=color, label="mean of a window")
     if found.final is not None:
         label = f"fitted rows, {fixed(found.final, 3)}"
-        axes.axhline(found.final, color=PUBLISHED_COLOR, linewidth=1, linestyle="--", label=label)
+        axes.axhline(found.final, color=FINAL_COLOR, linewidth=1, linestyle="--", label=label)
     axes.set(xlabel="step", ylabel="bits per dimension", xlim=(0, found.total))
     return _with_legend(figure, axes)
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from bertflow.analysis.frequency import RANGES, WordGroup, Words, check_rows, mean_of
 from bertflow.analysis.isotropy import random_pairs, singular_spectrum
 from bertflow.analysis.neighbours import checked, sampled
 from bertflow.arrays import Array, unit_rows
@@ -24,7 +23,6 @@ from bertflow.display.grid import hundredfold, hundredfold_span
 from bertflow.errors import InputError, check_number
 from bertflow.evaluation import Difference, Estimate
 from bertflow.evaluation.scores import correlate, cosines_of_rows
-from bertflow.paper.declared import published
 from bertflow.process_state import one_thread
 
 Sides = Mapping[str, Array]
@@ -192,76 +190,6 @@ def project(sides: Sides, *, points: int = 1500, random_state: int = 0) -> Cloud
         cloud.means[name] = (moments.mean @ axes).numpy()
         cloud.lengths[name] = float(moments.mean.norm())
     return cloud
-
-
-@dataclass(frozen=True, eq=False)
-class WordNorms:
-    """Norms of an encoder's word embeddings by how frequent the word is.
-
-    Attributes:
-        groups: The ranges of ranks in order, with their mean norms.
-        published: The paper's mean norm of each range for BERT-base; None where it has none.
-        words: Words that are drawn one by one, the most frequent first; `ranks` count from 0.
-    """
-
-    groups: Sequence[WordGroup]
-    published: Sequence[float | None]
-    encoder: str
-    words: Sequence[str]
-    ranks: Array
-    norms: Array
-
-    def point_titles(self) -> list[str]:
-        """Each word that is drawn, and its norm."""
-        return [f"{word}: {norm:.3f}" for word, norm in zip(self.words, self.norms, strict=True)]
-
-
-def measure_word_norms(
-    embeddings: Array,
-    words: Words,
-    *,
-    ranges: Sequence[tuple[int, int]] = RANGES,
-    encoder: str = "",
-    points: int = 1200,
-) -> WordNorms:
-    r"""Norms of word embeddings, and their means by range of frequency rank.
-
-    .. math:: \frac{1}{|G|} \sum_{w \in G} \lVert w \rVert_2 \pm 1.96\, \frac{s}{\sqrt{|G|}}
-
-    Args:
-        embeddings: Of all tokens, shape (V, D), as `bertflow.analysis.word_embeddings` gives them.
-        words: Which rows are words, as `bertflow.analysis.frequent_words` gives them.
-        ranges: Ranks from and to, the second not included.
-        encoder: Its name, for labels.
-        points: How many words are drawn at most, evenly over the logarithm of the rank.
-
-    Raises:
-        InputError: A word has a row that is not there.
-
-    Source:
-        Paper, section 2.2 and Table 1.
-
-    Example:
-        >>> import numpy as np
-        >>> table = np.array([[3.0, 4.0], [6.0, 8.0]])
-        >>> words = Words(["the", "of"], ranks=np.array([0, 3]), rows=np.array([0, 1]))
-        >>> measure_word_norms(table, words, ranges=[(0, 10)]).groups[0].norm.value
-        7.5
-    """
-    check_rows(words, embeddings)
-    norms = np.linalg.norm(embeddings[words.rows].astype(np.float64), axis=1)
-    groups = []
-    for low, high in ranges:
-        within = norms[(words.ranks >= low) & (words.ranks < high)]
-        groups.append(WordGroup(low, high, len(within), mean_of(within), {}, {}))
-    drawn = np.arange(len(norms))
-    if len(norms) > points:
-        drawn = np.unique(np.geomspace(1, len(norms), points).round().astype(np.int64)) - 1
-    shown = [words.words[n] for n in drawn.tolist()], words.ranks[drawn], norms[drawn]
-    printed = published("table1")
-    names = [f"{low}-{high}" for low, high in ranges]
-    known = [printed.value("norm", one) if one in printed.columns else None for one in names]
-    return WordNorms(groups, known, encoder, *shown)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -33,8 +33,7 @@ LONGEST_TEXT = 160
 VARIABLES = {
     draw.LOOKS[0].color: "first",
     draw.LOOKS[1].color: "second",
-    draw.REST["color"]: "rest",
-    draw.PUBLISHED_COLOR: "print",
+    draw.FINAL_COLOR: "quiet",
     draw.INK: "ink",
     draw.FAINT: "quiet",
     draw.GROUND: "ground",
@@ -142,12 +141,12 @@ def shortened(text: str) -> str:
     return flat if len(flat) <= LONGEST_TEXT else f"{flat[: LONGEST_TEXT - 1]}…"
 
 
-def inline_svg(figure: Figure, name: str, label: str, titles: Sequence[str] = ()) -> Markup:
+def inline_svg(figure: Figure, name: str, label: str) -> Markup:
     """Turn a figure into an SVG element that needs no style attribute, file or font.
 
     Its colours follow the page's light and dark, and a part with the gid ".dots" gets the class
     "dots". The name differs between the figures of a page, so that their ids do; the label is for
-    screen readers, and titles are tooltips of the points of class "titled".
+    screen readers.
     """
     from markupsafe import Markup
 
@@ -156,9 +155,6 @@ def inline_svg(figure: Figure, name: str, label: str, titles: Sequence[str] = ()
         root.remove(unused)
     for element in root.iter():
         _make_plain(element)
-    points = root.findall(".//g[@class='titled']//use") if titles else []
-    for point, title in zip(points, titles, strict=True):
-        ElementTree.SubElement(point, "title").text = title
     box = root.get("viewBox", "")
     root.attrib = {"class": "chart", "viewBox": box, "role": "img", "aria-label": label}
     root.set("stroke-linejoin", "round")
