@@ -97,9 +97,9 @@ class RowResult:
         published_for: Whom the published numbers are of, if that is another encoder.
     """
 
-    name: str = ""
+    name: str
     label: str
-    encoder: str = ""
+    encoder: str
     aggregation: str | None = None
     cells: Mapping[str, CellResult]
     published_for: str | None = None
@@ -138,7 +138,7 @@ class TableResult:
         settings: What all of it depends on: encoders, flow, seeds, limit, NLI sets, versions.
     """
 
-    name: str = ""
+    name: str
     title: str
     unit: int = 100
     columns: Sequence[str]
