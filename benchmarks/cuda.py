@@ -24,7 +24,7 @@ from bertflow import Flow, Whitening
 from bertflow.calibrators import training
 from bertflow.calibrators.base import Calibrator
 from bertflow.encoders import load_encoder
-from bertflow.encoders.encoding import encode_distinct
+from bertflow.encoders.encoding import Encoding
 from bertflow.encoders.precision import Precision
 
 
@@ -85,14 +85,12 @@ def encode(name: str, folder: str, device: str, precision: Precision, repeats: i
     encoder = load_encoder(folder, max_length=64, device=device)
     plain = SentenceTransformer(folder, device=device)
     plain.max_seq_length = 64
-    encode_distinct(encoder, sentences, precision=precision)  # Warm.
+    Encoding(encoder, precision=precision)(sentences)  # Warm.
     plain.encode(sentences[:2048], show_progress_bar=False)
     found: list[np.ndarray] = []
     pairs = in_turn(
         lambda: seconds(lambda: found.append(plain.encode(sentences, show_progress_bar=False))),
-        lambda: seconds(
-            lambda: found.append(encode_distinct(encoder, sentences, precision=precision))
-        ),
+        lambda: seconds(lambda: found.append(Encoding(encoder, precision=precision)(sentences))),
         repeats,
     )
     theirs, mine = medians(pairs)

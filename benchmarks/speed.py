@@ -36,7 +36,7 @@ from bertflow import Flow, calibrate
 from bertflow.data import read_task
 from bertflow.demo import default_encoder
 from bertflow.encoders import load_encoder
-from bertflow.encoders.encoding import encode_distinct
+from bertflow.encoders.encoding import Encoding
 from bertflow.encoders.precision import Precision, resolved_precision
 from bertflow.evaluation import correlate, paired_cosine
 
@@ -139,9 +139,7 @@ def encode(precision: Precision, reach: str, batch_size: int = 32) -> Callable[[
         def ours() -> float:
             return seconds(
                 lambda: found.update(
-                    ours=encode_distinct(
-                        encoder, sentences, precision=precision, batch_size=batch_size
-                    )
+                    ours=Encoding(encoder, precision=precision, batch_size=batch_size)(sentences)
                 )
             )
 

@@ -14,7 +14,7 @@ from bertflow import calibrate, load_encoder
 from bertflow.calibrators import Flow, Standardization, Whitening
 from bertflow.calibrators.storage import CALIBRATORS
 from bertflow.encoders import embed
-from bertflow.encoders.encoding import encode_distinct
+from bertflow.encoders.encoding import Encoding
 from bertflow.errors import ModelError
 
 # Of 1 to 32 tokens with the two special ones, so that each is padded to each.
@@ -40,10 +40,10 @@ def test_alone_or_in_a_batch_a_sentence_has_the_same_vector(pooling, kind, reque
     for mate in TEXTS[::2]:
         pairs = np.stack([encoder.encode([text, mate])[0] for text in TEXTS[:4]])
         np.testing.assert_allclose(pairs, alone[:4], rtol=0, atol=1e-5)
-    np.testing.assert_allclose(encode_distinct(encoder, TEXTS), alone, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(Encoding(encoder)(TEXTS), alone, rtol=0, atol=1e-5)
     for precision in ("mixed", "fast"):
-        single = [encode_distinct(encoder, [text], precision=precision) for text in TEXTS]
-        together = encode_distinct(encoder, TEXTS * 3, precision=precision)
+        single = [Encoding(encoder, precision=precision)([text]) for text in TEXTS]
+        together = Encoding(encoder, precision=precision)(TEXTS * 3)
         assert unlike(together, np.concatenate(single * 3)) < 1e-3
 
 

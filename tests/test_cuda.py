@@ -10,7 +10,8 @@ import torch
 
 from bertflow import AllButTheTop, Flow, Standardization, Whitening, calibrate, load_encoder
 from bertflow.calibrators import training
-from bertflow.encoders import encode_distinct, resolved_precision
+from bertflow.encoders import resolved_precision
+from bertflow.encoders.encoding import Encoding
 from bertflow.errors import TrainingError
 from test_encoding import smallest_cosine
 
@@ -108,10 +109,10 @@ def test_where_nothing_can_be_recorded_steps_are_made_all_the_same(monkeypatch, 
 
 def test_other_threads_may_use_the_device_while_steps_are_recorded(tiny_bert, tiny_sentences):
     encoder = load_encoder(tiny_bert, device="cuda")
-    expected = encode_distinct(encoder, tiny_sentences)
+    expected = Encoding(encoder)(tiny_sentences)
     alone = Flow(random_state=0, device="cuda").fit(rows())
     with ThreadPoolExecutor(3) as pool:
-        encoded = [pool.submit(encode_distinct, encoder, tiny_sentences) for _ in range(40)]
+        encoded = [pool.submit(Encoding(encoder), tiny_sentences) for _ in range(40)]
         fitted = [Flow(random_state=0, device="cuda").fit(rows()) for _ in range(3)]
         for one in encoded:
             assert smallest_cosine(one.result(), expected) > 0.99999
@@ -166,8 +167,8 @@ def test_encoding_is_close_to_the_processors(
 ):
     folder = tiny_bert if kind == "bert" else tiny_llama
     here, there = (load_encoder(folder, device=device) for device in ("cpu", "cuda"))
-    expected = encode_distinct(here, tiny_sentences)
-    found = encode_distinct(there, tiny_sentences, precision=precision)
+    expected = Encoding(here)(tiny_sentences)
+    found = Encoding(there, precision=precision)(tiny_sentences)
     least = 0.9999 if resolved_precision(precision, there) == "float32" else 0.98
     assert smallest_cosine(found, expected) > least
 
@@ -177,8 +178,8 @@ def test_padding_changes_no_vector(kind, tiny_bert, tiny_llama, tiny_sentences):
     folder = tiny_bert if kind == "bert" else tiny_llama
     here, there = (load_encoder(folder, device=device) for device in ("cpu", "cuda"))
     texts = [" ".join(tiny_sentences[n : n + 1 + n % 9]) for n in range(len(tiny_sentences))]
-    found = encode_distinct(there, texts, precision="float32")
-    assert smallest_cosine(found, encode_distinct(here, texts)) > 0.99999
+    found = Encoding(there, precision="float32")(texts)
+    assert smallest_cosine(found, Encoding(here)(texts)) > 0.99999
 
 
 @pytest.mark.parametrize("portable", [True, False])

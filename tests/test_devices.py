@@ -19,9 +19,9 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from bertflow import SentenceCache, Whitening, calibrate, load_encoder
-from bertflow.encoders import DevicesEncoding, encode_distinct, encode_file, parse_devices
+from bertflow.encoders import DevicesEncoding, encode_file, parse_devices
 from bertflow.encoders import encoding as module
-from bertflow.encoders.encoding import Group
+from bertflow.encoders.encoding import Encoding, Group
 from bertflow.errors import InputError, ModelError
 
 TWO = ["cpu", "cpu"]
@@ -118,7 +118,7 @@ def test_processes_give_what_one_gives_and_a_death_is_said(tiny_bert, tiny_sente
     with pytest.raises(ModelError, match=r"^the process on cpu \(\d+\) ended with status -9;"):
         for group, rows, vectors in DevicesEncoding(encoder, TWO).each(endless):
             if id(group) in left:
-                expected = encode_distinct(encoder, group.sentences)[rows]
+                expected = Encoding(encoder)(group.sentences)[rows]
                 np.testing.assert_allclose(vectors, expected, rtol=0, atol=2e-6)
                 left[id(group)] -= len(rows)
             elif not any(left.values()):

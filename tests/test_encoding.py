@@ -17,7 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from bertflow.encoders import encoding, load_encoder
 from bertflow.encoders import precision as precisions
 from bertflow.encoders.embedding import encode_lists
-from bertflow.encoders.encoding import Encoding, Group, encode_distinct
+from bertflow.encoders.encoding import Encoding, Group
 from bertflow.encoders.precision import packed_attention, resolved_precision
 from bertflow.encoders.sentence_cache import Unfinished
 from bertflow.errors import InputError
@@ -43,24 +43,24 @@ def smallest_cosine(a: np.ndarray, b: np.ndarray) -> float:
 def test_it_is_encode(pooling, folder, tiny_sentences):
     encoder = load_encoder(folder, pooling=pooling)
     texts = [*tiny_sentences[:60], *TEXTS]
-    found = encode_distinct(encoder, texts)
+    found = Encoding(encoder)(texts)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, reference(encoder, texts), rtol=0, atol=2e-5)
 
 
 def test_order_and_pools_do_not_matter(tiny_bert, tiny_sentences, monkeypatch):
     encoder = load_encoder(tiny_bert)
-    expected = encode_distinct(encoder, tiny_sentences)
+    expected = Encoding(encoder)(tiny_sentences)
     monkeypatch.setattr(encoding, "POOL", 37)
-    found = encode_distinct(encoder, tiny_sentences[::-1], batch_size=1)[::-1]
+    found = Encoding(encoder, batch_size=1)(tiny_sentences[::-1])[::-1]
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
 
 
 def test_left_padding(tiny_llama, tiny_sentences):
     encoder = load_encoder(tiny_llama)
-    expected = encode_distinct(encoder, tiny_sentences[:50])
+    expected = Encoding(encoder)(tiny_sentences[:50])
     encoder[0].tokenizer.padding_side = "left"
-    found = encode_distinct(encoder, tiny_sentences[:50])
+    found = Encoding(encoder)(tiny_sentences[:50])
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
 
 
@@ -73,7 +73,7 @@ def test_prompt_truncation_and_later_modules_are_kept(tiny_bert, tiny_sentences)
         truncate_dim=5,
         device="cpu",
     )
-    found = encode_distinct(encoder, tiny_sentences[:40])
+    found = Encoding(encoder)(tiny_sentences[:40])
     assert found.shape == (40, 5)
     np.testing.assert_allclose(found, reference(encoder, tiny_sentences[:40]), rtol=0, atol=2e-6)
 
@@ -85,7 +85,7 @@ def test_half_precision_is_close_and_leaves_the_encoder_alone(
     encoder = load_encoder(folder, pooling=pooling)
     before = copy.deepcopy(encoder.state_dict())
     expected = reference(encoder, tiny_sentences)
-    found = encode_distinct(encoder, tiny_sentences, precision=precision)
+    found = Encoding(encoder, precision=precision)(tiny_sentences)
     assert found.dtype == np.float32
     assert 0.98 < smallest_cosine(found, expected)
     assert not np.array_equal(found, expected)
@@ -100,10 +100,10 @@ def test_half_precision_is_close_and_leaves_the_encoder_alone(
 @pytest.mark.parametrize("precision", ["float32", "mixed"])
 def test_dropout_is_off_whatever_mode_the_encoder_is_in(precision, folder, tiny_sentences):
     encoder = load_encoder(folder)
-    expected = encode_distinct(encoder, tiny_sentences[:40], precision=precision)
+    expected = Encoding(encoder, precision=precision)(tiny_sentences[:40])
     encoder = SentenceTransformer(modules=[*encoder, Dropout(0.5)], device="cpu")
     encoder.train()
-    found = encode_distinct(encoder, tiny_sentences[:40], precision=precision)
+    found = Encoding(encoder, precision=precision)(tiny_sentences[:40])
     np.testing.assert_array_equal(found, expected)
 
 
@@ -142,13 +142,13 @@ def test_attention_is_packed_in_half_precision_only(
 
     monkeypatch.setattr("bertflow.encoders.precision.sdpa_attention_forward", counted)
     encoder = load_encoder(tiny_bert)
-    encode_distinct(encoder, tiny_sentences)
+    Encoding(encoder)(tiny_sentences)
     assert sizes == []
-    packed = encode_distinct(encoder, tiny_sentences, precision=precision)
+    packed = Encoding(encoder, precision=precision)(tiny_sentences)
     assert max(sizes) >= 16  # No sentence has so many tokens.
     assert encoder[0].model.config._attn_implementation == "sdpa"
     monkeypatch.setattr(precisions, "pack_attention", lambda model: None)
-    alone = encode_distinct(encoder, tiny_sentences, precision=precision)
+    alone = Encoding(encoder, precision=precision)(tiny_sentences)
     assert smallest_cosine(packed, alone) > 0.999
 
 
@@ -158,7 +158,7 @@ def test_batches_beside_each_other_are_those_one_after_the_other(
     threads = torch.get_num_threads()
     encoder = load_encoder(folder, pooling="first-last-avg")
     monkeypatch.setattr(encoding, "WORKERS", 1)
-    expected = encode_distinct(encoder, tiny_sentences, batch_size=1)
+    expected = Encoding(encoder, batch_size=1)(tiny_sentences)
     monkeypatch.setattr(encoding, "WORKERS", 4)
     torch.set_num_threads(4)
     names: set[str] = set()
@@ -221,7 +221,7 @@ def test_lists_are_encoded_in_order_and_each_sentence_of_a_list_once(
     encoder = load_encoder(tiny_bert)
     some = tiny_sentences
     lists = [[], some[:9], [*some[9:12], *some[9:12]], [], some[:9], [], []]
-    expected = [encode_distinct(encoder, one) if one else np.empty((0, 0)) for one in lists]
+    expected = [Encoding(encoder)(one) if one else np.empty((0, 0)) for one in lists]
     encoded.clear()
     given = list(encode_lists(Encoding(encoder), lists))
     assert sum(map(len, given)) == sum(map(len, lists))
@@ -293,7 +293,7 @@ def test_what_goes_wrong_in_a_batch_is_said_and_ends_the_others(
     monkeypatch.setattr(encoding, "_forward", broken)
     try:
         with pytest.raises(RuntimeError, match="out of memory"):
-            encode_distinct(encoder, tiny_sentences, batch_size=1)
+            Encoding(encoder, batch_size=1)(tiny_sentences)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
@@ -312,7 +312,7 @@ def test_models_that_keep_something_run_alone(tiny_bert, tiny_llama):
 
 def test_a_pool_is_tokenized_by_length(tiny_bert, tiny_sentences, monkeypatch):
     encoder = load_encoder(tiny_bert)
-    expected = encode_distinct(encoder, tiny_sentences)
+    expected = Encoding(encoder)(tiny_sentences)
     widths: list[int] = []
     preprocess = SentenceTransformer.preprocess
 
@@ -323,7 +323,7 @@ def test_a_pool_is_tokenized_by_length(tiny_bert, tiny_sentences, monkeypatch):
 
     monkeypatch.setattr(SentenceTransformer, "preprocess", counted)
     monkeypatch.setattr(encoding, "TOKENIZED", 16)
-    np.testing.assert_array_equal(encode_distinct(encoder, tiny_sentences), expected)
+    np.testing.assert_array_equal(Encoding(encoder)(tiny_sentences), expected)
     assert len(set(widths)) > 1
 
 
@@ -331,7 +331,7 @@ def test_mixed_is_closer_than_fast(tiny_bert, tiny_sentences):
     encoder = load_encoder(tiny_bert)
     expected = reference(encoder, tiny_sentences)
     mixed, fast = (
-        np.abs(encode_distinct(encoder, tiny_sentences, precision=kind) - expected).mean()
+        np.abs(Encoding(encoder, precision=kind)(tiny_sentences) - expected).mean()
         for kind in ("mixed", "fast")
     )
     assert mixed < fast
@@ -340,7 +340,7 @@ def test_mixed_is_closer_than_fast(tiny_bert, tiny_sentences):
 def test_an_encoder_in_half_precision_is_taken_as_it_is(tiny_bert, tiny_sentences):
     encoder = load_encoder(tiny_bert, dtype="bfloat16")
     assert resolved_precision("fast", encoder) == "float32"
-    found = encode_distinct(encoder, tiny_sentences[:40], precision="mixed")
+    found = Encoding(encoder, precision="mixed")(tiny_sentences[:40])
     expected = encoder.encode(
         tiny_sentences[:40], show_progress_bar=False, convert_to_tensor=True
     ).float()
@@ -360,7 +360,7 @@ def test_automatic_precision(tiny_bert, monkeypatch):
 
 def test_an_unknown_precision_is_refused(tiny_bert):
     with pytest.raises(InputError, match="precision must be one of .*'mixed', 'fast'"):
-        encode_distinct(load_encoder(tiny_bert), ["a"], precision="int4")
+        Encoding(load_encoder(tiny_bert), precision="int4")(["a"])
 
 
 def test_encoders_that_are_no_transformer_go_their_own_way(tmp_path):
@@ -369,7 +369,7 @@ def test_encoders_that_are_no_transformer_go_their_own_way(tmp_path):
     (tmp_path / "v.txt").write_text("cat 1 0 2\ndog 0 1 3\n")
     encoder = load_word_vectors(tmp_path / "v.txt")
     texts = ["cat dog", "dog", "cat"]
-    np.testing.assert_array_equal(encode_distinct(encoder, texts), reference(encoder, texts))
+    np.testing.assert_array_equal(Encoding(encoder)(texts), reference(encoder, texts))
     assert resolved_precision("auto", encoder) == "float32"
 
 

@@ -18,7 +18,6 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from bertflow import attach, calibrate, load, load_calibrator, load_encoder, save_calibrator
 from bertflow.calibrators import AllButTheTop, Flow, Standardization, Whitening
 from bertflow.encoders import describe_encoder, embed
-from bertflow.encoders.encoding import encode_distinct
 from bertflow.errors import InputError, ModelError
 from bertflow.models import open_model, save_model
 from conftest import save_tiny_encoder, tree
@@ -216,10 +215,9 @@ def test_what_cannot_be_is_refused_before_a_sentence_is_read(encoder, given, sai
     assert next(corpus) == "a dog"
 
 
-@pytest.mark.parametrize("call", [embed, encode_distinct])
-def test_every_way_to_vectors_refuses_a_batch_of_none(encoder, call):
+def test_a_batch_of_none_is_refused(encoder):
     with pytest.raises(InputError, match="batch_size must be an integer of at least 1, got 0"):
-        call(encoder, ["a dog"], batch_size=0)
+        embed(encoder, ["a dog"], batch_size=0)
 
 
 @pytest.mark.parametrize("width", [0, 1, -1])

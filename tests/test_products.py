@@ -11,7 +11,7 @@ from transformers.activations import ACT2FN
 
 from bertflow.encoders import load_encoder
 from bertflow.encoders import precision as precisions
-from bertflow.encoders.encoding import encode_distinct
+from bertflow.encoders.encoding import Encoding
 from bertflow.encoders.precision import PackedLinear, pack_products
 
 pytestmark = pytest.mark.skipif(
@@ -69,12 +69,12 @@ def test_an_encoder_gives_what_it_gave_and_keeps_its_layers(
 ):
     encoder = load_encoder(tiny_bert, pooling="first-last-avg")
     before = torch.get_rng_state()
-    packed = encode_distinct(encoder, tiny_sentences, precision=precision)
+    packed = Encoding(encoder, precision=precision)(tiny_sentences)
     assert torch.equal(torch.get_rng_state(), before)
     assert not any(isinstance(module, PackedLinear) for module in encoder.modules())
     monkeypatch.setattr(precisions, "pack_products", lambda model: None)
-    plain = encode_distinct(encoder, tiny_sentences, precision=precision)
-    exact = encode_distinct(encoder, tiny_sentences)
+    plain = Encoding(encoder, precision=precision)(tiny_sentences)
+    exact = Encoding(encoder)(tiny_sentences)
     assert abs(packed - exact).mean() <= 1.1 * abs(plain - exact).mean()
 
 

@@ -27,7 +27,8 @@ from bertflow import (
     save_calibrator,
 )
 from bertflow.calibrators import AdaptiveWhitening, Moments
-from bertflow.encoders import encode_distinct, encoding
+from bertflow.encoders import encoding
+from bertflow.encoders.encoding import Encoding
 from bertflow.scale import (
     BlockMoments,
     Encode,
@@ -223,7 +224,7 @@ def test_an_encoders_folder_is_what_the_encoder_gives_and_ids_stay(tmp_path, tin
     assert outcome.rows == 60
     assert sorted(found) == ["id", "vector"]
     assert found["id"] == list(range(60))
-    expected = encode_distinct(encoder, texts)
+    expected = Encoding(encoder)(texts)
     np.testing.assert_allclose(found["vector"], expected, rtol=0, atol=1e-6)
 
 
@@ -873,7 +874,7 @@ def test_a_flow_is_refused_with_a_remedy(tmp_path, shards):
 
 def test_encode_takes_tables(tiny_bert):
     texts = ["the cat plays", "two red birds", "the cat plays"]
-    expected = encode_distinct(load_encoder(tiny_bert), texts)
+    expected = Encoding(load_encoder(tiny_bert))(texts)
     encode = Encode(str(tiny_bert), column="text", precision="float32")
     table = encode(pyarrow.table({"id": [0, 1, 2], "text": texts}))
     assert table["id"].to_pylist() == [0, 1, 2]
@@ -924,7 +925,7 @@ def test_from_text_to_calibrated_vectors_in_folders(here, done, tiny_bert, tiny_
     assert "fitted on 300 vectors of 16 dimensions in 3 shards" in out
     assert sorted(path.name for path in here.iterdir()) == ["in", "raw", "w"]
     done("transform", "w", "--vectors", "raw", "--output", "calibrated")
-    raw = encode_distinct(load_encoder(tiny_bert), tiny_sentences)
+    raw = Encoding(load_encoder(tiny_bert))(tiny_sentences)
     expected = load_calibrator("w").transform(raw)
     np.testing.assert_allclose(rows_of(here / "calibrated")["vector"], expected, atol=2e-4)
     assert load_calibrator("w").provenance_ == {"vectors": "raw", "rows": 300, "limit": None}

@@ -3,7 +3,7 @@
 from bertflow.encoders.description import describe_encoder, library_versions
 from bertflow.encoders.embedding import Computing, Embedded, EncodeOptions, embed, fill
 from bertflow.encoders.encoder import Role, side_of
-from bertflow.encoders.encoding import DevicesEncoding, encode_distinct, parse_devices
+from bertflow.encoders.encoding import DevicesEncoding, parse_devices
 from bertflow.encoders.loading import load_encoder, load_layers, load_poolings, load_word_vectors
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.pooling import hidden_states
@@ -35,7 +35,6 @@ __all__ = [
     "VectorCache",
     "describe_encoder",
     "embed",
-    "encode_distinct",
     "encode_file",
     "encode_rows",
     "fill",

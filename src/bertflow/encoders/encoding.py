@@ -86,27 +86,17 @@ def collected(parts: Iterable[GroupPart], count: int) -> Array:
     return vectors
 
 
-def encode_distinct(
-    encoder: SentenceTransformer,
-    sentences: Sequence[str],
-    *,
-    batch_size: int = 32,
-    precision: Precision = "float32",
-) -> Array:
-    """Encode sentences as `SentenceTransformer.encode` does, but faster: shape (N, D), float32.
+class Encoding:
+    """Encode sentences as `SentenceTransformer.encode` does, but faster.
+
+    Between calls the encoder's weights must not change.
 
     Args:
         encoder: Any SentenceTransformer.
-        sentences: Text; repeats are not looked for.
         batch_size: At most so many sentences of the encoder's maximum length, and more of shorter
             ones. On a GPU batches are larger, and halved where memory runs out.
         precision: Of the transformer, see `resolved_precision`. Pooling and calibrator keep theirs.
     """
-    return Encoding(encoder, batch_size=batch_size, precision=precision)(sentences)
-
-
-class Encoding:
-    """`encode_distinct` for several calls, between which the encoder's weights must not change."""
 
     def __init__(
         self,
@@ -123,7 +113,7 @@ class Encoding:
 
     @pinned()
     def __call__(self, sentences: Sequence[str]) -> Array:
-        """Encode sentences, shape (N, D)."""
+        """Encode sentences, shape (N, D), float32; repeats are not looked for."""
         numbers = np.arange(len(sentences))
         starts = range(0, len(sentences), POOL)
         pools = (Group(sentences[n : n + POOL], numbers[n : n + POOL]) for n in starts)

@@ -108,7 +108,7 @@ class Encode(Worker):
         blank: "refuse" rows without text, null or blank, or "skip" them.
         role: "query" or "document": that side's prompt and map; None encodes as `encode` does.
         pooling, max_length, device, trust_remote_code: As in `load_encoder`.
-        batch_size, precision: As in `encode_distinct`.
+        batch_size, precision: As in `Encoding`.
 
     Raises:
         InputError: An argument is none of its choices.
