@@ -97,6 +97,8 @@ def test_different_shapes_are_refused_by_name():
     for other in [(3, 4), (2, 5)]:
         with pytest.raises(InputError, match=r"\(3, 5\).*" + str(other)[1:-1]):
             paired_cosine(np.ones((3, 5)), np.ones(other))
+    with pytest.raises(InputError, match=r"need columns .*, got \(2, 0\)"):
+        paired_cosine(np.ones((2, 0)), np.ones((2, 0)))
 
 
 def test_correlations_are_those_of_numpy_with_ties(rng):

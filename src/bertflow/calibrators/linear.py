@@ -333,7 +333,7 @@ class Whitening(LinearCalibrator):
     def _fit_moments(self, moments: Moments, rows: Vectors | None) -> None:
         width, kept = self.n_features_in_, self._n_features_out
         self.shrinkage_ = s = _shrinkage(moments, self.shrinkage)
-        self.power_ = _power(moments) if self.power == "auto" else self.power
+        self.power_ = _fitting_power(moments) if self.power == "auto" else self.power
         if moments.count < ENOUGH_ROWS * width:
             warn(
                 f"{moments.count:,} rows are few to whiten {width:,} dimensions (shrinkage "
@@ -392,7 +392,7 @@ def _shrinkage(moments: Moments, asked: float | str) -> float:
     return 1 / (1 + enough * enough)
 
 
-def _power(moments: Moments) -> float:
+def _fitting_power(moments: Moments) -> float:
     """How strongly to whiten, by the cloud."""
     crowded, share = crowding(moments), _effective_dimensions(moments) / len(moments.mean)
     return crowded + (1 - crowded) * min(1.0, 2 * share)

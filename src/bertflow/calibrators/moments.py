@@ -219,7 +219,7 @@ class QueryMap:
         sure = ((squared - noise) / (squared + TOPICS)).clamp(min=0)
         own, other = (one.covariance() / torch.outer(scale, scale) for one in (queries, documents))
         mixed = (count * own + width * other) / (count + width)
-        matrix = _power(other, 0.5) @ _power(mixed, -0.5)
+        matrix = _matrix_power(other, 0.5) @ _matrix_power(mixed, -0.5)
         return cls(
             centre=documents.mean + sure * gap,
             matrix=scale[:, None] * matrix / scale,
@@ -293,7 +293,7 @@ def documents_and_queries(rows: Any, role: object) -> tuple[Any, Any]:
     return rows[places["document"]], rows[places["query"]]
 
 
-def _power(covariance: Tensor, power: float) -> Tensor:
+def _matrix_power(covariance: Tensor, power: float) -> Tensor:
     values, axes = torch.linalg.eigh(covariance)
     found: Tensor = (axes * (values.clamp(min=0) + LEAST_VARIANCE) ** power) @ axes.T
     return found

@@ -22,7 +22,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bertflow.encoders.sentence_cache import KEY_LENGTH, SentenceCache
-from bertflow.errors import ModelError, need
 from bertflow.io.files import staged
 from bertflow.io.result_store import key_of
 
@@ -30,13 +29,6 @@ from bertflow.io.result_store import key_of
 FORM = 2
 
 _one_at_a_time = RLock()
-
-
-def check_readable(path: Path) -> None:
-    """Refuse a .gguf that is not there, is none by its name, or lacks the packages to read it."""
-    if not path.is_file() or path.suffix != ".gguf":
-        raise ModelError(f"{path} is no .gguf file; give the path of one, or a folder")
-    need(f"reading {path.name}", "gguf", "gguf", "accelerate")
 
 
 def licence_of(path: Path) -> str | None:

@@ -28,7 +28,7 @@ from bertflow.encoders.encoder import Encoder, keep_picklable
 from bertflow.encoders.pooling import ANY_BLOCKS, cut_to, hidden_states, pooled, side_by_side
 from bertflow.encoders.probe import check_encoder, positions
 from bertflow.encoders.sentence_cache import SentenceCache
-from bertflow.errors import InputError, ModelError, check_number, shown, unknown
+from bertflow.errors import InputError, ModelError, check_number, need, shown, unknown
 from bertflow.io.reading import hub_answers, hub_names, not_on_hub, read_json
 from bertflow.io.result_store import Result, key_of
 from bertflow.process_state import pinned
@@ -264,7 +264,9 @@ def _locate(name: str | Path, revision: str | None) -> _Source:
 
 
 def _gguf(path: Path) -> _Source:
-    gguf.check_readable(path)
+    if not path.is_file() or path.suffix != ".gguf":
+        raise ModelError(f"{path} is no .gguf file; give the path of one, or a folder")
+    need(f"reading {path.name}", "gguf", "gguf", "accelerate")
     return _Source(str(path.parent), path)
 
 

@@ -41,14 +41,15 @@ def paired_cosine(first: Array, second: Array) -> Array:
     exactly 1 where both rows are equal.
 
     Raises:
-        InputError: The shapes differ.
+        InputError: The shapes differ, or rows have no columns.
 
     Example:
         >>> paired_cosine(np.array([[1.0, 1.0], [0.0, 0.0]]), np.array([[2.0, 0.0], [1.0, 0.0]]))
         array([0.70710678,        nan])
     """
-    if first.shape != second.shape:
-        raise InputError(f"pairs need equal shapes, got {first.shape} and {second.shape}")
+    if first.shape != second.shape or first.size < len(first):
+        shapes = f"{first.shape} and {second.shape}"
+        raise InputError(f"pairs need columns and equal shapes, got {shapes}")
     cosines = np.empty(len(first))
     for start in range(0, len(first), CHUNK_ROWS):
         part = slice(start, start + CHUNK_ROWS)
