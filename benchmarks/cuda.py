@@ -23,8 +23,7 @@ from benchmarks.speed import VECTORS, sentences_of_stsb
 from bertflow import Flow, Whitening
 from bertflow.calibrators import training
 from bertflow.calibrators.base import Calibrator
-from bertflow.encoders import load_encoder
-from bertflow.encoders.encoding import Encoding
+from bertflow.encoders import EncodeOptions, embed, load_encoder
 from bertflow.encoders.precision import Precision
 
 
@@ -85,12 +84,15 @@ def encode(name: str, folder: str, device: str, precision: Precision, repeats: i
     encoder = load_encoder(folder, max_length=64, device=device)
     plain = SentenceTransformer(folder, device=device)
     plain.max_seq_length = 64
-    Encoding(encoder, precision=precision)(sentences)  # Warm.
+    how: EncodeOptions = {"precision": precision}
+    embed(encoder, sentences, **how)  # Warm.
     plain.encode(sentences[:2048], show_progress_bar=False)
     found: list[np.ndarray] = []
     pairs = in_turn(
         lambda: seconds(lambda: found.append(plain.encode(sentences, show_progress_bar=False))),
-        lambda: seconds(lambda: found.append(Encoding(encoder, precision=precision)(sentences))),
+        lambda: seconds(
+            lambda: found.append(embed(encoder, sentences, count_cut=False, **how).rows())
+        ),
         repeats,
     )
     theirs, mine = medians(pairs)

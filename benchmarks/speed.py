@@ -35,8 +35,7 @@ from benchmarks.measuring import (
 from bertflow import Flow, calibrate
 from bertflow.data import read_task
 from bertflow.demo import default_encoder
-from bertflow.encoders import load_encoder
-from bertflow.encoders.encoding import Encoding
+from bertflow.encoders import EncodeOptions, embed, load_encoder
 from bertflow.encoders.precision import Precision, resolved_precision
 from bertflow.evaluation import correlate, paired_cosine
 
@@ -136,11 +135,11 @@ def encode(precision: Precision, reach: str, batch_size: int = 32) -> Callable[[
                 lambda: found.update(plain=encoder.encode(sentences, show_progress_bar=False))
             )
 
+        how: EncodeOptions = {"precision": precision, "batch_size": batch_size}
+
         def ours() -> float:
             return seconds(
-                lambda: found.update(
-                    ours=Encoding(encoder, precision=precision, batch_size=batch_size)(sentences)
-                )
+                lambda: found.update(ours=embed(encoder, sentences, count_cut=False, **how).rows())
             )
 
         pairs = in_turn(plain, ours, repeats)

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dropout, Normalize
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from bertflow.encoders import encoding, load_encoder
+from bertflow.encoders import embed, embedding, encoding, load_encoder
 from bertflow.encoders import precision as precisions
 from bertflow.encoders.embedding import encode_lists
 from bertflow.encoders.encoding import Encoding, Group
@@ -48,11 +48,12 @@ def test_it_is_encode(pooling, folder, tiny_sentences):
     np.testing.assert_allclose(found, reference(encoder, texts), rtol=0, atol=2e-5)
 
 
-def test_order_and_pools_do_not_matter(tiny_bert, tiny_sentences, monkeypatch):
+def test_order_and_groups_do_not_matter(tiny_bert, tiny_sentences, monkeypatch):
     encoder = load_encoder(tiny_bert)
     expected = Encoding(encoder)(tiny_sentences)
-    monkeypatch.setattr(encoding, "POOL", 37)
-    found = Encoding(encoder, batch_size=1)(tiny_sentences[::-1])[::-1]
+    monkeypatch.setattr(embedding, "CHUNK_SENTENCES", 9)
+    how = {"batch_size": 1, "precision": "float32"}
+    found = embed(encoder, tiny_sentences[::-1], **how).rows()[::-1]
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
 
 

@@ -208,14 +208,14 @@ def word_statistics(
         within = np.flatnonzero(member[asked])
         # The k best are the first k of the best.
         distance, dot = (
-            {k: mean_of(measures[within, :k].mean(axis=1)) for k in neighbours}
+            {k: _mean(measures[within, :k].mean(axis=1)) for k in neighbours}
             for measures in (found.distances, found.dots)
         )
-        groups.append(WordGroup(low, high, len(within), mean_of(norms[within]), distance, dot))
+        groups.append(WordGroup(low, high, len(within), _mean(norms[within]), distance, dot))
     return WordStatistics(groups, *embeddings.shape)
 
 
-def mean_of(values: Array) -> Mean | None:
+def _mean(values: Array) -> Mean | None:
     """The mean of some words' measures with its interval; None where there is no word."""
     if len(values) == 0:
         return None

@@ -36,8 +36,6 @@ NOTHING: Array = np.empty((0, 0), dtype=np.float32)
 
 # A slow encoder's vectors are handed on after so many seconds, so that a kill costs no more.
 PART_SECONDS = 5.0
-# Sentences tokenized at a time; within them batches are put together by length.
-POOL = 8192
 # Sentences given to the tokenizer at a time, of about one length because it pads to the longest.
 TOKENIZED = 512
 # A batch of more tokens is no faster on a processor, and does not fit into its caches.
@@ -113,11 +111,8 @@ class Encoding:
 
     @pinned()
     def __call__(self, sentences: Sequence[str]) -> Array:
-        """Encode sentences, shape (N, D), float32; repeats are not looked for."""
-        numbers = np.arange(len(sentences))
-        starts = range(0, len(sentences), POOL)
-        pools = (Group(sentences[n : n + POOL], numbers[n : n + POOL]) for n in starts)
-        return collected(self.each(pools), len(sentences))
+        """Encode sentences as one group, shape (N, D), float32."""
+        return collected(self.each([Group(sentences)]), len(sentences))
 
     def each(self, groups: Iterable[Group]) -> Iterator[GroupPart]:
         """Encode groups of sentences; the next group is begun while one is being finished.
