@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import functools
 import io
 import json
@@ -35,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("as_in_a_process_of_its_own")
 TABLES = ["table1", "table2", "table4", "table5", "table6", "figure2"]
 ENCODER = ["--encoder", "tiny", "--max-length", 32, "--data", "data", "--device", "cpu"]
 COMMAND = ["reproduce", *TABLES, *ENCODER, "--seeds", 2, "--jobs", 1]
-SUFFIXES = ("md", "csv", "json")
+SUFFIXES = ("md", "json")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +91,7 @@ def records(folder: Path = Path("runs")) -> dict[str, int]:
 # What is written and said.
 
 
-def test_it_writes_every_table_three_times_and_the_figure(work):
+def test_it_writes_every_table_twice_and_the_figure(work):
     names = {f"{name}.{suffix}" for name in TABLES[:-1] for suffix in SUFFIXES}
     names -= {f"table4.{suffix}" for suffix in SUFFIXES}
     units = ("characters", "words")
@@ -110,16 +109,6 @@ def test_the_files_are_the_tables(same):
         content = json.loads((base / f"{name}.json").read_text(encoding="utf-8"))
         assert content == json.loads(json.dumps(table.to_dict()))
         assert (base / f"{name}.md").read_text(encoding="utf-8") == table_markdown(table)
-        with (base / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-            lines = list(csv.DictReader(file))
-        cells = [(row, row.cells[column]) for row in table.rows for column in table.columns]
-        assert len(lines) == len(cells) == len(table.rows) * len(table.columns)
-        for line, (row, cell) in zip(lines, cells, strict=True):
-            assert line["table"] == name
-            assert line["row"] == row.label
-            assert line["value"] == ("" if cell.value is None else repr(cell.value))
-            assert line["published"] == ("" if cell.published is None else repr(cell.published))
-            assert line["reason"] == (cell.reason or "")
 
 
 def test_markdown_is_a_table_with_as_many_cells_in_every_line(same):
@@ -148,7 +137,7 @@ def test_what_is_said_has_every_row_claim_and_note_of_every_table(ran, same):
 
 def test_the_last_line_says_what_was_written(ran):
     last = ran.said.splitlines()[-1]
-    assert last.startswith("wrote table1.md, table1.csv, table1.json, table2.md")
+    assert last.startswith("wrote table1.md, table1.json, table2.md")
     assert last.endswith("figure2-tiny-words.svg, figure2-tiny-words.png to runs/tiny")
 
 
@@ -171,7 +160,7 @@ def test_a_label_and_a_pooling_name_the_folder_and_the_rows(done):
         *["--seeds", 1, "--jobs", 1],
     )
     assert "\nMine, layers:1,3 " in said
-    assert "wrote table5.md, table5.csv, table5.json to runs/Mine-layers1-3" in said
+    assert "wrote table5.md, table5.json to runs/Mine-layers1-3" in said
     assert Path("runs/Mine-layers1-3/table5.md").is_file()
     # A name is no recipe.
     before = records()

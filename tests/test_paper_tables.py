@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -885,35 +883,24 @@ def test_what_is_shown_is_what_the_cells_hold(make, name, subjects):
         assert table_page(result).notes.count(f"{letter}: {doubt}") == 1
 
 
-def as_text(value: float | None) -> str:
-    return "" if value is None else repr(value)
-
-
 @pytest.mark.parametrize("name", ["table2", "table5", "table8"])
-def test_json_and_rows_of_a_table_are_what_it_holds(make, name):
+def test_the_json_of_a_table_is_what_it_holds(make, name):
     result = make(name, usual, BASE).result
     content = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert [one["row"] for one in content["rows"]] == [row.name for row in result.rows]
-    flat = list(csv.DictReader(io.StringIO(result.to_csv())))
-    assert len(flat) == len(result.rows) * len(result.columns)
-    places = iter(flat)
     for one, row in zip(content["rows"], result.rows, strict=True):
+        assert one["label"] == row.label
+        assert set(one["cells"]) == set(row.cells) == set(result.columns)
         for column, cell in row.cells.items():
-            there, line = one["cells"][column], next(places)
+            there = one["cells"][column]
             assert there["value"] == cell.value
-            assert line["value"] == as_text(cell.value)
             assert there["difference"] == cell.difference
-            assert line["difference"] == as_text(cell.difference)
             assert there["published"] == cell.published
-            assert line["published"] == as_text(cell.published)
             assert there["pairs"] == cell.pairs
-            assert line["pairs"] == as_text(cell.pairs)
             assert there["published_deviation"] == cell.published_deviation
             assert there["published_median"] == cell.published_median
             assert (there["low"], there["high"]) == (cell.low, cell.high)
             assert there["values"] == list(cell.values)
-            assert line["seeds"] == str(len(cell.values))
-            assert (line["row"], line["column"]) == (row.label, column)
             if cell.baseline is not None:
                 assert there["baseline"]["p_holm"] == cell.baseline.adjusted
     assert [one["verdict"] for one in content["claims"]] == [c.verdict for c in result.claims]

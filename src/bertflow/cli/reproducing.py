@@ -130,12 +130,12 @@ def _file_name(text: str) -> str:
 
 
 def _write(folder: Path, written: list[str], one: TableResult | Sequence[Scatter]) -> None:
-    """Write a table as Markdown, CSV and JSON, or the figure, and note the names of the files."""
+    """Write a table as Markdown and JSON, or the figure, and note the names of the files."""
     from bertflow.paper.results import TableResult
 
     if isinstance(one, TableResult):
         content = json.dumps(one.to_dict(), indent=2, allow_nan=False, ensure_ascii=False)
-        forms = {"md": table_markdown(one), "csv": one.to_csv(), "json": f"{content}\n"}
+        forms = {"md": table_markdown(one), "json": f"{content}\n"}
         for suffix, text in forms.items():
             written.append(f"{one.name}.{suffix}")
             write_text(folder / written[-1], text)

@@ -5,8 +5,6 @@ Tables of scores are made from the records of their jobs.
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 import string
 from collections.abc import Mapping, Sequence
@@ -29,11 +27,6 @@ INTERVALS = (
 )
 # Sources of rows that are about the encoder.
 OURS = ("raw", "nli")
-CSV_COLUMNS = (
-    *("table", "encoder", "row", "column", "aggregation", "value", "low", "high", "seeds"),
-    *("deviation", "median", "pairs", "published", "published_for", "difference", "doubts"),
-    "reason",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,27 +188,6 @@ class TableResult:
             for one in self.claims
         ]
         return _json(self, "name", "table", rows=rows, claims=claims)
-
-    def to_csv(self) -> str:
-        """The table as CSV, a row a cell."""
-        out = io.StringIO()
-        writer = csv.DictWriter(out, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        for row in self.rows:
-            for column in self.columns:
-                cell = row.cells[column]
-                about = {
-                    "table": self.name,
-                    "encoder": row.encoder,
-                    "row": row.label,
-                    "column": column,
-                    "aggregation": row.aggregation,
-                    "seeds": len(cell.values),
-                    "published_for": row.published_for or row.encoder,
-                    "doubts": "; ".join(cell.doubts),
-                }
-                writer.writerow({**cell.to_dict(), **about})
-        return out.getvalue()
 
 
 def _json(one: Any, name: str, key: str, **parts: Any) -> dict[str, Any]:
