@@ -78,8 +78,7 @@ def reproduce(
     if label is not None:
         subjects = [replace(subjects[0], label=label)]
     if glove is not None:
-        averaged = replace(identify(glove), label="GloVe", max_length=None)
-        planner = replace(planner, words=averaged)
+        planner = replace(planner, words=replace(identify(glove, max_length=None), label="GloVe"))
     folder = output / _slug(subjects, flow, limit)
     read = [*(("--encoder", name) for name in names), *([("--glove", glove)] if glove else [])]
     check_apart({"--output": output / "records", "the tables": folder / "tables"}, read)
@@ -129,14 +128,11 @@ def _file_name(text: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", text.replace(":", ""))
 
 
-def _write(folder: Path, written: list[str], one: TableResult | Sequence[Scatter]) -> None:
+def _write(folder: Path, written: list[str], one: TableResult | list[Scatter]) -> None:
     """Write a table as Markdown and JSON, or the figure, and note the names of the files."""
-    from bertflow.paper.results import TableResult
-
-    if isinstance(one, TableResult):
+    if not isinstance(one, list):
         content = json.dumps(one.to_dict(), indent=2, allow_nan=False, ensure_ascii=False)
-        forms = {"md": table_markdown(one), "json": f"{content}\n"}
-        for suffix, text in forms.items():
+        for suffix, text in {"md": table_markdown(one), "json": f"{content}\n"}.items():
             written.append(f"{one.name}.{suffix}")
             write_text(folder / written[-1], text)
         return
@@ -192,12 +188,14 @@ def table_grid(one: TableResult) -> Grid:
 
 
 def _published(cell: CellResult, marks: Mapping[str, str]) -> str:
+    if cell.published is None:
+        return ""
     shown = fixed(cell.published, 2)
     if cell.published_deviation is not None:
         shown += f" ± {cell.published_deviation:.2f}"
     if cell.published_median is not None:
         shown += f", median {cell.published_median:.2f}"
-    return f"{shown} {cell.marks(marks)}".strip()
+    return f"{shown} {''.join(sorted(marks[doubt] for doubt in cell.doubts))}".strip()
 
 
 def claims_grid(one: TableResult) -> Grid:

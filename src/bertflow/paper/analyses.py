@@ -156,14 +156,10 @@ def lexical_table(scatters: Sequence[Scatter]) -> TableResult:
     claims: list[ClaimResult] = []
     notes = [*table.notes]
     for scattered in scatters:
-        gold, *others = scattered.panels
+        gold, encoder, flow = scattered.panels.values()
+        compared = {"encoder": encoder, "flow": flow}
         found = {
-            unit: lexical_statistics(
-                scattered.panels[gold],
-                {name: scattered.panels[name] for name in others},
-                distances,
-                short=SHORT,
-            )
+            unit: lexical_statistics(gold, compared, distances, short=SHORT)
             for unit, distances in scattered.distances.items()
         }
         short = ", ".join(f"{one.short_pairs:,} by {unit}" for unit, one in found.items())
@@ -172,51 +168,46 @@ def lexical_table(scatters: Sequence[Scatter]) -> TableResult:
             f"{scattered.encoder}: {one.pairs:,} pairs, {one.skipped:,} more without a cosine; at "
             f"most {SHORT} apart {short}"
         )
-        names = dict(zip(("gold", "encoder", "flow"), (gold, *others), strict=True))
-        for known in names:
-            if known != "gold" or not rows:  # Gold is the same for every encoder.
-                rows.append(_lexical_row(known, names[known], scattered, found))
-        claims += _lexical_claims(scattered.encoder, names, found)
+        for name, label in zip(("gold", *compared), scattered.panels, strict=True):
+            if name != "gold" or not rows:  # Gold is the same for every encoder.
+                rows.append(_lexical_row(name, label, scattered, found))
+        claims += _lexical_claims(scattered.encoder, found)
     return TableResult(
         name=table.name,
         title=table.title,
         columns=list(LEXICAL_COLUMNS),
         rows=rows,
         claims=corrected(claims),
-        notes=list(dict.fromkeys(notes)),
+        notes=notes,
     )
 
 
 def _lexical_row(
-    known: str, name: str, scattered: Scatter, found: Mapping[str, Lexical]
+    name: str, label: str, scattered: Scatter, found: Mapping[str, Lexical]
 ) -> RowResult:
-    itself, numbers = known == "gold", published("table6")
+    itself = name == "gold"
     comparable = scattered.own or itself
     cells: dict[str, CellResult] = {}
     for column, (unit, part) in LEXICAL_COLUMNS.items():
         one, estimate = found[unit], getattr(found[unit], part)[name]
-        beside: dict[str, Any] = {"comparable": scattered.own}
         # The published number stands beside both units, since it is one of the two.
-        if part in numbers.columns:
-            beside = printed(numbers, known, part, comparable)
+        beside = printed(published("table6"), name, part, comparable)
         cells[column] = CellResult(
-            **beside,
+            **{"comparable": scattered.own, **beside},
             **shown_estimate(estimate),
             reason=estimate.undefined,
             pairs=one.short_pairs if part.startswith("short") else one.pairs,
         )
     return RowResult(
-        name=known,
-        label="gold similarity" if itself else name,
+        name=name,
+        label="gold similarity" if itself else label,
         encoder="" if itself else scattered.encoder,
         cells=cells,
         published_for=None if comparable else "BERT-base",
     )
 
 
-def _lexical_claims(
-    encoder: str, names: Mapping[str, str], found: Mapping[str, Lexical]
-) -> list[ClaimResult]:
+def _lexical_claims(encoder: str, found: Mapping[str, Lexical]) -> list[ClaimResult]:
     """The claims of section 4.4; correlations with edit distance are negative, so less is more."""
     edit = {
         "gold": "the encoder goes with edit distance more than gold does",
@@ -230,7 +221,7 @@ def _lexical_claims(
             text=text,
             encoder=encoder,
             published=less(numbers.value(row, column), numbers.value("encoder", column)),
-            difference=scaled(found[unit].difference(names[row], names["encoder"], column)),
+            difference=scaled(found[unit].difference(row, "encoder", column)),
         )
         for text, row, unit, column in claims
     ]

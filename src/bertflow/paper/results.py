@@ -9,7 +9,7 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from bertflow.evaluation.scores import less, mean_over
 from bertflow.io.result_store import ResultStore
 from bertflow.paper.declared import AVERAGE, PublishedTable, Row, published
 from bertflow.paper.plan import Cell, Plan, Subject
+
+Shown = TypeVar("Shown", Difference, Estimate)
 
 INTERVALS = (
     "95 %: bootstrap over pairs, within subsets, and over seeds where there are several; arrows: "
@@ -73,11 +75,6 @@ class CellResult:
         """The cell as JSON has it."""
         baseline = self.baseline and self.baseline.to_dict()
         return {**vars(self), "difference": self.difference, "baseline": baseline}
-
-    def marks(self, letters: Mapping[str, str]) -> str:
-        """The letters of the doubts about the published number."""
-        doubts = () if self.published is None else self.doubts
-        return "".join(sorted(letters[doubt] for doubt in doubts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,21 +199,22 @@ def corrected(claims: Sequence[ClaimResult]) -> list[ClaimResult]:
     return [replace(claim, difference=found[place]) for place, claim in enumerate(claims)]
 
 
-def scaled(one: Difference) -> Difference:
-    """A difference times 100."""
+def scaled(one: Shown) -> Shown:
+    """A difference or an estimate as tables show it: times 100."""
     value, low, high = (None if x is None else 100 * x for x in (one.value, one.low, one.high))
     return replace(one, value=value, low=low, high=high)
 
 
 def shown_estimate(estimate: Estimate, values: Sequence[float] = ()) -> dict[str, Any]:
     """The parts of a cell that an estimate gives, times 100; `values` are those of the seeds."""
-    if estimate.value is None:
+    one = scaled(estimate)
+    if one.value is None:
         return {}
-    values = list(values) or [100 * estimate.value]
+    values = list(values) or [one.value]
     return {
-        "value": 100 * estimate.value,
-        "low": None if estimate.low is None else 100 * estimate.low,
-        "high": None if estimate.high is None else 100 * estimate.high,
+        "value": one.value,
+        "low": one.low,
+        "high": one.high,
         "values": values,
         "deviation": float(np.std(values, ddof=1)) if len(values) > 1 else None,
         "median": float(np.median(values)),
@@ -233,11 +231,14 @@ def score_table(plans: Sequence[Plan], store: ResultStore) -> TableResult:
     for plan in plans:
         encoder = EncoderRows(plan, store)
         for row in plan.rows:
-            for column, change in encoder.changes(row).items():
-                changes[len(rows), column] = change
+            if row.baseline is not None:
+                for column in table.columns:
+                    change = encoder.difference(row.name, row.baseline, column)
+                    if change.value is not None:
+                        changes[len(rows), column] = change
             rows.append(encoder.rows[row.name])
         claims += [*encoder.claims(), *encoder.spread()]
-        notes += encoder.notes()
+        notes += [*encoder.tunings(), *encoder.counts(), *encoder.reasons()]
     for (place, column), change in holm(changes).items():
         cells = rows[place].cells
         marked = replace(cells[column], baseline=scaled(change))
@@ -266,14 +267,6 @@ class EncoderRows:
         self.scored: dict[tuple[str, str], Mapping[str, int]] = {}
         self.rows = {row.name: self._row(row) for row in plan.rows}
 
-    def changes(self, row: Row) -> dict[str, Difference]:
-        """By column, how much higher a row is than its baseline, where both have a value."""
-        if row.baseline is None:
-            return {}
-        columns = self.plan.table.columns
-        found = {column: self._difference(row.name, row.baseline, column) for column in columns}
-        return {column: change for column, change in found.items() if change.value is not None}
-
     def claims(self) -> list[ClaimResult]:
         """The paper's claims about rows that are there."""
         claims = []
@@ -288,7 +281,7 @@ class EncoderRows:
                     text=claim.text,
                     encoder=self.plan.subject.label,
                     published=less(above.cells[column].published, below.cells[column].published),
-                    difference=scaled(self._difference(above.name, below.name, column)),
+                    difference=scaled(self.difference(above.name, below.name, column)),
                 )
             )
         return claims
@@ -317,11 +310,7 @@ class EncoderRows:
         encoder = self.plan.subject.label
         return [ClaimResult(text=text, encoder=encoder, published=None, difference=found)]
 
-    def notes(self) -> list[str]:
-        """Notes that belong beside the rows."""
-        return [*self._tunings(), *self._counts(), *self._reasons()]
-
-    def _difference(self, above: str, below: str, column: str) -> Difference:
+    def difference(self, above: str, below: str, column: str) -> Difference:
         """How much higher one row is than another; without a value where one is missing."""
         columns = self.plan.table.columns if column == AVERAGE else [column]
         if any(self.scored.get((above, one)) != self.scored.get((below, one)) for one in columns):
@@ -390,7 +379,7 @@ class EncoderRows:
             published_for=whose,
         )
 
-    def _tunings(self) -> list[str]:
+    def tunings(self) -> list[str]:
         """The accuracy of each fine-tuned encoder."""
         notes = []
         for key, tuning in self.plan.tunings.items():
@@ -405,7 +394,7 @@ class EncoderRows:
             )
         return notes
 
-    def _counts(self) -> list[str]:
+    def counts(self) -> list[str]:
         """How many texts of each task are cut, and how many pairs do not count, with the reason."""
         encoder, length = self.plan.subject.label, self.plan.subject.max_length
         told: dict[str, dict[str, str]] = {}
@@ -423,7 +412,7 @@ class EncoderRows:
                         told.setdefault(heading, {})[job.task] = f"{job.task} {count:,}"
         return [f"{heading}: {', '.join(tasks.values())}" for heading, tasks in told.items()]
 
-    def _reasons(self) -> list[str]:
+    def reasons(self) -> list[str]:
         """Why cells are empty, each reason once."""
         reasons: dict[str, list[str]] = {}
         for cell in self.plan.cells.values():
@@ -443,7 +432,7 @@ def printed(
     numbers: PublishedTable, row: str | None, column: str, comparable: bool
 ) -> dict[str, Any]:
     """The parts of a cell that were published; `comparable` says whether for this encoder."""
-    if row is None:
+    if row is None or column not in (*numbers.columns, AVERAGE):
         return {}
     return {
         "comparable": comparable,
