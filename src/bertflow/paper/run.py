@@ -84,11 +84,6 @@ class Workplace:
         """The vectors of sentences."""
         return VectorCache(self.folder / "vectors" / encoding.key, encoding.recipe())
 
-    @property
-    def cuts(self) -> ResultStore:
-        """How many texts of each task an encoder cuts."""
-        return ResultStore(self.folder / "vectors" / "cuts")
-
     def load(self, encodings: Sequence[Encoding]) -> SentenceTransformer:
         """The encoder of encodings that differ in their pooling alone."""
         subject, tuning = encodings[0].subject, encodings[0].tuning
@@ -215,13 +210,12 @@ class Workplace:
         """How many distinct texts of a task an encoder cuts, which is loaded once to count them."""
         pairs = self.planner.material.pairs_digest(*source[1:])
         recipe = {"job": "cut", "weights": encoding.weights, "pairs": pairs}
-        note = self.cuts.get(key_of(recipe))
+        notes, key = ResultStore(self.folder / "vectors" / "cuts"), key_of(recipe)
+        note = notes.get(key)
         if note is None:
             cut = count_cut_of(load(), list(dict.fromkeys(self._texts(source))))
-            note = Result(
-                kind="cut", key=key_of(recipe), recipe=recipe, result={"cut": cut}, seconds=0.0
-            )
-            self.cuts.put(note)
+            note = Result(kind="cut", key=key, recipe=recipe, result={"cut": cut}, seconds=0.0)
+            notes.put(note)
         return int(note.result["cut"])
 
     def _trial(
