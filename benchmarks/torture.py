@@ -55,6 +55,8 @@ SENTENCES, ROWS, WIDTH = 1500, 2000, 16
 LIMIT = 120.0
 # Of an end: it came before the command was through.
 WAYS = ("moment", "step", "write", "full", "ctrl-c")
+# Kept results of a reproduction.
+KEPT = ("records/", "vectors/cuts/")
 # What differs between two uninterrupted runs, too.
 TIMES = {"seconds", "encode_seconds", "fit_seconds", "time", "resumed_at"}
 
@@ -558,7 +560,7 @@ def _contents(place: Path) -> dict[str, Any]:
             continue
         if name.startswith("vectors/") and name.endswith("about.json"):
             content = _timeless(content, {"made"})
-        elif place.suffix == ".json" or (name.startswith("records/") and name.endswith(".json")):
+        elif place.suffix == ".json" or (name.startswith(KEPT) and name.endswith(".json")):
             content = _timeless(content, TIMES)
         elif name == "finetuning.json" or name.endswith("/finetuning.json"):
             content = _timeless(content, TIMES)
