@@ -27,12 +27,7 @@ from bertflow.evaluation.jobs import estimates
 CLOUDS = ["smollm2:1", "smollm2:6", "minilm:6"]
 TASKS = ["sts12", "sts13", "sts14", "sts15", "sts16"]
 # Kinds that have several names; two of fewer than 400 sentences are left out.
-KINDS = {
-    "surprise.OnWN": "OnWN",
-    "surprise.SMTnews": "news",
-    "deft-news": "news",
-    "MSRpar": "news",
-}
+KINDS = {"surprise.OnWN": "OnWN", "surprise.SMTnews": "news", "deft-news": "news", "MSRpar": "news"}
 EACH = 400
 NAMES = [
     "soft-standardization",

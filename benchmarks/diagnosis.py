@@ -86,13 +86,7 @@ def _clouds(texts: Sequence[str]) -> Iterator[tuple[str, Array]]:
 
 
 def _calibrators(width: int) -> list[Calibrator | None]:
-    return [
-        None,
-        Whitening(),
-        Whitening(min(256, width // 2), power=0.75),
-        Flow(),
-        Flow.tempered(),
-    ]
+    return [None, Whitening(), Whitening(min(256, width // 2), power=0.75), Flow(), Flow.tempered()]
 
 
 def _score(rows: Array, calibrator: Calibrator | None, tasks: Sequence[Pairs]) -> float:

@@ -291,10 +291,7 @@ def report(path: Path) -> None:
         raise SystemExit("the picture of a report takes Chromium, which is not on PATH")
     name, pooling = default_encoder("layers:1")
     cache = SentenceCache()
-    with (
-        tempfile.TemporaryDirectory() as place,
-        Browser(program) as browser,
-    ):
+    with tempfile.TemporaryDirectory() as place, Browser(program) as browser:
         home, page = Path(place), Path(place) / "page.html"
         sentences = [*sample_sentences(), *documentation_sentences()]
         (home / "sentences.txt").write_text("\n".join(sentences), encoding="utf-8")

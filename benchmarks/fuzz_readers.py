@@ -21,14 +21,7 @@ from bertflow import AllButTheTop, Flow, Standardization, Whitening, load_encode
 from bertflow.calibrators import load_calibrator, save_calibrator
 from bertflow.calibrators.training import Checkpoint, State
 from bertflow.cli.options import Chosen
-from bertflow.data import (
-    CATALOG,
-    read_corpus,
-    read_nli,
-    read_pairs,
-    read_sentences,
-    read_task,
-)
+from bertflow.data import CATALOG, read_corpus, read_nli, read_pairs, read_sentences, read_task
 from bertflow.encoders import load_word_vectors
 from bertflow.encoders.checks import read_modules, readable
 from bertflow.encoders.encoding import Group
@@ -348,12 +341,7 @@ def _encoders() -> list[Reader]:
             read=lambda folder: load_encoder(folder, device="cpu"),
             share=0.1,
         ),
-        Reader(
-            name="gguf header",
-            files={"x.gguf": _gguf()},
-            read=_read_gguf,
-            share=2,
-        ),
+        Reader(name="gguf header", files={"x.gguf": _gguf()}, read=_read_gguf, share=2),
     ]
 
 

@@ -309,9 +309,7 @@ class Torture:
             ),
             Case("fit text", ["fit", *text, "--output", "out", *flow, "--set", "epochs=8"], "out"),
             Case(
-                "encode",
-                ["encode", f"{root}/encoder", *text[2:], "--output", "out.npy"],
-                "out.npy",
+                "encode", ["encode", f"{root}/encoder", *text[2:], "--output", "out.npy"], "out.npy"
             ),
             Case(
                 "finetune",

@@ -79,11 +79,7 @@ def write_snli(folder: Path) -> None:
     (folder / "nli").mkdir(parents=True)
     lines = [
         json.dumps(
-            {
-                "gold_label": NLI_LABELS[number % len(NLI_LABELS)],
-                "sentence1": a,
-                "sentence2": b,
-            }
+            {"gold_label": NLI_LABELS[number % len(NLI_LABELS)], "sentence1": a, "sentence2": b}
         )
         + "\n"
         for number, (a, b, _) in enumerate(graded_rows(3 * PAIRS, 30))

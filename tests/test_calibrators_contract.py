@@ -21,14 +21,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
 from bertflow.analysis import mean_cosine
-from bertflow.calibrators import (
-    AllButTheTop,
-    Calibrator,
-    Flow,
-    Standardization,
-    Whitening,
-    storage,
-)
+from bertflow.calibrators import AllButTheTop, Calibrator, Flow, Standardization, Whitening, storage
 from bertflow.errors import InputError
 
 CALIBRATORS = {

@@ -496,8 +496,7 @@ def test_a_gguf_without_its_packages_is_refused_with_the_pip_line(
 ):
     Path("model.gguf").write_bytes(b"GGUF")
     monkeypatch.setattr(
-        "bertflow.errors.find_spec",
-        lambda name: None if name in missing else find_spec(name),
+        "bertflow.errors.find_spec", lambda name: None if name in missing else find_spec(name)
     )
     said = refused("encode", "model.gguf", *CORPUS)
     assert "pip install 'bertflow[gguf]'" in said

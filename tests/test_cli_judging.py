@@ -381,10 +381,7 @@ def test_markdown_holds_what_is_shown(done, tiny_bert, tiny_calibrated):
         ([], "give --task NAME (or all), or --pairs FILE"),
         (["--columns", "a,b,c"], "give --task NAME (or all), or --pairs FILE"),
         (["--task", "stsb", "--columns", "a,b,c"], "--columns goes with --pairs"),
-        (
-            ["--pairs", "mine.csv", "--columns", "left,right"],
-            "columns must be 3 different ones",
-        ),
+        (["--pairs", "mine.csv", "--columns", "left,right"], "columns must be 3 different ones"),
         (
             ["--pairs", "mine.csv", "--columns", "left,right,stars,id"],
             "columns must be 3 different ones",

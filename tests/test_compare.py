@@ -18,13 +18,7 @@ from sklearn.decomposition import PCA
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
-from bertflow.calibrators import (
-    AllButTheTop,
-    Flow,
-    Standardization,
-    Whitening,
-    save_calibrator,
-)
+from bertflow.calibrators import AllButTheTop, Flow, Standardization, Whitening, save_calibrator
 from bertflow.data import Pairs, read_sentences, read_task
 from bertflow.encoders import SentenceCache, load_encoder
 from bertflow.errors import InputError, MissingDataError

@@ -301,12 +301,7 @@ def test_a_pickle_is_not_run(folder, monkeypatch, tmp_path):
 
 
 def entry(**changes: object) -> str:
-    usual = {
-        "idx": 0,
-        "name": "0",
-        "path": "",
-        "type": "sentence_transformers.models.Transformer",
-    }
+    usual = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
     return json.dumps([{key: value for key, value in (usual | changes).items() if value != ...}])
 
 

@@ -199,10 +199,7 @@ def test_shapes_that_differ_are_refused_by_numpy(material, shape):
 
 def test_a_missing_package_is_named_with_the_line_that_installs_it(material, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for call in (
-        lambda: scatter(*material),
-        lambda: check_figure(tmp_path / "figure.svg"),
-    ):
+    for call in (lambda: scatter(*material), lambda: check_figure(tmp_path / "figure.svg")):
         with pytest.raises(
             MissingDependencyError, match=r"matplotlib: pip install 'bertflow\[report\]'"
         ):

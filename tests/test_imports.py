@@ -28,14 +28,7 @@ ALLOWED = {
     "evaluation": {"flows", "calibrators", "encoders", "models", "data", "display"},
     "analysis": {"flows", "calibrators", "encoders", "models", "data", "evaluation", "display"},
     "scale": {"flows", "calibrators", "encoders", "models", "data"},
-    "finetuning": {
-        "flows",
-        "calibrators",
-        "encoders",
-        "models",
-        "data",
-        "evaluation",
-    },
+    "finetuning": {"flows", "calibrators", "encoders", "models", "data", "evaluation"},
     "demo": {"flows", "calibrators", "encoders", "models", "data", "evaluation", "analysis"},
 }
 ALLOWED["paper"] = {*ALLOWED["demo"], "finetuning"}

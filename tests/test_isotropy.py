@@ -145,13 +145,7 @@ def test_effective_rank_is_that_of_numpys_singular_values_of_the_centred_matrix(
 def test_spectral_measures_are_blind_to_rotation_shift_and_scale(rng, measure):
     vectors = rng.normal(size=(60, 5)) * [3, 2, 1, 0.5, 0.1]
     value = measure(vectors)
-    for same in (
-        rotated(vectors),
-        vectors + 7.0,
-        1e30 * vectors,
-        1e-38 * vectors,
-        1e38 * vectors,
-    ):
+    for same in (rotated(vectors), vectors + 7.0, 1e30 * vectors, 1e-38 * vectors, 1e38 * vectors):
         assert measure(same) == pytest.approx(value, rel=1e-9)
 
 

@@ -409,11 +409,7 @@ def test_table_8s_published_row_has_its_deviation_and_median_and_is_bert_larges(
         )
 
 
-@pytest.mark.parametrize(
-    "subject",
-    [replace(LARGE, pooling="cls"), TINY],
-    ids=["large", "another"],
-)
+@pytest.mark.parametrize("subject", [replace(LARGE, pooling="cls"), TINY], ids=["large", "another"])
 def test_a_pooling_of_ones_own_is_no_encoder_of_the_papers(make, subject):
     """Whatever it is called, its numbers are not those that were published."""
     made = make("table2", usual, subject)
@@ -843,12 +839,7 @@ def test_a_sweep_with_an_undefined_row_claims_nothing(make):
 
 @pytest.mark.parametrize(
     ("name", "subjects"),
-    [
-        ("table2", [BASE, LARGE]),
-        ("table4", [TINY]),
-        ("table7", [TINY]),
-        ("table8", [BASE, LARGE]),
-    ],
+    [("table2", [BASE, LARGE]), ("table4", [TINY]), ("table7", [TINY]), ("table8", [BASE, LARGE])],
 )
 def test_what_is_shown_is_what_the_cells_hold(make, name, subjects):
     made = make(name, usual, *subjects)

@@ -29,15 +29,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import AutoTokenizer
 
-from bertflow import (
-    Flow,
-    Standardization,
-    Whitening,
-    attach,
-    calibrate,
-    load,
-    load_encoder,
-)
+from bertflow import Flow, Standardization, Whitening, attach, calibrate, load, load_encoder
 from bertflow.encoders import embed, encoding
 from bertflow.encoders.encoder import own_part
 from bertflow.encoders.probe import SENTENCES, check_encoder

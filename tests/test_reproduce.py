@@ -870,12 +870,7 @@ def test_flows_are_fitted_on_the_cpu_wherever_the_encoder_runs(copy, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        ([None, None], "0"),
-        (["large", "base"], "1"),
-        (["large", None], "0"),
-    ],
+    ("sizes", "expected"), [([None, None], "0"), (["large", "base"], "1"), (["large", None], "0")]
 )
 def test_rows_that_are_there_once_are_computed_for_bert_base_or_else_the_first_encoder(
     base, monkeypatch, sizes, expected

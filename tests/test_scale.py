@@ -307,8 +307,7 @@ def changed(corpus: Path, out: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "harm",
-    [removed, cut_short, written_by_others, written_by_another_run, renamed, changed],
+    "harm", [removed, cut_short, written_by_others, written_by_another_run, renamed, changed]
 )
 def test_a_second_run_does_only_what_is_missing_or_changed(tmp_path, corpus, harm):
     calls, out = tmp_path / "calls", tmp_path / "out"
@@ -475,15 +474,7 @@ def a_null(folder: Path) -> str:
     return "1.parquet, row 1 has no text"
 
 
-HARMS = [
-    unreadable,
-    empty_file,
-    damaged_pages,
-    no_column,
-    numbers_for_text,
-    mixed_ids,
-    a_null,
-]
+HARMS = [unreadable, empty_file, damaged_pages, no_column, numbers_for_text, mixed_ids, a_null]
 
 
 def matrix(table: Any) -> np.ndarray:

@@ -22,15 +22,7 @@ from sentence_transformers import SentenceTransformer
 from bertflow import Flow, SentenceCache, Whitening, calibrate, load_encoder
 from bertflow.calibrators import Standardization
 from bertflow.data import checked_corpus, read_corpus, stream_corpus
-from bertflow.encoders import (
-    Rows,
-    embed,
-    embedding,
-    encode_file,
-    encode_rows,
-    encoding,
-    streaming,
-)
+from bertflow.encoders import Rows, embed, embedding, encode_file, encode_rows, encoding, streaming
 from bertflow.errors import InputError, ModelError
 from conftest import WORDS, tree
 
@@ -80,10 +72,7 @@ def test_what_fits_in_memory_has_the_bits_it_has_in_memory(encoder, sentences):
     assert (found.cut, found.width) == (expected.cut, 16)
 
 
-@pytest.mark.parametrize(
-    ("chunk", "memory"),
-    [(7, 64 * 16 * 4), (25, 0), (119, 10**9)],
-)
+@pytest.mark.parametrize(("chunk", "memory"), [(7, 64 * 16 * 4), (25, 0), (119, 10**9)])
 def test_chunks_and_a_file_change_no_row(encoder, sentences, monkeypatch, encoded, chunk, memory):
     expected = embed(encoder, sentences)
     encoded.clear()
@@ -352,12 +341,7 @@ def test_a_calibrated_model_stopped_without_a_cache_goes_on_with_one(
     for first, second in ((None, SentenceCache(place / "a")), (SentenceCache(place / "b"), None)):
         with pytest.raises(Killed):
             encode_file(
-                model,
-                sentences,
-                "z.npy",
-                batch_size=1,
-                cache=first,
-                progress=stopped_after(3),
+                model, sentences, "z.npy", batch_size=1, cache=first, progress=stopped_after(3)
             )
         encode_file(model, sentences, "z.npy", batch_size=1, cache=second)
         expected = model.encode(sentences, show_progress_bar=False)

@@ -332,10 +332,7 @@ def test_a_path_is_not_looked_for_on_the_hub(hub, tmp_path, monkeypatch, name):
 
 @pytest.mark.parametrize(
     "failure",
-    [
-        OSError("no route\nto the host"),
-        ValueError("no route\nto the host"),
-    ],
+    [OSError("no route\nto the host"), ValueError("no route\nto the host")],
     ids=lambda failure: type(failure).__name__,
 )
 def test_a_hub_that_fails_is_one_line_however_its_client_says_it(

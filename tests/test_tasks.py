@@ -274,11 +274,7 @@ def test_vectors_that_are_all_zero_give_no_score_rather_than_0(speaking):
 
 @pytest.mark.parametrize(
     ("gold", "reason"),
-    [
-        ([None, None, 3.0], "1 scored pairs"),
-        ([2.0] * 3, "gold scores"),
-        ([None] * 3, "0 scored"),
-    ],
+    [([None, None, 3.0], "1 scored pairs"), ([2.0] * 3, "gold scores"), ([None] * 3, "0 scored")],
 )
 def test_an_undefined_score_says_why_and_is_no_number(encoder, pairs, gold, reason):
     score = score_pairs(encoder, Pairs("t", "s", pairs.first[:3], pairs.second[:3], gold, ""))

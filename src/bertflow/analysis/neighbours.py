@@ -76,11 +76,7 @@ class Neighbours:
 
 
 def nearest_neighbours(
-    rows: Array,
-    vectors: Array,
-    *,
-    k: int,
-    progress: Callable[[int, int], None] | None = None,
+    rows: Array, vectors: Array, *, k: int, progress: Callable[[int, int], None] | None = None
 ) -> Neighbours:
     r"""The k nearest other rows by distance, and the k with the largest dot product.
 

@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 # Pairs alike are those with at least this share of the highest score.
 ALIKE = 0.8
 # The material that each job is posed by.
-MATERIAL = {
-    "search": "retrieval",
-    "classes": "labels",
-    "clusters": "labels",
-    "duplicates": "pairs",
-}
+MATERIAL = {"search": "retrieval", "classes": "labels", "clusters": "labels", "duplicates": "pairs"}
 
 
 def _tasks(given: list[str] | None) -> list[str]:

@@ -36,12 +36,7 @@ from bertflow.encoders.encoding import (
     sentence_vectors,
 )
 from bertflow.encoders.precision import Precision, resolved_precision
-from bertflow.encoders.sentence_cache import (
-    EncoderVectors,
-    SentenceCache,
-    Unfinished,
-    VectorCache,
-)
+from bertflow.encoders.sentence_cache import EncoderVectors, SentenceCache, Unfinished, VectorCache
 from bertflow.errors import InputError, check_number, shown
 from bertflow.process_state import pinned
 

@@ -122,10 +122,7 @@ def quick_reader() -> type:
 
 
 def _kept(
-    file: Path,
-    about: Mapping[str, Any],
-    cache: SentenceCache,
-    load: Callable[..., dict[str, Any]],
+    file: Path, about: Mapping[str, Any], cache: SentenceCache, load: Callable[..., dict[str, Any]]
 ) -> Callable[..., dict[str, Any]]:
     """Transformers' function `load` that reads a .gguf, with its result kept in the cache."""
     # The result depends on nothing else: `load` takes a model that is made of the file's settings.

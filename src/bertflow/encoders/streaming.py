@@ -25,14 +25,7 @@ from bertflow.encoders.embedding import Chunk, CorpusEncoder, EncodeOptions, cou
 from bertflow.encoders.encoder import as_sentences, check_text
 from bertflow.encoders.sentence_cache import SentenceIndex, digests_of
 from bertflow.errors import InputError, ModelError, shown
-from bertflow.io.files import (
-    check_writable,
-    clear_part,
-    part_folder,
-    placed,
-    reason_of,
-    writing,
-)
+from bertflow.io.files import check_writable, clear_part, part_folder, placed, reason_of, writing
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)

@@ -341,10 +341,7 @@ def compare(
 
 
 def compared(
-    encoder: SentenceTransformer,
-    methods: Sequence[str],
-    known: Mapping[str, Method],
-    seeds: int,
+    encoder: SentenceTransformer, methods: Sequence[str], known: Mapping[str, Method], seeds: int
 ) -> list[str]:
     """The distinct methods of a comparison, if there can be one."""
     check_number("seeds", seeds, 1, integer=True)
@@ -414,11 +411,7 @@ def _dev(pairs: Pairs, fit: str | Sequence[str], data: str | Path | None) -> Dev
 
 
 def _plan(
-    material: _Material,
-    row_of: Mapping[str, int],
-    methods: Sequence[str],
-    seeds: int,
-    width: int,
+    material: _Material, row_of: Mapping[str, int], methods: Sequence[str], seeds: int, width: int
 ) -> list[Trial]:
     """Every fit of every method: one a seed and, where they differ, a corpus."""
 
@@ -450,10 +443,7 @@ def _plan(
 
 
 def _score(
-    tests: Sequence[Pairs],
-    ran: Sequence[tuple[Trial, Outcome]],
-    jobs: int | None,
-    report: Progress,
+    tests: Sequence[Pairs], ran: Sequence[tuple[Trial, Outcome]], jobs: int | None, report: Progress
 ) -> dict[str, dict[str, list[Figures]]]:
     """By task and method, the figures of each seed, all on the same pairs."""
     judged: dict[str, list[tuple[str, Array]]] = {pairs.task: [] for pairs in tests}

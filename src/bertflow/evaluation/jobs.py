@@ -161,10 +161,7 @@ def job_differences(before: JobScore, after: JobScore) -> dict[str, Difference]:
 
 
 # Those of tasks, and what `calibrate` takes by default for some job.
-JOB_METHODS: Mapping[str, Method] = {
-    **{name: named(name) for name, _ in JOBS.values()},
-    **METHODS,
-}
+JOB_METHODS: Mapping[str, Method] = {**{name: named(name) for name, _ in JOBS.values()}, **METHODS}
 
 
 def default_methods(kind: str) -> list[str]:

@@ -73,8 +73,7 @@ class RetrievalJob:
         found, _ = exact_search(vectors["query"], vectors["document"], depth)
         measures = ranking_measures(found, self.collection.relevant)
         return Judgement(
-            items=len(found),
-            measures={name: mean_of(values) for name, values in measures.items()},
+            items=len(found), measures={name: mean_of(values) for name, values in measures.items()}
         )
 
 

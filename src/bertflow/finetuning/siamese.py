@@ -50,14 +50,7 @@ from bertflow.encoders import describe_encoder, embed, library_versions
 from bertflow.encoders.checks import quietly
 from bertflow.encoders.description import origin_of
 from bertflow.encoders.embedding import count_cut_of
-from bertflow.errors import (
-    InputError,
-    ModelError,
-    TrainingError,
-    check_choice,
-    check_number,
-    need,
-)
+from bertflow.errors import InputError, ModelError, TrainingError, check_choice, check_number, need
 from bertflow.finetuning.examples import NliCorpus
 from bertflow.io.files import check_replaceable, reason_of, replaced_folder, sole_writer
 from bertflow.io.reading import parse_json

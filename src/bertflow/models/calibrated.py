@@ -73,11 +73,7 @@ class CalibratedSentenceTransformer(Encoder):
 
     @pinned(seed=True)
     def save(  # type: ignore[override]
-        self,
-        path: str,
-        model_name: str | None = None,
-        create_model_card: bool = True,
-        **how: Any,
+        self, path: str, model_name: str | None = None, create_model_card: bool = True, **how: Any
     ) -> None:
         """Write the model, the calibrator, its provenance and a card into a folder.
 

@@ -219,10 +219,7 @@ def _drawn(
 
 @pinned(seed=True)
 def attach(
-    encoder: SentenceTransformer,
-    calibrator: Calibrator,
-    *,
-    portable: bool = True,
+    encoder: SentenceTransformer, calibrator: Calibrator, *, portable: bool = True
 ) -> CalibratedSentenceTransformer:
     """Append a fitted calibrator to the encoder it belongs to.
 

@@ -23,13 +23,7 @@ from bertflow.analysis.frequency import NEIGHBOURS, RANGES
 from bertflow.calibrators import Calibrator
 from bertflow.calibrators.readme import calibrator_name
 from bertflow.data import CATALOG, Pairs, read_sentences, read_task
-from bertflow.errors import (
-    MissingDataError,
-    ModelError,
-    check_choice,
-    check_number,
-    need,
-)
+from bertflow.errors import MissingDataError, ModelError, check_choice, check_number, need
 from bertflow.evaluation.tasks import read_available
 from bertflow.finetuning import NliCorpus, Recipe, nli_corpus
 from bertflow.io.files import reason_of

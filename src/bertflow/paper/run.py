@@ -14,13 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.analysis.frequency import frequent_words, word_embeddings, word_statistics
 from bertflow.arrays import Array
-from bertflow.encoders import (
-    VectorCache,
-    fill,
-    library_versions,
-    load_poolings,
-    load_word_vectors,
-)
+from bertflow.encoders import VectorCache, fill, library_versions, load_poolings, load_word_vectors
 from bertflow.encoders.embedding import count_cut_of
 from bertflow.errors import BertflowError, InputError, MissingDataError
 from bertflow.evaluation import as_json, figures

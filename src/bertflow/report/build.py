@@ -32,15 +32,7 @@ from bertflow.evaluation.jobs import Job, evaluate_job
 from bertflow.io.vectors import read_vectors
 from bertflow.models import CalibratedSentenceTransformer, attach, is_calibrated, load
 from bertflow.report import measures
-from bertflow.report.sides import (
-    AFTER,
-    BEFORE,
-    JobSides,
-    Side,
-    conclude,
-    score_sides,
-    side_of_file,
-)
+from bertflow.report.sides import AFTER, BEFORE, JobSides, Side, conclude, score_sides, side_of_file
 
 # Rows that are measured at most, and how many neighbours of a row are shown.
 ROWS, NEIGHBOURS = 10000, 5

@@ -17,13 +17,7 @@ from typing import Any
 
 from pyarrow.parquet import ParquetWriter
 
-from bertflow.errors import (
-    BertflowError,
-    InputError,
-    ModelError,
-    check_choice,
-    need,
-)
+from bertflow.errors import BertflowError, InputError, ModelError, check_choice, need
 from bertflow.io.files import reason_of, writing
 from bertflow.process_state import pinned
 from bertflow.scale.shards import Place, Shard, is_vectors, read

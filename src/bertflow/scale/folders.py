@@ -30,16 +30,7 @@ from bertflow.errors import InputError, ModelError, shown
 from bertflow.io.files import check_apart, sole_writer, write_text, writing
 from bertflow.io.reading import read_json
 from bertflow.scale.engines import NOTE, Engine, Job, note_of, run_key
-from bertflow.scale.shards import (
-    READERS,
-    VECTOR,
-    Place,
-    Plan,
-    Shard,
-    plan,
-    read,
-    vectors_of,
-)
+from bertflow.scale.shards import READERS, VECTOR, Place, Plan, Shard, plan, read, vectors_of
 from bertflow.scale.workers import BlockMoments, Worker, merged_moments
 
 log = logging.getLogger(__name__)
