@@ -11,11 +11,8 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from numpy.testing import assert_allclose, assert_array_equal
 
-from bertflow.errors import InputError
-from bertflow.evaluation import Estimate
 from bertflow.report import draw, measures, page, save_figure
 from bertflow.report.draw import LOOKS
-from bertflow.report.measures import ScoreTable
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +22,7 @@ def sides():
 
 
 @pytest.fixture(scope="module")
-def scores():
-    def row(start):
-        return {
-            task: Estimate(start + n / 100, start + n / 100 - 0.03, start + n / 100 + 0.02)
-            for n, task in enumerate(("stsb", "sick-r", "average"))
-        }
-
-    return ScoreTable({"an encoder": row(0.55), "its flow": row(0.65)})
-
-
-@pytest.fixture(scope="module")
-def drawn(sides, scores):
+def drawn(sides):
     """A figure of each kind."""
     losses = np.random.default_rng(2).normal(size=300)
     training = measures.summarize_training(losses, final=-0.25)
@@ -45,7 +31,6 @@ def drawn(sides, scores):
         "spectra": draw.spectrum(measures.measure_spectra(sides)),
         "cloud": draw.cloud(measures.project(sides)),
         "training": draw.training_curve(training),
-        "scores": draw.score_forest(scores),
     }
 
 
@@ -115,33 +100,6 @@ def test_a_training_curve_is_the_means_and_ends_at_the_loss_that_is_left(rng):
     assert "fitted rows, −0.250" in legend(figure)
     without = measures.summarize_training(rng.normal(size=300))
     assert len(draw.training_curve(without).axes[0].lines) == 1
-
-
-def test_scores_stand_on_their_intervals(scores):
-    axes = draw.score_forest(scores).axes[0]
-    for (name, side), look, line, spans in zip(
-        scores.scores.items(), LOOKS, axes.lines, axes.collections, strict=True
-    ):
-        assert line.get_label() == name
-        assert line.get_marker() == look.marker
-        assert_allclose(line.get_xdata(), [100 * one.value for one in side.values()])
-        ends = [segment[:, 0] for segment in spans.get_segments()]
-        assert_allclose(ends, [[100 * one.low, 100 * one.high] for one in side.values()])
-    assert [label.get_text() for label in axes.get_yticklabels()] == scores.columns
-    assert axes.get_ylim()[0] > axes.get_ylim()[1]
-
-
-def test_a_score_that_lacks_its_interval_is_drawn_without_one(scores):
-    side = scores.scores["an encoder"] | {"stsb": Estimate(None), "sick-r": Estimate(0.01)}
-    axes = draw.score_forest(ScoreTable({"some": side})).axes[0]
-    (spans,), (values,) = axes.collections, axes.lines
-    assert [len(segment) for segment in spans.get_segments()] == [0, 0, 2]
-    assert np.isfinite(values.get_xdata()).tolist() == [False, True, True]
-
-
-def test_no_score_is_no_figure():
-    with pytest.raises(InputError, match="nothing to draw"):
-        draw.score_forest(ScoreTable({"none": {"stsb": Estimate(None)}}))
 
 
 @pytest.mark.parametrize(

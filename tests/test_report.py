@@ -25,10 +25,10 @@ from bertflow.evaluation import Difference, DuplicatesJob, difference, evaluate,
 from bertflow.evaluation.jobs import evaluate_job, job_differences
 from bertflow.models import attach, calibrate, load, save_model
 from bertflow.report import build, build_report, page, render, write_report
+from bertflow.report.build import conclude
 from bertflow.report.draw import LOOKS
 from bertflow.report.measures import Headline
 from bertflow.report.page import VARIABLES, check_page
-from bertflow.report.sides import conclude
 from task_files import write_tasks
 
 pytestmark = pytest.mark.usefixtures("as_in_a_process_of_its_own")
@@ -186,10 +186,10 @@ def test_a_task_that_nobody_named_decides_nothing(model, plain, monkeypatch):
     assert "--task NAME" in plain.absent["scores"]
     monkeypatch.setenv("BERTFLOW_DATA", str(write_tasks(Path("data"), "stsb", "sts13")))
     named = build_report(model / "saved", tasks=["sts13"])
-    assert named.scores.columns == ["sts13"]
+    assert list(named.scores.changes) == ["sts13"]
     assert "STS 2013" in named.verdict or "STS13" in named.verdict
     every = build_report(model / "saved", data="data")
-    assert every.scores.columns == ["sts13", "stsb"]
+    assert list(every.scores.changes) == ["sts13", "stsb"]
 
 
 def test_a_map_that_leaves_nothing_to_tell_apart_is_not_praised(rng):

@@ -6,7 +6,6 @@ from bertflow.report.draw import (
     cosine_histogram,
     edit_distance_scatter,
     save_figure,
-    score_forest,
     spectrum,
     training_curve,
 )
@@ -31,7 +30,6 @@ __all__ = [
     "relate_to_edits",
     "render",
     "save_figure",
-    "score_forest",
     "spectrum",
     "summarize_training",
     "training_curve",

@@ -24,7 +24,6 @@ from bertflow.report.measures import (
     Cloud,
     CosineHistogram,
     EditScatter,
-    ScoreTable,
     Spectra,
     TrainingCurve,
 )
@@ -53,7 +52,7 @@ class Look(NamedTuple):
 # Source of the hues: Okabe and Ito (2008), for any colour vision.
 LOOKS = (Look("#d55e00", (0, (5.0, 3.0)), "^"), Look("#0072b2", "solid", "o"))
 FINAL_COLOR = "#57606a"
-INK, FAINT, GROUND, STRIPE = "#262626", "#8c8c8c", "#ffffff", "#f3f4f6"
+INK, FAINT, GROUND = "#262626", "#8c8c8c", "#ffffff"
 # Light and round for the many, dark and pointed for the few.
 REST: dict[str, Any] = {"color": "#56a0d3", "marker": "o", "alpha": 0.4, "linewidths": 0, "s": 9}
 SHORT: dict[str, Any] = {"color": "#b34700", "marker": "^", "alpha": 0.9, "linewidths": 0.4}
@@ -63,7 +62,6 @@ PANEL, LABELS = 3.1, 0.5
 TITLE_CHARACTERS = 32
 # Size of a single picture in inches: a column of a paper.
 FIGURE_WIDTH, FIGURE_HEIGHT = 4.2, 3.0
-SCORE_STEP = 0.17
 # A shorter arrow could not be seen.
 LEAST_ARROW = 0.05
 # Longer labels stand below each other.
@@ -202,41 +200,6 @@ def training_curve(found: TrainingCurve) -> Figure:
         label = f"fitted rows, {fixed(found.final, 3)}"
         axes.axhline(found.final, color=FINAL_COLOR, linewidth=1, linestyle="--", label=label)
     axes.set(xlabel="step", ylabel="bits per dimension", xlim=(0, found.total))
-    return _with_legend(figure, axes)
-
-
-@styled
-def score_forest(found: ScoreTable) -> Figure:
-    """Draw scores with their 95 % intervals, a band a task.
-
-    Raises:
-        InputError: No score is defined.
-
-    Example:
-        >>> from bertflow.evaluation import Estimate
-        >>> figure = score_forest(ScoreTable({"encoder": {"stsb": Estimate(0.59, 0.55, 0.62)}}))
-        >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
-        ['stsb']
-    """
-    if not found.defined:
-        raise InputError("no score is defined; there is nothing to draw")
-    sides, columns = len(found.scores), found.columns
-    band = SCORE_STEP * (sides + 1)
-    figure, axes = _single(height=band * len(columns) + 0.45 + 0.2 * (sides + 1))
-    for place in range(1, len(columns), 2):
-        axes.axhspan(place - 0.5, place + 0.5, color=STRIPE, linewidth=0, zorder=0)
-    for side, ((name, scores), look) in enumerate(zip(found.scores.items(), LOOKS, strict=False)):
-        value, low, high = (
-            100
-            * np.array([(one.value, one.low, one.high) for one in scores.values()], dtype=float).T
-        )
-        heights = np.arange(len(columns)) + (side - (sides - 1) / 2) / (sides + 1)
-        axes.hlines(heights, low, high, color=look.color, linewidth=1.4, zorder=3)
-        filled: dict[str, Any] = {"color": look.color, "markeredgecolor": GROUND}
-        filled |= {"markeredgewidth": 0.5, "markersize": 5.5, "label": name, "zorder": 4}
-        axes.plot(value, heights, look.marker, **filled)
-    axes.set(xlabel="Spearman × 100", ylim=(len(columns) - 0.5, -0.5))
-    axes.set_yticks(range(len(columns)), columns)
     return _with_legend(figure, axes)
 
 

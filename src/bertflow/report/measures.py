@@ -334,17 +334,6 @@ class ScoreTable:
     changes: Mapping[str, Difference] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
-    @property
-    def columns(self) -> list[str]:
-        """The tasks, and the average if there is one."""
-        return list(next(iter(self.scores.values())))
-
-    @property
-    def defined(self) -> bool:
-        """Whether there is a score to draw."""
-        every = (one for side in self.scores.values() for one in side.values())
-        return any(one.value is not None for one in every)
-
     def headline(self) -> Headline | None:
         """The change on average, else on STS-B, else on the first task that has one."""
         for column in (AVERAGE, "stsb", *self.changes):

@@ -37,7 +37,6 @@ VARIABLES = {
     draw.INK: "ink",
     draw.FAINT: "quiet",
     draw.GROUND: "ground",
-    draw.STRIPE: "raised",
 }
 COLOR = re.compile("#[0-9a-f]{6}")
 LONG = re.compile(r"-?\d+\.\d{3,}")
