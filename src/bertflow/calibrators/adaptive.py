@@ -71,14 +71,8 @@ class AdaptiveWhitening(LinearCalibrator):
     """
 
     names = {"adaptive-whitening": {}}
-    learned = {
-        "components": "KD",
-        "gain": "K",
-        "noise": "",
-        "mean_cosine": "",
-        "effective_axes": "",
-        "near_duplicates": "",
-    }
+    learned = {"components": "KD", "gain": "K", "noise": "", "mean_cosine": ""}
+    learned |= {"effective_axes": "", "near_duplicates": ""}
     from_unit_rows = True
     needs_sample = True
     gain_: Array
