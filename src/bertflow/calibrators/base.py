@@ -34,7 +34,7 @@ Into: TypeAlias = Callable[[Tensor, Tensor], None]
 Progress: TypeAlias = Callable[[int, int, float], None]
 Shown: TypeAlias = Progress | bool | None
 
-# Private methods that code outside calls which is not pinned itself.
+# Private methods that are pinned, too, because unpinned code of other modules calls them.
 OTHERS_CALL = ("_rows", "_transform", "_learned", "_tensors")
 
 
@@ -56,8 +56,8 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     A scikit-learn estimator over matrices of shape (N, D) with N ≥ 2 and D ≥ 2. numpy in gives
     numpy out; a torch tensor in gives a torch tensor out, on the same device. The output has the
     input's type; float16 and bfloat16 are computed in float32, and rows that overflow there in
-    float64. Row i of an output depends on row i of the input alone. Finite rows give finite
-    outputs, or the row is refused by its number.
+    float64. Up to rounding, a row of the output depends on its own row of the input alone. Finite
+    rows give finite outputs, or the row is refused by its number.
     """
 
     # The name of the class in files and on the command line, then those of its presets; each with
@@ -107,7 +107,9 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             TrainingError: A step of a `Flow` is not finite.
         """
         self._begin()
-        rows, check = self._checked(X, fitting=True), matrix if role is not None else self._checked
+        rows = self._checked(X, fitting=True)
+        # Queries that stand among X have been checked with it.
+        check = matrix if role is not None else self._checked
         if role is not None:
             if queries is not None:
                 raise InputError("give queries or role, not both")
@@ -156,7 +158,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return found
 
     def _by_role(self, way: int, rows: Rows, width: int, role: Any) -> Any:
-        """Map rows to this width by what `_into` gives in this place for the role of each."""
+        """Map each row to this width by its role: forward if `way` is 0, back if it is 1."""
         if isinstance(role, str):
             return mapped(self._into(role)[way], rows, width)
         every = places_of_roles(role, len(rows))

@@ -280,11 +280,11 @@ class Whitening(LinearCalibrator):
         s = \frac{1}{1 + (N / 25 r)^2}, \qquad
         r = \frac{(\operatorname{tr} \Sigma)^2}{\operatorname{tr} \Sigma^2}
 
-    ``power="auto"`` is p = c + (1 - c) min(1, 2r / D), with c how crowded the cloud is, see
-    `crowding`: crowded leading axes are the encoder's, but others tell topics apart, and are damped
-    less, the fewer a field takes. ``shrinkage="rows"`` is s = v / (1 + v), v = 1/20 + D / 3N:
-    little, and more where rows are few. The preset "search-whitening" is both: the calibrator for
-    search.
+    ``power="auto"`` is p = c + (1 - c) min(1, 2r / D); c, see `crowding`, says how crowded the
+    cloud is. Leading axes of a crowded cloud are an artefact of the encoder. Those of any other
+    tell topics apart; the fewer there are, the less they are damped. ``shrinkage="rows"`` is
+    s = v / (1 + v), v = 1/20 + D / 3N: little, and more where rows are few. The preset
+    "search-whitening" is both: the calibrator for search.
 
     Args:
         dim: Keep the first `dim` axes, 1 ≤ dim ≤ D; None keeps all.
@@ -333,7 +333,7 @@ class Whitening(LinearCalibrator):
     def _fit_moments(self, moments: Moments, rows: Vectors | None) -> None:
         width, kept = self.n_features_in_, self._n_features_out
         self.shrinkage_ = s = _shrinkage(moments, self.shrinkage)
-        self.power_ = _fitting_power(moments) if self.power == "auto" else self.power
+        self.power_ = _automatic_power(moments) if self.power == "auto" else self.power
         if moments.count < ENOUGH_ROWS * width:
             warn(
                 f"{moments.count:,} rows are few to whiten {width:,} dimensions (shrinkage "
@@ -392,7 +392,7 @@ def _shrinkage(moments: Moments, asked: float | str) -> float:
     return 1 / (1 + enough * enough)
 
 
-def _fitting_power(moments: Moments) -> float:
+def _automatic_power(moments: Moments) -> float:
     """How strongly to whiten, by the cloud."""
     crowded, share = crowding(moments), _effective_dimensions(moments) / len(moments.mean)
     return crowded + (1 - crowded) * min(1.0, 2 * share)

@@ -298,7 +298,7 @@ def _batches(features: dict[str, Any], tokens: int, padding: int = 0) -> Iterato
     start = 0
     while start < len(lengths):
         length = lengths[start]
-        # Padding on the left would change absolute positions.
+        # `spare` is how much padding may still be added; on the left it would change positions.
         end, spare = min(len(lengths), start + max(1, tokens // length)), 0 if left else padding
         stop = start
         while stop < end and (spare := spare - length + lengths[stop]) >= 0:
