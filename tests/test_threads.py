@@ -78,7 +78,7 @@ def test_a_fit_of_rows_in_a_file_leaves_threads_to_come_their_number(tmp_path):
     assert in_another(torch.get_num_threads) == torch.get_num_threads() == 3
 
 
-def test_a_fit_says_the_number_of_its_thread_whatever_others_do_meanwhile(monkeypatch):
+def test_a_fit_says_the_number_of_its_thread_whatever_others_do_meanwhile(monkeypatch, tmp_path):
     """The file that a stopped fit goes on from is only for the same number."""
     said: list[int] = []
     run = Flow._run
@@ -93,9 +93,10 @@ def test_a_fit_says_the_number_of_its_thread_whatever_others_do_meanwhile(monkey
 
     def fit(*_: object) -> None:
         if len(said) < 2:  # From within a fit, and again from within that one.
-            in_another(lambda: Flow(**SMALL).fit(rows, progress=fit))
+            kept = tmp_path / str(len(said))
+            in_another(lambda: Flow(**SMALL).fit(rows, progress=fit, checkpoint=kept))
 
-    Flow(**SMALL).fit(rows, progress=fit)
+    fit()
     assert said == [3, 3]
 
 
