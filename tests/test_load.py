@@ -281,7 +281,7 @@ def four_threads(monkeypatch) -> Iterator[None]:
 
 
 def test_threads_that_begin_while_others_encode_have_the_number_of_all(
-    four_threads, tiny_bert, tiny_sentences, rng, monkeypatch
+    four_threads, tiny_bert, tiny_sentences, rng, monkeypatch, tmp_path
 ):
     """And so have fits, which go on after a stop with that number alone."""
     encoder = load_encoder(tiny_bert, device="cpu")
@@ -306,7 +306,8 @@ def test_threads_that_begin_while_others_encode_have_the_number_of_all(
 
     def another(done: int, of: int) -> None:
         numbers.append(in_another(torch.get_num_threads))
-        in_another(lambda: Flow(**SMALL).fit(rows))
+        kept = tmp_path / f"{len(numbers)}.safetensors"
+        in_another(lambda: Flow(**SMALL).fit(rows, checkpoint=kept))
         in_another(lambda: embed(encoder, tiny_sentences[:200], batch_size=1))
 
     embed(encoder, tiny_sentences[:200], batch_size=1, progress=another)

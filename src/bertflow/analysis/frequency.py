@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -148,8 +149,9 @@ class WordStatistics:
     width: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The means as JSON has them; `null` where a range has no word."""
-        return asdict(self)
+        """The means as JSON has them, k being a string; `null` where a range has no word."""
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return found
 
 
 def word_statistics(
