@@ -150,8 +150,7 @@ class WordStatistics:
 
     def to_dict(self) -> dict[str, Any]:
         """The means as JSON has them, k being a string; `null` where a range has no word."""
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return found
+        return dict(json.loads(json.dumps(asdict(self))))
 
 
 def word_statistics(

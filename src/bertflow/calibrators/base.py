@@ -18,7 +18,6 @@ from bertflow.arrays import Array, Rows, finite, is_frame, mapped, matrix
 from bertflow.calibrators.moments import (
     ROLES,
     QueryMap,
-    documents_and_queries,
     moments_of,
     moments_of_queries,
     places_of_roles,
@@ -113,7 +112,10 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         if role is not None:
             if queries is not None:
                 raise InputError("give queries or role, not both")
-            rows, queries = documents_and_queries(rows, role)
+            places = places_of_roles(role, len(rows))
+            if len(places) < 2:
+                raise InputError("role must name queries and documents, or be left out")
+            rows, queries = rows[places["document"]], rows[places["query"]]
         self.n_samples_ = len(rows)
         self._check_arguments()
         # Before the fit, which may take hours.
@@ -154,19 +156,18 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     def _rows(self, X: Rows, role: Any = "document") -> Rows:  # noqa: N803
         """Transform, but never to what scikit-learn's set_output asks for."""
         check_is_fitted(self)
-        found: Rows = self._by_role(0, self._checked(X), self._n_features_out, role)
-        return found
+        rows: Rows = self._checked(X)
+        return self._by_role(0, rows, self._n_features_out, role)
 
-    def _by_role(self, way: int, rows: Rows, width: int, role: Any) -> Any:
+    def _by_role(self, way: int, rows: Rows, width: int, role: Any) -> Rows:
         """Map each row to this width by its role: forward if `way` is 0, back if it is 1."""
         if isinstance(role, str):
             return mapped(self._into(role)[way], rows, width)
-        every = places_of_roles(role, len(rows))
         # Not finite, a row is named by its number among all rows, not among those of its role.
         finite(rows)
         make: Any = rows.new_empty if isinstance(rows, Tensor) else np.empty
-        found = make((len(rows), width), dtype=rows.dtype)
-        for name, places in every.items():
+        found: Rows = make((len(rows), width), dtype=rows.dtype)
+        for name, places in places_of_roles(role, len(rows)).items():
             try:
                 found[places] = mapped(self._into(name)[way], rows[places], width)
             except InputError as error:
@@ -204,8 +205,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
                 f"X has {rows.shape[1]} columns, but {type(self).__name__}.transform "
                 f"gives {self._n_features_out}"
             )
-        found: Rows = self._by_role(1, rows, self.n_features_in_, role)
-        return found
+        return self._by_role(1, rows, self.n_features_in_, role)
 
     def __sklearn_is_fitted__(self) -> bool:
         # A fit that failed half-way has set some attributes, so a flag is needed.

@@ -207,6 +207,7 @@ class QueryMap:
     @classmethod
     def of(cls, documents: Moments, queries: Moments) -> Self:
         """Learn it from moments of both sides, with their covariances."""
+        check_moments(documents)
         count, width = queries.count, len(documents.mean)
         if len(queries.mean) != width:
             raise InputError(
@@ -283,14 +284,6 @@ def places_of_roles(role: object, count: int) -> dict[str, Array]:
         raise unknown("role", str(other), ROLES)
     places = {name: np.flatnonzero(roles == name) for name in ROLES}
     return {name: found for name, found in places.items() if len(found)}
-
-
-def documents_and_queries(rows: Any, role: object) -> tuple[Any, Any]:
-    """The rows of documents, and those of queries."""
-    places = places_of_roles(role, len(rows))
-    if len(places) < 2:
-        raise InputError("role must name queries and documents; leave it out where there is one")
-    return rows[places["document"]], rows[places["query"]]
 
 
 def _matrix_power(covariance: Tensor, power: float) -> Tensor:

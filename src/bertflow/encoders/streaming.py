@@ -170,10 +170,14 @@ def _encoded(corpus: CorpusEncoder, sentences: Iterable[str], sink: Rows) -> Enc
         new, old = np.flatnonzero(earlier < 0), np.flatnonzero(earlier >= 0)
         known.add(digests[new], chunk.first[new])
         corpus.total = len(known)
+        left = len(new)
         parts = corpus.each(chunk.groups(corpus.group_size, new))
         for group, places, vectors in chunk.finite(parts):
             rows, which = chunk.places(group.numbers[places])
             sink.put(rows, vectors[which])
+            left -= len(places)
+        if left:  # A row that nobody wrote would be a vector of zeros.
+            raise RuntimeError(f"{left} of {len(new)} rows were not written")
         for start in range(0, len(old), WRITTEN_ROWS):
             some = old[start : start + WRITTEN_ROWS]
             rows, which = chunk.places(some)
