@@ -73,6 +73,11 @@ def test_many_queries_get_the_centre_and_covariance_of_documents(rng, documents)
     assert np.linalg.norm(apart) < 0.02 * np.linalg.norm(np.cov(documents.T))
 
 
+def test_documents_too_large_to_square_are_refused(documents, queries):
+    with pytest.raises(InputError, match="too large to square"):
+        QueryMap.of(moments(documents * 1e200), moments(queries))
+
+
 def test_few_queries_that_lie_where_documents_do_change_nothing_much(rng, documents):
     few = cloud(rng, 3, [8, 0, 0, 0, 0, 0], [3, 2, 1, 1, 0.5, 0.2])
     found = QueryMap.of(moments(documents), moments(few))
