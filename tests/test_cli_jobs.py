@@ -12,6 +12,7 @@ import pytest
 from bertflow import calibrate, load_encoder
 from bertflow.cli.options import Loading
 from bertflow.data import read_pairs
+from bertflow.encoders import encoding
 from bertflow.evaluation import DuplicatesJob, read_labels, read_retrieval
 from bertflow.evaluation.jobs import compare_job, default_methods, evaluate_job, job_differences
 from bertflow.models import save_model
@@ -140,6 +141,20 @@ def test_labelled_pairs_have_the_area_and_thresholds(done, tiny_bert):
     best = got["job"]["facts"]["best f1"]
     assert cells(said[said.index("threshold") :], "best f1")[1] == f"{best['threshold']:.3f}"
     assert cells(said, "held out, best f1")
+
+
+def test_labelled_pairs_are_encoded_once_without_the_cache_too(done, tiny_bert, monkeypatch):
+    encoded: list[str] = []
+    tokenized = encoding._tokenized
+
+    def noted(model, texts, *arguments):
+        encoded.extend(texts)
+        return tokenized(model, texts, *arguments)
+
+    monkeypatch.setattr(encoding, "_tokenized", noted)
+    done("evaluate", tiny_bert, *JOBS["duplicates"], "--no-cache")
+    pairs = read_pairs("pairs.tsv")
+    assert sum(text == pairs.first[0] for text in encoded) == 1
 
 
 def test_too_few_labelled_pairs_still_have_the_area(done, tiny_bert):

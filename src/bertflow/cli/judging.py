@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from bertflow.cli import console, options
@@ -58,7 +59,7 @@ def evaluate(
         refuse({"--split": split}, "goes with --task or --retrieval")
     results.check({"MODEL": model, "--against": against or None, **own.reads()})
     pairs, job = own.read(), own.job(split)
-    from bertflow import evaluation
+    from bertflow import SentenceCache, evaluation
     from bertflow.calibrators.readme import CARD
     from bertflow.cli import score_pages
     from bertflow.evaluation.jobs import JobScore, evaluate_job
@@ -81,8 +82,10 @@ def evaluate(
     sides = [model] if against is None else [model, against]
     found: dict[int, list[evaluation.Score | JobScore]] = {}
     for place, loaded in how.open_sides(sides):
-        with console.progress_bar("encode") as report:
-            encoding = {**how.encoding(), "progress": report}
+        # Tasks and the job may share texts, which are encoded once without the user's cache, too.
+        with console.progress_bar("encode") as report, TemporaryDirectory() as folder:
+            cache = how.cache or SentenceCache(folder)
+            encoding = {**how.encoding(), "progress": report, "cache": cache}
             found[place] = [*evaluation.score_all(loaded, tasks, **encoding)] if tasks else []
             if job is not None:
                 found[place].append(evaluate_job(loaded, job, **encoding))

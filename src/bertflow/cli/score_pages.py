@@ -258,8 +258,7 @@ def diagnosis_page(source: str, found: Diagnosis, alike: float) -> Page:
     notes = [f"dimensions with most of the cosine: {top}"]
     if found.alignment is not None:
         notes.append(f"pairs alike are those with a score from {alike} of the highest")
-    after = NEXT[found.verdict if found.job == "similarity" else found.job]
-    notes += [*found.warnings, after]
+    notes += [*found.warnings, NEXT[found.verdict if found.job == "similarity" else found.job]]
     facts = {
         "verdict": f"{VERDICTS[found.verdict]}: {found.reason}",
         "vectors": f"{source}: {found.rows:,}, each of {found.width} dimensions",
