@@ -394,8 +394,8 @@ def _shrinkage(moments: Moments, asked: float | str) -> float:
 
 def _automatic_power(moments: Moments) -> float:
     """How strongly to whiten, by the cloud."""
-    crowded, share = crowding(moments), _effective_dimensions(moments) / len(moments.mean)
-    return crowded + (1 - crowded) * min(1.0, 2 * share)
+    crowded = crowding(moments)
+    return crowded + (1 - crowded) * min(1, 2 * _effective_dimensions(moments) / len(moments.mean))
 
 
 def _effective_dimensions(moments: Moments) -> float:

@@ -59,9 +59,10 @@ def evaluate(
         refuse({"--split": split}, "goes with --task or --retrieval")
     results.check({"MODEL": model, "--against": against or None, **own.reads()})
     pairs, job = own.read(), own.job(split)
-    from bertflow import SentenceCache, evaluation
+    from bertflow import evaluation
     from bertflow.calibrators.readme import CARD
     from bertflow.cli import score_pages
+    from bertflow.encoders import SentenceCache
     from bertflow.evaluation.jobs import JobScore, evaluate_job
     from bertflow.evaluation.score_grids import encoder_name
     from bertflow.models import is_calibrated, save_card
@@ -83,9 +84,8 @@ def evaluate(
     found: dict[int, list[evaluation.Score | JobScore]] = {}
     for place, loaded in how.open_sides(sides):
         # Tasks and the job may share texts, which are encoded once without the user's cache, too.
-        with console.progress_bar("encode") as report, TemporaryDirectory() as folder:
-            cache = how.cache or SentenceCache(folder)
-            encoding = {**how.encoding(), "progress": report, "cache": cache}
+        with console.progress_bar("encode") as bar, TemporaryDirectory() as tmp:
+            encoding = {**how.encoding(), "progress": bar, "cache": how.cache or SentenceCache(tmp)}
             found[place] = [*evaluation.score_all(loaded, tasks, **encoding)] if tasks else []
             if job is not None:
                 found[place].append(evaluate_job(loaded, job, **encoding))
