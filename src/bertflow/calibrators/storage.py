@@ -79,7 +79,7 @@ def named_calibrator(name: str, **arguments: Any) -> Calibrator:
 # The calibrator for each job, and why, as docs/guides/jobs.md has it measured.
 JOBS: dict[str, tuple[str, str]] = {
     "similarity": ("adaptive-whitening", "it damps what all vectors have in common"),
-    "search": ("search-whitening", "it gained most where we measured search"),
+    "search": ("search-whitening", "on average it gained most where we measured search"),
     "classes": ("soft-standardization", "it keeps the leading axes, which tell classes apart"),
     "clusters": ("soft-standardization", "it keeps the leading axes, which tell groups apart"),
 }
