@@ -82,6 +82,27 @@ def test_saved_model_equals_calibrator_on_encoder_and_reloads(
 
 
 @pytest.mark.slow
+def test_the_way_of_the_sentences_is_that_of_the_architecture(encoder, tiny_sentences, tmp_path):
+    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    way = page.partition("## The way of the sentences")[2].partition("\n## ")[0]
+    stops = re.findall(r"^\d+\. `(.*?)\.py`: `(.*?)`", way, flags=re.MULTILINE)
+    assert len(stops) == 10
+    called = []
+
+    def note(frame, event, _):
+        module = frame.f_code.co_filename.partition("/src/bertflow/")[2]
+        stop = (module.removesuffix(".py"), frame.f_code.co_qualname)
+        if event == "call" and stop in stops and stop not in called:
+            called.append(stop)
+
+    sys.setprofile(note)
+    try:
+        save_model(calibrate(encoder, tiny_sentences, Flow(epochs=1), sample=40), tmp_path / "m")
+    finally:
+        sys.setprofile(None)
+    assert called == stops
+
+
 def test_saved_model_loads_where_bertflow_is_not_installed(encoder, tiny_sentences, tmp_path):
     model = calibrate(encoder, tiny_sentences, Flow())
     model.save_pretrained(str(tmp_path / "model"))

@@ -8,16 +8,9 @@ from bertflow.encoders.loading import load_encoder, load_layers, load_poolings, 
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.pooling import hidden_states
 from bertflow.encoders.precision import Precision, resolved_precision
+from bertflow.encoders.sampling import SAMPLE, Sampled, sample_corpus
 from bertflow.encoders.sentence_cache import SentenceCache, VectorCache
-from bertflow.encoders.streaming import (
-    SAMPLE,
-    Encoded,
-    Rows,
-    Sampled,
-    encode_file,
-    encode_rows,
-    sample_corpus,
-)
+from bertflow.encoders.streaming import Encoded, Rows, encode_file, encode_rows
 
 __all__ = [
     "CalibratorModule",

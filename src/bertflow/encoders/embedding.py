@@ -18,14 +18,7 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.arrays import Array, check_device
 from bertflow.encoders.description import describe_vectors
-from bertflow.encoders.encoder import (
-    as_sentences,
-    check_text,
-    encoder_of,
-    is_usual,
-    own_part,
-    prompt_of,
-)
+from bertflow.encoders.encoder import as_sentences, encoder_of, is_usual, own_part, prompt_of
 from bertflow.encoders.encoding import (
     NOTHING,
     DevicesEncoding,
@@ -279,7 +272,6 @@ def embed(
     sentences = list(as_sentences(sentences))
     if not sentences:
         raise InputError("there is no sentence to encode")
-    check_text(sentences)
     chunk = Chunk(sentences)
     corpus = CorpusEncoder(encoder, **options)
     corpus.total = len(chunk.distinct)
@@ -305,7 +297,7 @@ def fill(
         InputError: A sentence is no text, or its vector is not finite.
         ModelError: A cache cannot be written.
     """
-    check_text(sentences)
+    sentences = list(as_sentences(sentences))
     missing = {sentence for cache in caches for sentence in cache.missing(sentences)}
     if not missing:
         return

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from inspect import unwrap
+from itertools import count
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -46,11 +47,11 @@ class Encoder(SentenceTransformer):
         """Vectors of sentences, as `SentenceTransformer.encode` gives them."""
         given = args[0] if args else kwargs.pop("sentences", kwargs.pop("inputs", None))
         if not isinstance(given, str | dict):
-            given = list(as_sentences(given))
+            given = list(_several(given))
             if not given:
                 return super().encode(["a"], *args[1:], **kwargs)[:0]
             if not any(isinstance(one, dict) for one in given):  # Messages and other inputs.
-                check_text(given)
+                given = list(as_sentences(given))
         return super().encode(given, *args[1:], **kwargs)
 
 
@@ -199,8 +200,16 @@ def keep_picklable(encoder: nn.Module) -> None:
             setattr(module, INSTALLED, _Installed(module))
 
 
-def as_sentences(given: Any) -> Iterable[str]:
-    """Sentences to loop over: a list, a column of any library, or an iterable; else InputError."""
+def as_sentences(given: Any) -> Iterator[str]:
+    """Sentences to loop over, from a list, a column of any library, or an iterable.
+
+    Raises:
+        InputError: At once if these are no sentences, and at a sentence that is not text.
+    """
+    return map(_text, _several(given), count())
+
+
+def _several(given: Any) -> Iterable[Any]:
     several = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
     table = any(getattr(given, name, None) is not None for name in ("column_names", "columns"))
     if not several or table or len(getattr(given, "shape", (0,))) != 1:
@@ -211,10 +220,9 @@ def as_sentences(given: Any) -> Iterable[str]:
     return list(given.to_pylist()) if hasattr(given, "to_pylist") else given
 
 
-def check_text(sentences: Sequence[str], first: int = 0) -> None:
-    """Raise an InputError that names a sentence which is no text; `first` is the first's number."""
-    for position, sentence in enumerate(sentences, first):
-        if not isinstance(sentence, str):
-            raise InputError(f"sentence {position} is {type(sentence).__name__}, not text")
-        if not sentence.isascii() and any("\ud800" <= c <= "\udfff" for c in sentence):
-            raise InputError(f"sentence {position} holds half a character (a lone surrogate)")
+def _text(sentence: Any, position: int) -> str:
+    if not isinstance(sentence, str):
+        raise InputError(f"sentence {position} is {type(sentence).__name__}, not text")
+    if not sentence.isascii() and any("\ud800" <= c <= "\udfff" for c in sentence):
+        raise InputError(f"sentence {position} holds half a character (a lone surrogate)")
+    return sentence

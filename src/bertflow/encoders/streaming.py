@@ -1,4 +1,4 @@
-"""Corpora of any length: encoded to rows, or sampled, in memory that hardly grows with them.
+"""Corpora of any length: encoded to rows in memory that hardly grows with them.
 
 A corpus is read a chunk at a time. Only a hash and a row number of each sentence are kept.
 """
@@ -6,14 +6,12 @@ A corpus is read a chunk at a time. Only a hash and a row number of each sentenc
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 from typing import IO, Any, Self, Unpack
 
@@ -22,9 +20,9 @@ from sentence_transformers import SentenceTransformer
 
 from bertflow.arrays import Array
 from bertflow.encoders.embedding import Chunk, CorpusEncoder, EncodeOptions, count_cut_of
-from bertflow.encoders.encoder import as_sentences, check_text
+from bertflow.encoders.encoder import as_sentences
 from bertflow.encoders.sentence_cache import SentenceIndex, digests_of
-from bertflow.errors import InputError, ModelError, shown
+from bertflow.errors import InputError, ModelError
 from bertflow.io.files import check_writable, clear_part, part_folder, placed, reason_of, writing
 from bertflow.process_state import pinned
 
@@ -38,9 +36,6 @@ STREAM_CHARACTERS = 2**26
 IN_MEMORY = 2**28
 WRITTEN_ROWS = 4096
 HEADER = 128
-# Sentences of a sample; docs/scale.md shows how little more of them gain.
-SAMPLE = 200_000
-DIGEST = 16
 
 
 @dataclass(frozen=True)
@@ -162,7 +157,6 @@ def _encoded(corpus: CorpusEncoder, sentences: Iterable[str], sink: Rows) -> Enc
     known = SentenceIndex()
     count = cut = 0
     for texts in _chunks(as_sentences(sentences)):
-        check_text(texts, count)
         sink.extend(len(texts))
         chunk = Chunk(texts, count)
         digests = digests_of(chunk.distinct)
@@ -266,67 +260,3 @@ class _NpyFile(Rows):
         np.lib.format.write_array_header_1_0(self._file, about)
         assert self._file.tell() == HEADER
         os.fsync(self._file.fileno())
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """A sample of a corpus of `rows` sentences, in its order; with repeats if it is the `whole`."""
-
-    sentences: list[str]
-    rows: int
-    whole: bool
-
-
-def sample_corpus(sentences: Iterable[str], size: int = SAMPLE, *, seed: int = 0) -> Sampled:
-    r"""Draw distinct sentences at random, each with the same chance, in one pass.
-
-    The sample is the distinct sentences with the `size` smallest hashes under the seed. So neither
-    order nor repeats change it, samples of parts merge, and the memory does not grow. A corpus of
-    at most `size` sentences is taken as it is, with its repeats.
-
-    Raises:
-        InputError: The size is below 2, or something is not text; the message names the sentence.
-
-    Source:
-        Cohen and Kaplan (2007), "Summarizing data using bottom-k sketches".
-
-    Example:
-        >>> corpus = [f"sentence {n % 700}" for n in range(2000)]
-        >>> sample = sample_corpus(corpus, 3)
-        >>> sample.sentences == sample_corpus(reversed(corpus), 3).sentences[::-1]
-        True
-        >>> sample.rows, sample.whole, len(sample.sentences)
-        (2000, False, 3)
-    """
-    if not isinstance(size, Integral) or size < 2:
-        raise InputError(f"a sample needs at least 2 sentences, got {shown(size)}")
-    key = int(seed).to_bytes(8, "little", signed=True)
-    first: list[str] = []
-    # The place and text of each sentence with a number below the limit.
-    drawn: dict[int, tuple[int, str]] = {}
-    limit = 2 ** (8 * DIGEST)
-    place = -1
-    for place, sentence in enumerate(as_sentences(sentences)):
-        number = _number(sentence, place, key)
-        if number < limit:
-            drawn.setdefault(number, (place, sentence))
-        if place < size:
-            first.append(sentence)
-        if len(drawn) > 2 * size:
-            smallest = sorted(drawn)[:size]
-            drawn, limit = {number: drawn[number] for number in smallest}, smallest[-1]
-    if place < size:
-        return Sampled(first, place + 1, whole=True)
-    chosen = sorted(drawn[number] for number in sorted(drawn)[:size])
-    return Sampled([sentence for _, sentence in chosen], place + 1, whole=False)
-
-
-def _number(sentence: str, place: int, key: bytes) -> int:
-    """The hash of a sentence under a key."""
-    try:
-        data = sentence.encode()
-    except (AttributeError, UnicodeEncodeError):
-        check_text([sentence], place)
-        raise
-    digest = hashlib.blake2b(data, digest_size=DIGEST, key=key).digest()
-    return int.from_bytes(digest, "little")

@@ -37,8 +37,9 @@ from bertflow.encoders.loading import load_encoder
 from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.precision import Precision, resolved_precision
 from bertflow.encoders.probe import check_encoder, fingerprint, tried_out
+from bertflow.encoders.sampling import SAMPLE, sample_corpus
 from bertflow.encoders.sentence_cache import SentenceCache
-from bertflow.encoders.streaming import SAMPLE, Encoded, Rows, encode_rows, sample_corpus
+from bertflow.encoders.streaming import Encoded, Rows, encode_rows
 from bertflow.errors import InputError, ModelError
 from bertflow.io.files import check_writable
 from bertflow.models.calibrated import CalibratedSentenceTransformer, is_fitted_on
