@@ -96,8 +96,8 @@ def test_what_the_probe_found_is_known_the_next_time(file, cache, monkeypatch):
         tried.append(len(texts))
         return encoded(encoder, texts, name)
 
-    encoded = probe._encoded
-    monkeypatch.setattr(probe, "_encoded", counted)
+    encoded = probe._vectors_of
+    monkeypatch.setattr(probe, "_vectors_of", counted)
     first = load_encoder(file, pooling="layers:1", device="cpu", cache=cache)
     assert tried
     tried.clear()

@@ -24,7 +24,7 @@ LEAST_COSINE = 1e-4
 # Rows at unit length whose deviation is below this differ by the rounding of float32 alone.
 ROUNDING = 5e-7
 # Near duplicates are sought among so many rows, drawn at random.
-SAMPLE = 2000
+SAMPLED_ROWS = 2000
 # Two rows are near duplicates if their cosine lies between these two; above, they are the same.
 ALIKE, SAME = 0.8, 0.9999
 
@@ -107,7 +107,7 @@ class AdaptiveWhitening(LinearCalibrator):
         self.near_duplicates_ = 0.0
         if sample is not None:
             gain = 1 / (1 + deviation.square() / (unit * (level + of_rows)))
-            self.near_duplicates_ = _share_alike(_drawn(sample) @ axes.T * gain)
+            self.near_duplicates_ = _share_alike(_some_of(sample) @ axes.T * gain)
         level *= 1 + (self.near_duplicates_ / MANY_ALIKE) ** 2
         self.noise_ = unit * (level + of_rows)
         self.components_ = axes.contiguous().numpy()
@@ -125,8 +125,8 @@ class AdaptiveWhitening(LinearCalibrator):
         return np.asarray(self.components_ * self.gain_[:, None] ** power)
 
 
-def _drawn(rows: Vectors) -> Tensor:
-    drawn = np.random.default_rng(0).permutation(len(rows))[:SAMPLE]
+def _some_of(rows: Vectors) -> Tensor:
+    drawn = np.random.default_rng(0).permutation(len(rows))[:SAMPLED_ROWS]
     return unit_length(taken(rows, torch.from_numpy(np.sort(drawn))).cpu().double())
 
 

@@ -51,10 +51,10 @@ DAMAGE = (
 )
 TYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.bool: "BOOL"}
 
-KINDS = (AdaptiveWhitening, Flow, Whitening, Standardization, SoftStandardization, AllButTheTop)
-CALIBRATORS: dict[str, type[Calibrator]] = {next(iter(kind.names)): kind for kind in KINDS}
+CLASSES = (AdaptiveWhitening, Flow, Whitening, Standardization, SoftStandardization, AllButTheTop)
+CALIBRATORS: dict[str, type[Calibrator]] = {next(iter(kind.names)): kind for kind in CLASSES}
 NAMED: dict[str, Callable[[], Calibrator]] = {
-    name: partial(kind, **changes) for kind in KINDS for name, changes in kind.names.items()
+    name: partial(kind, **changes) for kind in CLASSES for name, changes in kind.names.items()
 }
 
 

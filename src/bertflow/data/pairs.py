@@ -27,7 +27,7 @@ from bertflow.errors import InputError, MissingDataError, shown
 log = logging.getLogger(__name__)
 
 DATA_VARIABLE = "BERTFLOW_DATA"
-SAMPLE = Path(__file__).parent / "sample"
+SAMPLE_DATA = Path(__file__).parent / "sample"
 NLI_LABELS = ("contradiction", "entailment", "neutral")
 TRUTH = {"true": 1, "false": 0}
 
@@ -276,7 +276,7 @@ def sample_pairs() -> Pairs:
         >>> len(sample_pairs())
         180
     """
-    pairs = read_pairs(SAMPLE / "pairs.tsv")
+    pairs = read_pairs(SAMPLE_DATA / "pairs.tsv")
     source = "bertflow/data/sample/pairs.tsv"
     return replace(pairs, task="sample", split="all", source=source, rows=())
 
@@ -288,7 +288,7 @@ def sample_sentences() -> list[str]:
         >>> len(sample_sentences())
         1200
     """
-    return (SAMPLE / "sentences.txt").read_text(encoding="utf-8").splitlines()
+    return (SAMPLE_DATA / "sentences.txt").read_text(encoding="utf-8").splitlines()
 
 
 def sample_texts() -> list[str]:

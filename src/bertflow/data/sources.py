@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from bertflow.data.tables import (
-    KINDS,
+    FILE_KINDS,
     STANDARD_INPUT,
     StandardInput,
     Wanted,
@@ -187,7 +187,7 @@ def _read(source: Source, column: str | None, format: str | None) -> Iterator[st
         if isinstance(source, SavedTable | HubTable):
             batches = open_table(source).with_format("arrow").iter(batch_size=BATCH_ROWS)
             rows = arrow_rows(batches, wanted)
-        elif (kind := kind_of(source, KINDS, format)) == ".txt":
+        elif (kind := kind_of(source, FILE_KINDS, format)) == ".txt":
             yield from (line for _, line in read_lines(source))
             return
         else:
@@ -234,7 +234,7 @@ def located(source: str | Path, format: str | None = None) -> list[Source]:
         elif MAGIC & set(name) and not name.startswith(("http:", "https:")) and not path.exists():
             files = _matching(name)
     for file in files:
-        kind_of(file, KINDS, format)
+        kind_of(file, FILE_KINDS, format)
     return files
 
 

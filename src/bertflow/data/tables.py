@@ -28,7 +28,7 @@ from bertflow.io.reading import HEAD, contents, parse_json
 log = logging.getLogger(__name__)
 warn_once = cache(log.warning)  # A corpus may be read twice.
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
-KINDS = (".txt", *TABLES)
+FILE_KINDS = (".txt", *TABLES)
 PACKED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 # No more is held at a time, whatever a file says or a packed one unpacks to.
 LONGEST_LINE = 2**24

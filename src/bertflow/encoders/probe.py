@@ -77,7 +77,7 @@ def check_encoder(
             f"{name} gives vectors that are not finite in {encoder.dtype}; its weights are "
             "damaged, or too large for that type"
         )
-    together = _encoded(bare, probe_texts(bare), name)
+    together = _vectors_of(bare, probe_texts(bare), name)
     if (off := difference(alone, together)) > tolerance(bare):
         raise ModelError(
             f"{name} gives a sentence another vector in a batch than alone (they differ by "
@@ -103,7 +103,7 @@ def probe_texts(encoder: Any) -> list[str]:
 def probed(encoder: SentenceTransformer, name: str | None = None) -> Array:
     """The vectors of the probe's sentences, each encoded alone, shape (n, D)."""
     name = name or name_of(encoder)
-    return np.concatenate([_encoded(encoder, [text], name) for text in probe_texts(encoder)])
+    return np.concatenate([_vectors_of(encoder, [text], name) for text in probe_texts(encoder)])
 
 
 def fingerprint(alone: Array) -> list[int]:
@@ -219,7 +219,7 @@ def check_saved(folder: Path, model: SentenceTransformer) -> None:
     name, texts = name_of(model), probe_texts(model)
     # Alone is compared to alone, because a calibrator may enlarge roundings between the two ways.
     for batch in [*([text] for text in texts), texts]:
-        off = difference(_encoded(model, batch, name), _encoded(copy, batch, name))
+        off = difference(_vectors_of(model, batch, name), _vectors_of(copy, batch, name))
         if off > tolerance(model):
             raise ModelError(
                 "the saved model gives other vectors than the model in memory (they differ by "
@@ -247,7 +247,7 @@ def tolerance(encoder: SentenceTransformer) -> float:
 
 
 @pinned()
-def _encoded(encoder: SentenceTransformer, texts: Sequence[str], name: str) -> Array:
+def _vectors_of(encoder: SentenceTransformer, texts: Sequence[str], name: str) -> Array:
     with readable(lambda said: f"{name} cannot encode a sentence: {said}; use another encoder"):
         found = encoder.encode(list(texts), show_progress_bar=False, convert_to_numpy=True)
         vectors = np.asarray(found, dtype=np.float32)

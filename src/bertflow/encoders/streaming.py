@@ -149,10 +149,10 @@ def encode_rows(
         ModelError: A process that encodes has ended before its work; the message names it.
     """
     corpus = CorpusEncoder(encoder, description=description, **options)
-    return _encoded(corpus, sentences, sink)
+    return _write_rows(corpus, sentences, sink)
 
 
-def _encoded(corpus: CorpusEncoder, sentences: Iterable[str], sink: Rows) -> Encoded:
+def _write_rows(corpus: CorpusEncoder, sentences: Iterable[str], sink: Rows) -> Encoded:
     """Write a row for every sentence, of which a hash and a row number stay in memory."""
     known = SentenceIndex()
     count = cut = 0
@@ -225,7 +225,7 @@ def encode_file(
         corpus.go_on_from(folder)
         try:
             with placed(output) as staging, _NpyFile(staging) as sink:
-                encoded = _encoded(corpus, sentences, sink)
+                encoded = _write_rows(corpus, sentences, sink)
                 if not encoded.rows:
                     raise InputError("there is no sentence to encode")
                 sink.complete(encoded.rows)

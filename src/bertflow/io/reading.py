@@ -15,7 +15,7 @@ HEAD = 512
 PACKED_WITH = (
     "is packed with {0}; unpack it (only text and tables may be packed, once, with a name in {1})"
 )
-KINDS = {
+SIGNATURES = {
     b"version https://git-lfs": "is a git-lfs pointer, not the file; fetch that by: git lfs pull",
     b"/annex/objects/": "is a git-annex pointer, not the file; fetch that by: git annex get",
     b"\x1f\x8b": PACKED_WITH.format("gzip", ".gz"),
@@ -43,7 +43,9 @@ def contents(head: bytes) -> str | None:
         'is a PDF; export its text'
     """
     heads = head, head.removeprefix(b"\xef\xbb\xbf").lower()
-    found = (said for begin, said in KINDS.items() if any(one.startswith(begin) for one in heads))
+    found = (
+        said for begin, said in SIGNATURES.items() if any(one.startswith(begin) for one in heads)
+    )
     return next(found, None)
 
 

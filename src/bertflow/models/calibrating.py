@@ -137,11 +137,11 @@ def calibrate(
         if queries is not None or job == "search":
             documents, known = side_of(encoder, "document"), None
         if queries is not None:
-            found = _encoded("queries", side_of(encoder, "query"), queries, asked, None, how)
+            found = _rows_of("queries", side_of(encoder, "query"), queries, asked, None, how)
             asks = {"queries": found.rows, "distinct_queries": found.distinct}
             asks["prompts"] = _prompts(encoder)
-        sentences, drawn = _drawn(sentences, sample, calibrator)
-        encoded = _encoded("sentences", documents, sentences, store, known, how)
+        sentences, drawn = _enough(sentences, sample, calibrator)
+        encoded = _rows_of("sentences", documents, sentences, store, known, how)
         computed, origin = resolved_precision(precision, encoder), origin_of(encoder)
         calibrator.provenance_ = {
             **more,
@@ -189,7 +189,7 @@ def _to_fit(calibrator: Calibrator | str | None, portable: bool, job: str) -> Ca
     return calibrator
 
 
-def _encoded(
+def _rows_of(
     kind: str,
     encoder: SentenceTransformer,
     texts: Iterable[str],
@@ -206,7 +206,7 @@ def _encoded(
     return encoded
 
 
-def _drawn(
+def _enough(
     sentences: Iterable[str], sample: int | None, calibrator: Calibrator
 ) -> tuple[Iterable[str], dict[str, int]]:
     """Enough sentences, and of how many they were drawn."""

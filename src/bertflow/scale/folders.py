@@ -24,7 +24,7 @@ from pyarrow.parquet import read_metadata, read_table
 
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator, LinearCalibrator, Moments, QueryMap
-from bertflow.calibrators.adaptive import SAMPLE
+from bertflow.calibrators.adaptive import SAMPLED_ROWS
 from bertflow.calibrators.moments import moments_of_queries
 from bertflow.errors import InputError, ModelError, shown
 from bertflow.io.files import check_apart, sole_writer, write_text, writing
@@ -342,10 +342,10 @@ def _sampled_rows(source: str | Path, vector: str) -> Array | None:
     place, worker = Place(source), BlockMoments(vector=vector)
     planned = plan(place, worker.columns, skip_unreadable=True)
     chosen = planned.shards[:: max(1, len(planned.shards) // SHARDS_SAMPLED)]
-    count = -(-SAMPLE // max(1, len(chosen)))
+    count = -(-SAMPLED_ROWS // max(1, len(chosen)))
     parts = []
     for shard in chosen:
         with suppress(InputError):  # The run has skipped this shard.
             for batch in islice(read(place, shard, planned.schema, batch_rows=count), 1):
                 parts.append(vectors_of(batch.column(vector), place.named(shard.path)))
-    return np.concatenate(parts)[:SAMPLE] if parts else None
+    return np.concatenate(parts)[:SAMPLED_ROWS] if parts else None
