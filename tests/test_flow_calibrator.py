@@ -403,6 +403,11 @@ def test_same_seed_gives_the_same_bits_and_another_seed_others(build, x):
     assert abs(other.loss_ - first.loss_) < 0.2
 
 
+def test_a_random_state_that_is_none_is_refused(x):
+    with pytest.raises(InputError, match="random_state: 'seed' cannot be used"):
+        Flow(random_state="seed").fit(x)
+
+
 def test_random_state_object_moves_on(x):
     state = np.random.RandomState(0)
     flow = Flow(random_state=state)

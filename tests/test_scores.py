@@ -13,7 +13,14 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import roc_auc_score
 
 from bertflow.data import CATALOG, Pairs, read_task
-from bertflow.evaluation import Difference, Estimate, figures, paired_cosine, paired_difference
+from bertflow.evaluation import (
+    Difference,
+    Estimate,
+    figures,
+    over_seeds,
+    paired_cosine,
+    paired_difference,
+)
 from bertflow.evaluation.scores import as_json, gold_of, mean_over
 
 YEARS = tuple(f"sts{year}" for year in range(12, 17))
@@ -300,6 +307,15 @@ def test_an_estimate_is_compared_and_averaged_in_its_own_resamples():
     )
     undefined = mean_over({"a": high, "b": Estimate(None, undefined="why")})
     assert undefined == Estimate(None, undefined="b is undefined: why")
+
+
+def test_the_resamples_of_a_mean_over_seeds_are_each_seeds_in_turn():
+    drawn = np.arange(12.0).reshape(3, 4)
+    mean = over_seeds([Estimate.of(float(n), one) for n, one in enumerate(drawn)])
+    assert (mean.value, mean.deviation) == (1.0, pytest.approx(np.sqrt(2 / 3)))
+    assert mean.replicates.tolist() == [0.0, 5.0, 10.0, 3.0]
+    undefined = Estimate.of(None, drawn[1], "why")
+    assert over_seeds([Estimate.of(0.5, drawn[0]), undefined]) == Estimate(None, undefined="why")
 
 
 def test_an_estimate_as_json():
