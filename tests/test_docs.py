@@ -243,6 +243,20 @@ def test_pages_are_found_and_none_is_empty():
         assert page.read_text("utf-8").startswith(("# ", "```{include}")), name(page)
 
 
+def test_what_pages_for_contributors_place_in_a_file_is_there():
+    pages = [REPOSITORY / "CONTRIBUTING.md", DOCS / "architecture.md"]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    placed = re.findall(r"((?:`[\w.]+`(?: and )?)+) (?:in|of) `([\w/]+\.py)`", text)
+    placed += [
+        (names, f"{file}.py") for file, names in re.findall(r"`([\w/]+)\.py`: (`.*?`)", text)
+    ]
+    assert len(placed) > 14
+    for names, file in placed:
+        code = (REPOSITORY / "src" / "bertflow" / file).read_text(encoding="utf-8")
+        for word in re.findall(r"\w+", names.replace(" and ", " ")):
+            assert re.search(rf"^\s*(def |class )?{word}\b", code, flags=re.MULTILINE), (word, file)
+
+
 def test_blocks_are_told_apart(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(

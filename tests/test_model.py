@@ -81,7 +81,6 @@ def test_saved_model_equals_calibrator_on_encoder_and_reloads(
     assert again.get_embedding_dimension() == exact.shape[1]
 
 
-@pytest.mark.slow
 def test_the_way_of_the_sentences_is_that_of_the_architecture(encoder, tiny_sentences, tmp_path):
     page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
     way = page.partition("## The way of the sentences")[2].partition("\n## ")[0]
@@ -92,7 +91,8 @@ def test_the_way_of_the_sentences_is_that_of_the_architecture(encoder, tiny_sent
     def note(frame, event, _):
         module = frame.f_code.co_filename.partition("/src/bertflow/")[2]
         stop = (module.removesuffix(".py"), frame.f_code.co_qualname)
-        if event == "call" and stop in stops and stop not in called:
+        # A generator is called again for each of its values.
+        if event == "call" and stop in stops and stop not in called[-1:]:
             called.append(stop)
 
     sys.setprofile(note)
@@ -103,6 +103,7 @@ def test_the_way_of_the_sentences_is_that_of_the_architecture(encoder, tiny_sent
     assert called == stops
 
 
+@pytest.mark.slow
 def test_saved_model_loads_where_bertflow_is_not_installed(encoder, tiny_sentences, tmp_path):
     model = calibrate(encoder, tiny_sentences, Flow())
     model.save_pretrained(str(tmp_path / "model"))
