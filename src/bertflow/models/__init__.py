@@ -11,6 +11,7 @@ from bertflow.models.calibrated import (
 )
 from bertflow.models.calibrating import attach, calibrate
 from bertflow.models.portable import to_modules
+from bertflow.models.updating import update
 
 __all__ = [
     "CalibratedSentenceTransformer",
@@ -23,4 +24,5 @@ __all__ = [
     "save_card",
     "save_model",
     "to_modules",
+    "update",
 ]
