@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from bertflow.cli import console, options
 from bertflow.errors import InputError
 from bertflow.io.files import clear_part, part_folder, save_or_keep
@@ -70,6 +68,8 @@ def update_vectors(
     before = load_calibrator(folder)
     calibrator = copy.deepcopy(before)
     if sharded:
+        import numpy as np
+
         from bertflow.scale import fit_folder
         from bertflow.scale.folders import sampled_rows
 
