@@ -38,7 +38,13 @@ if TYPE_CHECKING:
         TrainingError,
     )
     from bertflow.evaluation import compare, evaluate, evaluate_all
-    from bertflow.models import CalibratedSentenceTransformer, attach, calibrate, load
+    from bertflow.models import (
+        CalibratedSentenceTransformer,
+        attach,
+        calibrate,
+        export_onnx,
+        load,
+    )
 
 __version__ = "0.1.0"
 
@@ -71,6 +77,7 @@ __all__ = [
     "diagnose",
     "evaluate",
     "evaluate_all",
+    "export_onnx",
     "load",
     "load_calibrator",
     "load_encoder",

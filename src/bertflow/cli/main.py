@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 import bertflow
-from bertflow.cli.applying import cache, encode, push, report, transform
+from bertflow.cli.applying import cache, encode, export, push, report, transform
 from bertflow.cli.fitting import demo, finetune, fit
 from bertflow.cli.judging import compare, diagnose, evaluate
 from bertflow.cli.options import Command, flattened, summary
@@ -78,7 +78,7 @@ analyze = typer.Typer(
     no_args_is_help=True,
     help="Look at an encoder as the paper does: its words, edit distance, isotropy.",
 )
-EVERYDAY = (fit, transform, encode, evaluate, compare, diagnose, finetune, reproduce, report)
+EVERYDAY = (fit, transform, encode, evaluate, compare, diagnose, finetune, reproduce, report, export)
 for group, commands in (
     (app, (*EVERYDAY, demo, push, cache)),
     (analyze, (words, lexical, isotropy)),
