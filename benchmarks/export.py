@@ -1,9 +1,10 @@
 """What an exported model is worth: its speed against torch, one sentence's latency, int8.
 
 Each model is encoded by `SentenceTransformer.encode`, by its modules without that function's own
-work (the quickest that torch can be), and by its graph in onnxruntime, tokens included, on the same
-number of threads. All are timed in turn; median ratios are printed with the lowest and highest. Then
-one sentence's p50 and p99, of the encoder alone and calibrated, and what int8 changes on STS-B.
+work (the quickest that torch can be), and by its graph in onnxruntime, tokens included, on the
+same number of threads. All are timed in turn; median ratios are printed with the lowest and
+highest. Then one sentence's p50 and p99, of the encoder alone and calibrated, and what int8 changes
+on STS-B.
 
     python -m benchmarks.export [--repeats 7] [--only minilm]
 """

@@ -38,13 +38,7 @@ if TYPE_CHECKING:
         TrainingError,
     )
     from bertflow.evaluation import compare, evaluate, evaluate_all
-    from bertflow.models import (
-        CalibratedSentenceTransformer,
-        attach,
-        calibrate,
-        export_onnx,
-        load,
-    )
+    from bertflow.models import CalibratedSentenceTransformer, attach, calibrate, export_onnx, load
 
 __version__ = "0.1.0"
 

@@ -45,6 +45,7 @@ class CalibratorGraph(nn.Module):
         self, calibrator: Calibrator, role: str = "document", *, inverse: bool = False
     ) -> None:
         super().__init__()
+        steps: list[nn.Module]
         if isinstance(calibrator, LinearCalibrator):
             steps = [_inverse_affine(calibrator) if inverse else _affine(calibrator)]
         elif isinstance(calibrator, Flow):

@@ -216,7 +216,8 @@ def export(
 
     check_export(quantize, opset)
     loaded: Any
-    if is_calibrator(model):
+    given: dict[str, Any]
+    if alone := is_calibrator(model):
         given = {"--pooling": pooling, "--max-length": max_length, "--quantize": quantize}
         options.refuse(given, f"does not go with a calibrator alone, which {model} is")
         loaded = load_calibrator(model)
@@ -224,8 +225,9 @@ def export(
         how: dict[str, Any] = {"pooling": pooling, "max_length": max_length, "device": "cpu"}
         loaded = options.Loading(trust_remote_code=trust_remote_code, **how).open_any(model)
     with console.busy("exporting"):
-        found = export_onnx(loaded, output, quantize=quantize, opset=opset, role=role)  # type: ignore[arg-type]
-    console.show_form("exported.txt", output=output, found=found, sentences=not is_calibrator(model))
+        given = {"quantize": quantize, "opset": opset, "role": role}
+        found = export_onnx(loaded, output, **given)
+    console.show_form("exported.txt", output=output, found=found, sentences=not alone)
 
 
 def push(

@@ -78,9 +78,9 @@ analyze = typer.Typer(
     no_args_is_help=True,
     help="Look at an encoder as the paper does: its words, edit distance, isotropy.",
 )
-EVERYDAY = (fit, transform, encode, evaluate, compare, diagnose, finetune, reproduce, report, export)
+EVERYDAY = (fit, transform, encode, evaluate, compare, diagnose, finetune, reproduce, report)
 for group, commands in (
-    (app, (*EVERYDAY, demo, push, cache)),
+    (app, (*EVERYDAY, export, demo, push, cache)),
     (analyze, (words, lexical, isotropy)),
 ):
     for command in commands:

@@ -91,8 +91,8 @@ def export_onnx(
     """Write a model, or a calibrator alone, as an ONNX graph with all that a runtime needs.
 
     A model becomes one graph from tokens to calibrated sentence vectors, of any number of sentences
-    of any length, in float32. A calibrator becomes two, `calibrator.onnx` from vectors to calibrated
-    ones and `inverse.onnx` back. The needed packages come with the extra `onnx`.
+    of any length, in float32. A calibrator becomes two, `calibrator.onnx` from vectors to
+    calibrated ones and `inverse.onnx` back. The needed packages come with the extra `onnx`.
 
     Args:
         model: A SentenceTransformer, calibrated or not, or a fitted calibrator.
@@ -400,8 +400,8 @@ def _quantized(path: Path, target: Path) -> Path:
     own = [node.name for node in graph.node if node.name.startswith(BEHIND)]
     # A Gemm is made into a product and a sum before, with names of their own.
     behind = [*own, *(f"{name}_MatMul" for name in own)]
-    # A scale for each column, and 7 of the 8 bits: sums of products of all 8 overflow in 16 bits, in
-    # which processors without VNNI add them.
+    # A scale for each column, and 7 of the 8 bits: products of all 8 overflow the 16 bits in which
+    # processors without VNNI add them.
     how: dict[str, Any] = {"per_channel": True, "reduce_range": True}
     quantize_dynamic(path, target, weight_type=QuantType.QInt8, nodes_to_exclude=behind, **how)
     for left in path.parent.glob(f"{path.name}*"):
