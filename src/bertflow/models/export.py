@@ -33,8 +33,8 @@ from bertflow.data import sample_sentences
 from bertflow.encoders.checks import quietly, readable
 from bertflow.encoders.encoder import PROMPTS, Role, calibrating, prompt_of, side_of
 from bertflow.encoders.module import CalibratorModule
-from bertflow.encoders.probe import check_encoder, difference, name_of
-from bertflow.errors import InputError, ModelError, check_number, need, unknown
+from bertflow.encoders.probe import check_encoder, difference, name_of, positions
+from bertflow.errors import InputError, ModelError, check_number, need, shown, unknown
 from bertflow.io import files
 from bertflow.io.reading import read_json
 from bertflow.process_state import pinned
@@ -52,6 +52,8 @@ ANY_LENGTH = 1 << 30
 LONGEST = 512
 CHECKED_SENTENCES, CHECKED_ROWS, TOGETHER = 24, 512, 8
 OTHERS = ("", " ", "ı ß 日本語 🎈 naïve", "ALL CAPITALS, 3.14 %!", "two\nlines\tand a tab  ")
+# A file of ONNX ends at 2 GB. Larger weights lie beside it, by the name that transformers.js knows.
+LARGEST_FILE = 1_900_000_000
 # Libraries whose logs are of no use to who exports.
 CHATTER = ("torch", "onnx_ir", "onnxscript", "root")
 INPUTS, OUTPUT = ("input_ids", "attention_mask"), "sentence_embedding"
@@ -150,7 +152,8 @@ def is_calibrator(name: str | Path) -> bool:
     if not config.is_file() or (config.parent / "modules.json").exists():
         return False
     with suppress(ModelError):  # Whoever opens it says what is wrong.
-        return "calibrator" in read_json(config)
+        found = read_json(config)
+        return isinstance(found, dict) and "calibrator" in found
     return False
 
 
@@ -215,9 +218,12 @@ def _export_model(
 ) -> Exported:
     name = name_of(model)
     tokenizer, limit = _write_tokenizer(model, folder)
+    prompt = prompt_of(model) or ""
     texts = [text for text in _texts(limit) if tokenizer.encode(text).ids]
-    batches = [*([text] for text in texts), *(texts[n::TOGETHER] for n in range(TOGETHER))]
+    mixed = [texts[n::TOGETHER] for n in range(TOGETHER)]
+    batches = [*([text] for text in texts), *mixed]
     with readable(lambda said: f"{name} cannot encode a sentence: {said}"):
+        _check_tokens(model, tokenizer, [prompt + text for text in texts])
         # Before the recording: that leaves transformers' hooks in the model twice.
         exact = [_encoded(model, batch) for batch in batches]
     (folder / "onnx").mkdir()
@@ -228,7 +234,6 @@ def _export_model(
     run, cosine = _runner(path), None
 
     def vectors(batch: Sequence[str], of: Callable[..., Array] = run) -> Array:
-        prompt = prompt_of(model) or ""
         tokens = tokenizer.encode_batch([prompt + text for text in batch])
         ids, mask = (np.array([getattr(t, n) for t in tokens]) for n in ("ids", "attention_mask"))
         return of(**dict(zip(INPUTS, (ids, mask), strict=True)))
@@ -239,11 +244,23 @@ def _export_model(
     if quantize is not None:
         with readable(lambda said: f"{name} cannot be quantized: {said}"):
             quick = _runner(_quantized(path, folder / QUANTIZED))
-            cosine = _mean_cosine(exact[-1], vectors(batches[-1], quick))
+            small = np.concatenate([vectors(batch, quick) for batch in mixed])
+            cosine = _mean_cosine(np.concatenate(exact[-TOGETHER:]), small)
     width = exact[0].shape[1]
     found = Exported(_sizes(folder), width, off, len(texts), cosine)
     _write_config(folder, model, tokenizer, limit, role, found)
     return found
+
+
+def _check_tokens(model: SentenceTransformer, tokenizer: Any, texts: Sequence[str]) -> None:
+    """Refuse a tokenizer.json that alone gives a text other tokens than the model does."""
+    for text in texts:
+        own = model.preprocess([text])["input_ids"][0].tolist()
+        if own != tokenizer.encode(text).ids:
+            raise ModelError(
+                f"{name_of(model)} makes other tokens of {shown(text)} than its tokenizer.json, "
+                "which is all that a runtime has; save its tokenizer as it is used, and load it"
+            )
 
 
 def _encoded(model: SentenceTransformer, texts: Sequence[str]) -> Array:
@@ -265,7 +282,7 @@ def _write_tokenizer(model: SentenceTransformer, folder: Path) -> tuple[Any, int
     from tokenizers import Tokenizer
 
     own: Any = model.tokenizer
-    limit = int(min(model.max_seq_length or ANY_LENGTH, ANY_LENGTH))
+    limit = int(min(model.max_seq_length or positions(model[0]) or ANY_LENGTH, ANY_LENGTH))
     found = Tokenizer.from_str(own.backend_tokenizer.to_str())
     found.no_truncation()
     if limit < ANY_LENGTH:
@@ -357,6 +374,8 @@ def _record(
     opset: int | None,
 ) -> None:
     """Write a module as a graph of any number of rows and, of tokens, any length."""
+    import onnx_ir
+
     sizes = {0: "rows", 1: "tokens"} if inputs[0].dtype == torch.long else {0: "rows"}
     try:
         with torch.no_grad():
@@ -380,7 +399,9 @@ def _record(
         node.metadata_props.clear()
     for part in (graph, *graph.inputs, *graph.outputs, *graph.initializers.values()):
         part.metadata_props.clear()
-    program.save(str(path))
+    size = sum(one.const_value.nbytes for one in graph.initializers.values())
+    beside = f"{path.name}_data" if size > LARGEST_FILE else None
+    onnx_ir.save(program.model, path, external_data=beside)
 
 
 def _runner(path: Path) -> Callable[..., Array]:
@@ -400,10 +421,19 @@ def _quantized(path: Path, target: Path) -> Path:
     own = [node.name for node in graph.node if node.name.startswith(BEHIND)]
     # A Gemm is made into a product and a sum before, with names of their own.
     behind = [*own, *(f"{name}_MatMul" for name in own)]
-    # A scale for each column, and 7 of the 8 bits: products of all 8 overflow the 16 bits in which
-    # processors without VNNI add them.
-    how: dict[str, Any] = {"per_channel": True, "reduce_range": True}
-    quantize_dynamic(path, target, weight_type=QuantType.QInt8, nodes_to_exclude=behind, **how)
+    quantize_dynamic(
+        path,
+        target,
+        # Products with weights, and tables of embeddings.
+        op_types_to_quantize=["MatMul", "Gather"],
+        nodes_to_exclude=behind,
+        weight_type=QuantType.QInt8,
+        per_channel=True,
+        # 7 of the 8 bits: products of all 8 overflow the 16 bits in which processors without VNNI
+        # add them.
+        reduce_range=True,
+        use_external_data_format=path.with_name(f"{path.name}_data").exists(),
+    )
     for left in path.parent.glob(f"{path.name}*"):
         left.unlink()
     return target
