@@ -98,6 +98,8 @@ CALIBRATORS = {
     "soft standardization": SoftStandardization(),
     "all-but-the-top": AllButTheTop(3, standardize=True),
 }
+# They take longest.
+MORE_FLOWS = ("learned matrix", "affine couplings")
 
 
 def relative(found: np.ndarray, expected: np.ndarray) -> float:
@@ -219,7 +221,12 @@ def test_transformers_js_gives_what_torch_gives(cases, tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "role"), [*((name, "document") for name in CALIBRATORS), ("whitening", "query")]
+    ("name", "role"),
+    [
+        pytest.param(name, "document", marks=[pytest.mark.nightly][: name in MORE_FLOWS])
+        for name in CALIBRATORS
+    ]
+    + [("whitening", "query")],
 )
 def test_a_calibrator_maps_and_unmaps_as_it_does_itself(name, role, rng, tmp_path):
     import onnxruntime
@@ -252,7 +259,7 @@ def test_a_recording_leaves_the_calibrator_as_it_was(rng):
     np.testing.assert_array_equal(calibrator.transform(rows), before)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_weights_beyond_a_files_size_lie_beside_it(tiny_bert, tmp_path, monkeypatch):
     monkeypatch.setattr("bertflow.models.export.LARGEST_FILE", 1000)
     encoder = load_encoder(tiny_bert)
@@ -347,6 +354,19 @@ def test_missing_packages_are_named_with_their_extra(monkeypatch, tiny_bert, tmp
 
 
 # int8.
+
+
+@pytest.mark.nightly
+def test_products_that_narrow_stay_float32_where_int8_moves_vectors(
+    tmp_path, tiny_sentences, monkeypatch
+):
+    encoder = load_encoder(save_tiny_encoder(tmp_path / "wide", width=128))
+    model = calibrate(encoder, tiny_sentences, AdaptiveWhitening())
+    small = export_onnx(model, tmp_path / "small", quantize="int8")
+    monkeypatch.setattr("bertflow.models.export.NEAR", 1.0)
+    larger = export_onnx(model, tmp_path / "larger", quantize="int8")
+    assert sum(larger.graphs.values()) > 1.1 * sum(small.graphs.values())
+    assert larger.cosine > small.cosine
 
 
 @pytest.mark.slow

@@ -57,6 +57,8 @@ LARGEST_FILE = 1_900_000_000
 # Libraries whose logs are of no use to who exports.
 CHATTER = ("torch", "onnx_ir", "onnxscript", "root")
 INPUTS, OUTPUT = ("input_ids", "attention_mask"), "sentence_embedding"
+# From this mean cosine on, vectors of int8 are near enough for all products to be in it.
+NEAR = 0.98
 # Names of the nodes that calibrate begin with this.
 BEHIND = "calibrator/"
 GRAPH, QUANTIZED = "onnx/model.onnx", "onnx/model_quantized.onnx"
@@ -243,9 +245,11 @@ def _export_model(
     _check(off, name, opset)
     if quantize is not None:
         with readable(lambda said: f"{name} cannot be quantized: {said}"):
-            quick = _runner(_quantized(path, folder / QUANTIZED))
-            small = np.concatenate([vectors(batch, quick) for batch in mixed])
-            cosine = _mean_cosine(np.concatenate(exact[-TOGETHER:]), small)
+            cosine = _quantize(
+                folder,
+                lambda quick: np.concatenate([vectors(batch, quick) for batch in mixed]),
+                np.concatenate(exact[-TOGETHER:]),
+            )
     width = exact[0].shape[1]
     found = Exported(_sizes(folder), width, off, len(texts), cosine)
     _write_config(folder, model, tokenizer, limit, role, found)
@@ -412,21 +416,46 @@ def _runner(path: Path) -> Callable[..., Array]:
     return lambda **inputs: np.asarray(session.run(None, inputs)[0])
 
 
-def _quantized(path: Path, target: Path) -> Path:
-    """Quantize a graph but for what calibrates, and remove the graph."""
+def _quantize(
+    folder: Path, vectors: Callable[[Callable[..., Array]], Array], exact: Array
+) -> float:
+    """Put a quantized graph in the place of a graph; the mean cosine of their vectors."""
+    path, target = folder / GRAPH, folder / QUANTIZED
+    # Raw language models have a few huge activations within their blocks, which take all the steps
+    # of a scale. They enter the products that narrow, and those cost a third of the gain.
+    for narrowing in (True, False):
+        _write_quantized(path, target, narrowing)
+        cosine = _mean_cosine(exact, vectors(_runner(target)))
+        log.info("int8 of %s products: mean cosine %.4f", "all" if narrowing else "most", cosine)
+        if cosine >= NEAR:
+            break
+    for left in path.parent.glob(f"{path.name}*"):
+        left.unlink()
+    return cosine
+
+
+def _write_quantized(path: Path, target: Path, narrowing: bool) -> None:
+    """Quantize a graph but for what calibrates and, unless asked for, products that narrow."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     graph = onnx.load(str(path), load_external_data=False).graph
     own = [node.name for node in graph.node if node.name.startswith(BEHIND)]
     # A Gemm is made into a product and a sum before, with names of their own.
-    behind = [*own, *(f"{name}_MatMul" for name in own)]
+    kept = [*own, *(f"{name}_MatMul" for name in own)]
+    if not narrowing:
+        shapes = {one.name: tuple(one.dims) for one in graph.initializer if len(one.dims) == 2}
+        for node in graph.node:
+            rows, columns = (
+                shapes.get(node.input[1], (0, 0)) if node.op_type == "MatMul" else (0, 0)
+            )
+            kept += [node.name] if rows > columns else []
     quantize_dynamic(
         path,
         target,
         # Products with weights, and tables of embeddings.
         op_types_to_quantize=["MatMul", "Gather"],
-        nodes_to_exclude=behind,
+        nodes_to_exclude=kept,
         weight_type=QuantType.QInt8,
         per_channel=True,
         # 7 of the 8 bits: products of all 8 overflow the 16 bits in which processors without VNNI
@@ -434,9 +463,6 @@ def _quantized(path: Path, target: Path) -> Path:
         reduce_range=True,
         use_external_data_format=path.with_name(f"{path.name}_data").exists(),
     )
-    for left in path.parent.glob(f"{path.name}*"):
-        left.unlink()
-    return target
 
 
 def _check(off: float, name: str, opset: int | None) -> None:
