@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -373,12 +374,14 @@ def test_products_that_narrow_stay_float32_where_int8_moves_vectors(
 def test_int8_is_smaller_and_near_and_leaves_what_calibrates_as_it_was(tmp_path, tiny_sentences):
     encoder = load_encoder(save_tiny_encoder(tmp_path / "wide", width=128))
     model = calibrate(encoder, tiny_sentences, AdaptiveWhitening())
+    handlers = [*logging.getLogger().handlers]
     whole = export_onnx(model, tmp_path / "whole")
     small = export_onnx(model, tmp_path / "small", quantize="int8")
     assert {*small.graphs} == {"onnx/model_quantized.onnx"}
     assert sum(small.graphs.values()) < 0.4 * sum(whole.graphs.values())
     assert 0.9 < small.cosine < 0.99999
     assert whole.cosine is None
+    assert logging.getLogger().handlers == handlers
     graph = onnx.load(tmp_path / "small" / "onnx" / "model_quantized.onnx").graph
     behind = [node.op_type for node in graph.node if node.name.startswith("calibrator/")]
     assert {*behind} & {"Gemm", "MatMul"}

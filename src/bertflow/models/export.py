@@ -445,11 +445,9 @@ def _write_quantized(path: Path, target: Path, narrowing: bool) -> None:
     kept = [*own, *(f"{name}_MatMul" for name in own)]
     if not narrowing:
         shapes = {one.name: tuple(one.dims) for one in graph.initializer if len(one.dims) == 2}
-        for node in graph.node:
-            rows, columns = (
-                shapes.get(node.input[1], (0, 0)) if node.op_type == "MatMul" else (0, 0)
-            )
-            kept += [node.name] if rows > columns else []
+        narrow = {name for name, (rows, columns) in shapes.items() if rows > columns}
+        products = [node for node in graph.node if node.op_type == "MatMul"]
+        kept += [node.name for node in products if node.input[1] in narrow]
     quantize_dynamic(
         path,
         target,
@@ -508,6 +506,10 @@ def _silently() -> Iterator[None]:
     """Without the warnings and logs of the libraries, which are about their own insides."""
     with ExitStack() as before, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        # onnxruntime would give the root a handler, which prints what everybody logs from then on.
+        root, nothing = logging.getLogger(), logging.NullHandler()
+        root.addHandler(nothing)
+        before.callback(root.removeHandler, nothing)
         for name in CHATTER:
             chatter = logging.getLogger(name)
             before.callback(chatter.setLevel, chatter.level)
