@@ -198,7 +198,7 @@ def export(
     max_length: int | None = option(None, "N", group=options.ENCODER),
     trust_remote_code: bool = Shared.trust_remote_code,
 ) -> None:
-    """Write a model as an ONNX graph, which runs without Python or without torch.
+    """Write a model as one ONNX graph, which runs without torch.
 
     Of a calibrator alone, a graph from vectors to calibrated ones, and one back. What was written
     is compared with the model on real sentences of all lengths.
@@ -206,9 +206,12 @@ def export(
     Args:
         model: A saved model or calibrator, an encoder's folder, a hub name or a .gguf file.
         output: Folder to write.
-        quantize: int8: a quarter of the size, and other vectors.
+        quantize: int8: a quarter to a third of the size, and vectors that are somewhat off.
         opset: ONNX's operator set, 18 to 23. Default: torch's.
-        max_length: Tokens a sentence is cut to, of a raw encoder.
+        role: query or document: the side of a search whose prompt and map are taken.
+        pooling: Of an encoder, as for fit: cls, mean, last2avg, first-last-avg, embed-last-avg or
+            layers:1,12.
+        max_length: Of an encoder, the tokens that a sentence is cut to.
     """
     console.check_folder(output, {"MODEL": model})
     from bertflow.calibrators import load_calibrator
