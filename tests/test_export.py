@@ -169,16 +169,12 @@ def ran(program: str, given: Any, *command: str, **environment: str) -> str:
 
 
 @pytest.mark.slow
-def test_onnxruntime_alone_gives_what_torch_gives_for_any_batch_and_length(cases, tmp_path):
-    found = {name: cases[name] for name in MODELS}
-    asked = [
-        [str(one.folder), one.prompt, one.batches, str(tmp_path / f"{name}.npy")]
-        for name, one in found.items()
-    ]
-    ran(ALONE, asked, PYTHONPATH="")
-    for name, one in found.items():
-        assert relative(np.load(tmp_path / f"{name}.npy"), one.expected) < TOLERANCE, name
-    assert cases["queries"].prompt == "what plays ? "
+@pytest.mark.parametrize("name", MODELS)
+def test_onnxruntime_alone_gives_what_torch_gives_for_any_batch_and_length(cases, tmp_path, name):
+    one, out = cases[name], tmp_path / "vectors.npy"
+    ran(ALONE, [[str(one.folder), one.prompt, one.batches, str(out)]], PYTHONPATH="")
+    assert relative(np.load(out), one.expected) < TOLERANCE
+    assert one.prompt == ("what plays ? " if name == "queries" else "")
 
 
 @pytest.mark.slow
