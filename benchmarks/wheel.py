@@ -34,6 +34,7 @@ BESIDES = {
     "bertflow/cli/templates/demo.txt",
     "bertflow/cli/templates/encoded.txt",
     "bertflow/cli/templates/fitted.txt",
+    "bertflow/cli/templates/updated.txt",
     "bertflow/cli/templates/left_out.txt",
     "bertflow/cli/templates/shards.txt",
     "bertflow/cli/templates/tuned.txt",

@@ -283,6 +283,7 @@ def test_fitting_again_replaces_vectors_calibrator(work, done):
         "README.md",
         "config.json",
         "model.safetensors",
+        "reference.safetensors",
     ]
     assert [path.name for path in work.iterdir() if path.name.startswith(".")] == []
 
@@ -898,7 +899,7 @@ def test_the_help_of_fit_begins_with_what_everyone_needs(cli, monkeypatch):
     everyday = re.search(r"╭─ Options(.*?)╰", out, re.DOTALL)[1]
     assert re.findall(r"(--[a-z-]+)  ", everyday) == [
         *("--encoder", "--corpus", "--queries", "--output", "--calibrator", "--job", "--vectors"),
-        *("--query-vectors", "--help"),
+        *("--query-vectors", "--update", "--help"),
     ]
     for group in ("Input", "Calibrator", "Encoder", "Speed and cache", "Folders of .parquet"):
         assert f"╭─ {group}" in out

@@ -121,7 +121,7 @@ def test_a_flow_shows_dimensions_rows_steps_and_bits_also_when_it_is_loaded(rows
 
 
 def test_a_count_in_a_provenance_that_is_none_is_left_out(rows):
-    fitted = Whitening(3).fit(rows)
+    fitted = Whitening(3).fit(rows[:7])
     fitted.provenance_ = {"sentences": 7, "distinct": NASTY, "encoder": {"name": NASTY}}
     assert fitted.facts()["fitted on"] == "7 sentences"
 

@@ -157,7 +157,7 @@ def test_the_exit_codes_are_in_the_help(cli):
     assert (code, err) == (0, "")
     assert " ".join(f"Exit codes: {EXIT_CODES}.".split()) in " ".join(out.split())
     codes = [int(number) for number in re.findall(r"(?:^|; )(\d+) ", EXIT_CODES)]
-    assert codes == [0, 1, 2, 130, 143]
+    assert codes == [0, 1, 2, 3, 130, 143]
 
 
 def test_a_reader_that_has_gone_is_no_error(work):

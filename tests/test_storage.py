@@ -49,7 +49,7 @@ CALIBRATORS = {
     "flow-tempered": lambda: Flow.tempered(centring=0.5),
 }
 every_calibrator = pytest.mark.parametrize("name", CALIBRATORS)
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, REFERENCE = "config.json", "model.safetensors", "reference.safetensors"
 
 
 def data() -> np.ndarray:
@@ -200,7 +200,7 @@ def test_config_holds_every_argument_and_nothing_else(name, tmp_path):
     assert list(config["arguments"]) == sorted(names)
     assert config["n_features_in"] == 8
     assert config["calibrator"] in storage.CALIBRATORS
-    assert visible(tmp_path / "saved") == ["README.md", CONFIG, WEIGHTS]
+    assert visible(tmp_path / "saved") == ["README.md", CONFIG, WEIGHTS, REFERENCE]
 
 
 def test_numpy_numbers_as_arguments_are_stored_as_numbers(tmp_path):
@@ -557,7 +557,7 @@ def test_saved_calibrator_is_replaced_and_nothing_is_left_over(folder):
     save_calibrator(fitted("whitening"), folder)
     assert_same(load_calibrator(folder), fitted("whitening"))
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
-    assert visible(folder) == ["README.md", CONFIG, WEIGHTS]
+    assert visible(folder) == ["README.md", CONFIG, WEIGHTS, REFERENCE]
 
 
 def notes(place):

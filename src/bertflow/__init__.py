@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bertflow.analysis import diagnose
+    from bertflow.analysis import diagnose, drift
     from bertflow.calibrators import (
         AdaptiveWhitening,
         AllButTheTop,
@@ -38,7 +38,14 @@ if TYPE_CHECKING:
         TrainingError,
     )
     from bertflow.evaluation import compare, evaluate, evaluate_all
-    from bertflow.models import CalibratedSentenceTransformer, attach, calibrate, export_onnx, load
+    from bertflow.models import (
+        CalibratedSentenceTransformer,
+        attach,
+        calibrate,
+        export_onnx,
+        load,
+        update,
+    )
 
 __version__ = "0.1.0"
 
@@ -69,6 +76,7 @@ __all__ = [
     "calibrate",
     "compare",
     "diagnose",
+    "drift",
     "evaluate",
     "evaluate_all",
     "export_onnx",
@@ -76,6 +84,7 @@ __all__ = [
     "load_calibrator",
     "load_encoder",
     "save_calibrator",
+    "update",
 ]
 
 

@@ -8,6 +8,7 @@ which row is NaN or infinite.
 """
 
 from bertflow.analysis.diagnosis import Diagnosis, diagnose
+from bertflow.analysis.drifting import Drift, Share, Unlike, drift
 from bertflow.analysis.frequency import (
     WordStatistics,
     frequent_words,
@@ -35,14 +36,18 @@ from bertflow.analysis.lexical import Lexical, edit_distances, lexical_statistic
 __all__ = [
     "Diagnosis",
     "Dominance",
+    "Drift",
     "Hubness",
     "Isotropy",
     "Lexical",
+    "Share",
+    "Unlike",
     "WordStatistics",
     "alignment",
     "dead_dimensions",
     "diagnose",
     "dominance",
+    "drift",
     "edit_distances",
     "effective_rank",
     "frequent_words",

@@ -12,16 +12,19 @@ from bertflow.calibrators.linear import (
     crowding,
 )
 from bertflow.calibrators.moments import Moments, QueryMap
+from bertflow.calibrators.reference import Density, Reference
 from bertflow.calibrators.storage import load_calibrator, named_calibrator, save_calibrator
 
 __all__ = [
     "AdaptiveWhitening",
     "AllButTheTop",
     "Calibrator",
+    "Density",
     "Flow",
     "LinearCalibrator",
     "Moments",
     "QueryMap",
+    "Reference",
     "SoftStandardization",
     "Standardization",
     "Whitening",

@@ -6,10 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertflow.arrays import Array, taken, unit_length
+from bertflow.arrays import Array, unit_length
 from bertflow.calibrators.base import Vectors
 from bertflow.calibrators.linear import LinearCalibrator
 from bertflow.calibrators.moments import Moments, principal_axes
+from bertflow.calibrators.reference import sample_of
 from bertflow.errors import InputError
 
 # The constants of the equation; `python -m benchmarks.adaptive` compares them with others.
@@ -23,8 +24,6 @@ OF_ROWS = 0.75
 LEAST_COSINE = 1e-4
 # Rows at unit length whose deviation is below this differ by the rounding of float32 alone.
 ROUNDING = 5e-7
-# Near duplicates are sought among so many rows, drawn at random.
-SAMPLED_ROWS = 2000
 # Two rows are near duplicates if their cosine lies between these two; above, they are the same.
 ALIKE, SAME = 0.8, 0.9999
 
@@ -74,7 +73,6 @@ class AdaptiveWhitening(LinearCalibrator):
     learned = {"components": "KD", "gain": "K", "noise": "", "mean_cosine": ""}
     learned |= {"effective_axes": "", "near_duplicates": ""}
     from_unit_rows = True
-    needs_sample = True
     gain_: Array
     noise_: float
     mean_cosine_: float
@@ -104,10 +102,14 @@ class AdaptiveWhitening(LinearCalibrator):
         cubed = self.effective_axes_**3
         unit = total / width * (1 + (COMMON / max(self.mean_cosine_, LEAST_COSINE)) ** 2)
         level, of_rows = NOISE * cubed / (cubed + FEW_AXES**3), OF_ROWS * width / rows
-        self.near_duplicates_ = 0.0
+        before = self.reference_
+        known = 0.0 if before is None else before.moments.count / rows
+        alike = 0.0 if not known else known * getattr(self, "near_duplicates_", 0.0)
         if sample is not None:
             gain = 1 / (1 + deviation.square() / (unit * (level + of_rows)))
-            self.near_duplicates_ = _share_alike(_some_of(sample) @ axes.T * gain)
+            found = unit_length(sample_of(sample)) @ axes.T * gain
+            alike += (1 - known) * _share_alike(found)
+        self.near_duplicates_ = alike
         level *= 1 + (self.near_duplicates_ / MANY_ALIKE) ** 2
         self.noise_ = unit * (level + of_rows)
         self.components_ = axes.contiguous().numpy()
@@ -123,11 +125,6 @@ class AdaptiveWhitening(LinearCalibrator):
 
     def _axes(self, power: int) -> Array:
         return np.asarray(self.components_ * self.gain_[:, None] ** power)
-
-
-def _some_of(rows: Vectors) -> Tensor:
-    drawn = np.random.default_rng(0).permutation(len(rows))[:SAMPLED_ROWS]
-    return unit_length(taken(rows, torch.from_numpy(np.sort(drawn))).cpu().double())
 
 
 def _share_alike(rows: Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,15 +15,19 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from bertflow.arrays import Array, Rows, finite, is_frame, mapped, matrix
+from bertflow.arrays import Array, Rows, finite, is_frame, mapped, matrix, unit_length
 from bertflow.calibrators.moments import (
     ROLES,
+    Moments,
     QueryMap,
+    gathered,
     moments_of,
     moments_of_queries,
     places_of_roles,
+    varies,
 )
-from bertflow.errors import InputError, unknown
+from bertflow.calibrators.reference import Density, Reference, sample_of
+from bertflow.errors import FewRowsWarning, InputError, unknown
 from bertflow.process_state import pinned
 
 Made = TypeVar("Made")
@@ -35,6 +40,11 @@ Shown: TypeAlias = Progress | bool | None
 
 # Private methods that are pinned, too, because unpinned code of other modules calls them.
 OTHERS_CALL = ("_rows", "_transform", "_learned", "_tensors")
+
+NOTHING_KEPT = (
+    "the calibrator keeps nothing of the rows it was fitted on, as one that an earlier version "
+    "fitted, or one fitted on moments alone"
+)
 
 
 class _Pinned:
@@ -66,10 +76,14 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     # Set by fit. Files of earlier versions have no n_samples_.
     n_features_in_: int
     n_samples_: int
+    # What `_once` has made.
+    _kept: dict[Any, Any]
     # Set by callers that know where the rows came from: encoder, files, counts, versions.
     provenance_: dict[str, Any]
     # What brings queries to where documents lie, after a fit on both.
     query_map_: QueryMap | None = None
+    # What is kept of the fitted rows. Files of earlier versions have none.
+    reference_: Reference | None = None
 
     def fit(
         self,
@@ -106,7 +120,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             TrainingError: A step of a `Flow` is not finite.
         """
         self._begin()
-        rows = self._checked(X, fitting=True)
+        rows = self._checked(X, first=True, least=2)
         # Queries that stand among X have been checked with it.
         check = matrix if role is not None else self._checked
         if role is not None:
@@ -116,16 +130,98 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             if len(places) < 2:
                 raise InputError("role must name queries and documents, or be left out")
             rows, queries = rows[places["document"]], rows[places["query"]]
-        self.n_samples_ = len(rows)
         self._check_arguments()
         # Before the fit, which may take hours.
         found = None
         if queries is not None:
             found = QueryMap.of(moments_of(rows), moments_of_queries(queries, check))
-        self._fit(rows, progress, checkpoint)
+        moments = moments_of(rows, covariance=self._needs_covariance, normalize=self._unit_rows)
+        self._fit(moments, rows, progress, checkpoint)
         self.query_map_ = found
-        self._fitted = True
+        self._remember(moments, rows)
         return self
+
+    def partial_fit(self, X: Any, y: None = None, *, progress: Shown = None) -> Self:  # noqa: N803
+        """Learn from more rows. Earlier ones count by their number, and need not be there.
+
+        A linear map becomes what one `fit` on all rows gives, up to rounding, in whatever order and
+        parts they come. (Near duplicates, which `AdaptiveWhitening` counts, are looked for within a
+        part, so give it some thousand rows at a time.) A `Flow` goes on from its weights, see
+        there. A map of queries stays. Vectors that were mapped before do not go with those mapped
+        after: bring them back by `inverse_transform` first, then map all of them.
+
+        A calibrator that is not fitted, and has seen no two rows that differ, stays not fitted. One
+        that is, and refuses the rows, stays as it was.
+
+        Args:
+            X: Vectors, as for `fit`, at least one.
+            y: Ignored, there for scikit-learn's sake.
+            progress: As for `fit`.
+
+        Raises:
+            InputError: As `fit`; or the calibrator was fitted by a version of bertflow that kept
+                nothing of the rows.
+
+        Example:
+            >>> import numpy as np
+            >>> from bertflow import Whitening
+            >>> x = np.random.default_rng(0).normal(size=(600, 4))
+            >>> parts = Whitening().partial_fit(x[:200]).partial_fit(x[200:])
+            >>> bool(np.allclose(parts.transform(x), Whitening().fit_transform(x)))
+            True
+        """
+        before = self.reference_
+        if before is None:
+            if self.__sklearn_is_fitted__():
+                raise InputError(f"{NOTHING_KEPT}; fit it on all rows once more")
+            self._begin()
+        rows = self._checked(X, first=before is None, least=1)
+        self._check_arguments()
+        found = gathered(rows, covariance=self._needs_covariance, normalize=self._unit_rows)
+        moments = found if before is None else before.moments + found
+        if varies(moments):
+            with warnings.catch_warnings():
+                if before is not None:  # More rows may come.
+                    warnings.simplefilter("ignore", FewRowsWarning)
+                self._fit(moments, rows, progress, None)
+            self._fitted_with = self.get_params(deep=False)
+            self._remember(moments, rows)
+        else:
+            sample = self._compared(sample_of(rows))
+            self.reference_ = Reference.of(moments, sample, sample[:0], before)
+        return self
+
+    def _remember(self, moments: Moments, rows: Vectors | None) -> None:
+        """Conclude a fit on rows with these moments, all before included."""
+        self._kept = {}
+        self.n_samples_ = moments.count
+        sample = moments.mean.new_empty(0, len(moments.mean)) if rows is None else sample_of(rows)
+        with torch.no_grad():
+            images = self._transform(sample)
+        self.reference_ = Reference.of(moments, self._compared(sample), images, self.reference_)
+        self._fitted = True
+
+    def _compared(self, rows: Tensor) -> Tensor:
+        """Rows as they are compared with fitted ones: at unit length if those are."""
+        return unit_length(rows) if self._unit_rows else rows
+
+    def log_density(self, X: Any) -> Any:  # noqa: N803
+        """How typical rows are of those that were fitted, in nats per dimension, shape (N,).
+
+        It is the log-density of a Gaussian with the moments of the fitted rows, whatever the
+        calibrator: see `bertflow.calibrators.Density`. Calibrators that learn from rows at unit
+        length compare them at unit length. Errors are those of `transform`, or that nothing was
+        kept of the rows, see `partial_fit`.
+        """
+        check_is_fitted(self)
+        if self.reference_ is None or self.reference_.cloud.count < 2:
+            raise InputError(f"{NOTHING_KEPT}; fit it once more")
+        density = Density(self.reference_.cloud)
+
+        def into(x: Tensor, out: Tensor) -> None:
+            out[:, 0] = density.of(self._compared(x.cpu().double()))
+
+        return mapped(into, self._checked(X), 1)[:, 0]
 
     def fit_transform(self, X: Any, y: None = None, **how: Any) -> Any:  # noqa: N803
         """Fit, and transform the same rows, each by the map of its role."""
@@ -135,8 +231,8 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     def _begin(self) -> None:
         self._fitted = False
         self._fitted_with = self.get_params(deep=False)
-        self._kept: dict[Any, Any] = {}
-        self.query_map_ = None
+        self._kept = {}
+        self.query_map_ = self.reference_ = None
 
     def transform(self, X: Rows, role: Any = "document") -> Rows:  # noqa: N803
         """Apply the learned map: (N, D) to (N, D) or, for `Whitening(dim=K)`, (N, K).
@@ -215,28 +311,48 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     def _n_features_out(self) -> int:
         return self.n_features_in_
 
-    def _checked(self, X: Any, *, fitting: bool = False) -> Any:  # noqa: N803
-        """Check shape, type and width; rows to be mapped are checked for finiteness by `mapped`."""
-        rows = matrix(X, 0 if fitting else self.n_features_in_)
+    def _checked(self, X: Any, *, first: bool = False, least: int = 0) -> Any:  # noqa: N803
+        """Check shape, type and width, and of at least 1 row to be fitted that it is finite.
+
+        The first rows set the width. Those to be mapped are checked for finiteness by `mapped`.
+        """
+        rows = matrix(X, 0 if first else self.n_features_in_)
         count, width = rows.shape
-        if fitting and min(count, width) < 2:
+        if count < least or (first and width < 2):
             # scikit-learn's own checks look for these words.
             raise InputError(
                 f"X has n_samples = {count} and n_features = {width}: {width} feature(s) "
-                f"(shape=({count}, {width})) while a minimum of 2 is required."
+                f"(shape=({count}, {width})) while a minimum of {least if width > 1 else 2} is "
+                "required."
             )
         try:
-            validate_data(self, X if is_frame(X) else rows, reset=fitting, skip_check_array=True)
+            validate_data(self, X if is_frame(X) else rows, reset=first, skip_check_array=True)
         except ValueError as error:
             raise InputError(" ".join(str(error).split())) from error
-        return finite(rows) if fitting else rows
+        return finite(rows) if least else rows
 
     def _check_arguments(self) -> None:
         """Refuse arguments of the constructor that are out of their range for n_features_in_."""
 
+    @property
     @abstractmethod
-    def _fit(self, rows: Vectors, progress: Shown, checkpoint: str | Path | None) -> None:
-        """Learn from checked rows: set the attributes that end in an underscore."""
+    def _needs_covariance(self) -> bool:
+        """Whether moments are taken with the full covariance."""
+
+    @property
+    @abstractmethod
+    def _unit_rows(self) -> bool:
+        """Whether they are those of rows at unit length."""
+
+    @abstractmethod
+    def _fit(
+        self, moments: Moments, rows: Vectors, progress: Shown, checkpoint: str | Path | None
+    ) -> None:
+        """Learn from checked rows: set the attributes that end in an underscore.
+
+        The moments are of all rows that `partial_fit` was given, of which these came last; what was
+        kept of the earlier ones is in `reference_`.
+        """
 
     @abstractmethod
     def _transform_into(self, x: Tensor, out: Tensor) -> None:
@@ -277,10 +393,11 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     def _fitted_on(self) -> str:
         told = getattr(self, "provenance_", {})
         counts = {key: value for key, value in told.items() if isinstance(value, int)}
-        if (sentences := counts.get("sentences")) is not None:
+        rows = getattr(self, "n_samples_", counts.get("rows"))
+        sentences = counts.get("sentences")
+        if sentences is not None and sentences == (rows or sentences):
             distinct = f", {counts['distinct']:,} of them distinct" if "distinct" in counts else ""
             return f"{sentences:,} sentences{distinct}"
-        rows = getattr(self, "n_samples_", counts.get("rows"))
         return "" if rows is None else f"{rows:,} rows"
 
     def __getstate__(self) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, fields
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -20,6 +22,7 @@ import bertflow
 from bertflow.arrays import Array, check_device, mapped, taken
 from bertflow.calibrators.base import Calibrator, Progress, Shown, Vectors, empty, learned_tensor
 from bertflow.calibrators.frame import Frame, FramedGlow, Framing
+from bertflow.calibrators.moments import Moments
 from bertflow.calibrators.training import Checkpoint, Schedule, train
 from bertflow.display import Bars, of_stage, watched
 from bertflow.errors import InputError, TrainingError, check_number, warn
@@ -28,6 +31,8 @@ from bertflow.flows.glow import Design
 from bertflow.process_state import usual_threads
 
 EVALUATION_ROWS = 65536
+# A `partial_fit` draws at most so many rows from the flow in place of those it was fitted on.
+DRAWN_ROWS = 200_000
 # On stored STS-B vectors the paper's flow gains next to nothing over its standardization with 10
 # steps, about half of all that it gains with 50, and three quarters or more with 100.
 ENOUGH_STEPS = 50
@@ -109,7 +114,8 @@ class Flow(Calibrator, Design, Schedule, Framing):
         mean_: Centre of the rows, shape (D,).
         scale_: The divisor of each dimension (or principal axis), shape (D,).
         live_: Which of them vary, booleans of shape (D,).
-        loss_: Bits per dimension of the fitted rows (a sample of 65,536 where there are more):
+        loss_: Bits per dimension of the fitted rows (a sample of 65,536 where there are more;
+            after `partial_fit` of the new rows and those drawn in place of earlier ones):
             the mean of −log_prob / (D ln 2). A density's, so it can be negative.
         loss_curve_: The training loss of every step, shape (steps,), in the same unit.
 
@@ -173,6 +179,20 @@ class Flow(Calibrator, Design, Schedule, Framing):
         """
         return cls(**{**TEMPERED, **changes})
 
+    def partial_fit(self, X: Any, y: None = None, *, progress: Shown = None) -> Self:  # noqa: N803
+        """Go on from the weights on more rows, as many passes as a fit takes.
+
+        Earlier rows need not be there: as many as there were, at most 200,000, are drawn from the
+        flow itself. Centre and deviations are those of all rows; the axes stay. Arguments and
+        errors are those of `bertflow.Calibrator.partial_fit`, and an InputError says which argument
+        of the design has changed.
+
+        Source:
+            Drawing earlier data from the model itself: Shin et al. (2017), "Continual Learning with
+            Deep Generative Replay".
+        """
+        return super().partial_fit(X, y, progress=progress)
+
     def log_prob(self, X: Any) -> Any:  # noqa: N803
         """Log-density of each row under the fitted flow, in nats, shape (N,).
 
@@ -181,7 +201,7 @@ class Flow(Calibrator, Design, Schedule, Framing):
         those of `transform`.
         """
         check_is_fitted(self)
-        return mapped(self._log_prob_into, self._checked(X, fitting=False), 1)[:, 0]
+        return mapped(self._log_prob_into, self._checked(X), 1)[:, 0]
 
     def score(self, X: Any, y: None = None) -> float:  # noqa: N803
         """Mean of `log_prob` over the rows: what GridSearchCV maximises."""
@@ -206,10 +226,28 @@ class Flow(Calibrator, Design, Schedule, Framing):
             "bits per dimension": f"{self.loss_:.4f}",
         }
 
-    def _fit(self, rows: Vectors, progress: Shown, checkpoint: str | Path | None) -> None:
+    @property
+    def _needs_covariance(self) -> bool:
+        return self.axes == "principal"
+
+    @property
+    def _unit_rows(self) -> bool:
+        return self.normalize
+
+    def _fit(
+        self, moments: Moments, rows: Vectors, progress: Shown, checkpoint: str | Path | None
+    ) -> None:
         device = self._training_device(rows)
-        frame = Frame.of(rows, self)
+        before = self.reference_ if hasattr(self, "flow_") else None
         seed = int(check_random_state(self.random_state).randint(2**31))
+        earlier = np.empty((0, rows.shape[1]), dtype=np.float32)
+        if before is None:
+            frame = Frame.of(moments, self)
+        else:
+            self._check_unchanged()
+            frame = self.frame_.moved(moments)
+            earlier = self.sample(min(before.moments.count, DRAWN_ROWS), random_state=seed)
+        take, count = partial(_taken_of, rows, earlier), len(rows) + len(earlier)
         kept = None
         if checkpoint is not None:
             run = self._run(rows, device, seed)
@@ -220,24 +258,38 @@ class Flow(Calibrator, Design, Schedule, Framing):
         place = device if device.type == "cuda" else None
 
         def fetch(index: Tensor) -> Tensor:
-            entered = frame.enter(taken(rows, index).to(place)).float()
+            entered = frame.enter(take(index).to(place)).float()
             return entered[:, : frame.count].contiguous()
 
-        self.flow_ = self._build(frame.count, generator)
-        self.frame_ = frame.tempered(self.flow_, self)
-        self._warn_of_few_steps(len(rows))
+        new = before is None
+        glow = self._build(frame.count, generator) if new else copy.deepcopy(self.flow_)
+        self._warn_of_few_steps(count)
         with _reporting(progress, frame) as report:
             curve = train(
-                self.flow_,
+                glow,
                 fetch,
-                len(rows),
+                count,
                 self,
                 device=device,
                 generator=generator,
                 progress=report,
                 checkpoint=kept,
+                new=new,
             )
-        self._conclude(rows, curve, generator)
+        self.flow_, self.frame_ = glow, frame.tempered(glow, self)
+        self._kept = {}
+        losses = frame.bits(curve).numpy()
+        self.loss_curve_ = losses if new else np.concatenate([self.loss_curve_, losses])
+        sample = torch.randperm(count, generator=generator)[:EVALUATION_ROWS]
+        self._conclude(take(sample), len(curve))
+
+    def _check_unchanged(self) -> None:
+        """Refuse to go on with another design or frame than the weights are of."""
+        for name in (one.name for kind in (Design, Framing) for one in fields(kind)):
+            if (value := getattr(self, name)) != (was := self._fitted_with[name]):
+                raise InputError(
+                    f"{name} was {was!r} at the fit, not {value!r}; set it back, or fit"
+                )
 
     def _training_device(self, rows: Vectors) -> torch.device:
         if self.device != "auto":
@@ -254,14 +306,12 @@ class Flow(Calibrator, Design, Schedule, Framing):
                 f"epochs={math.ceil(epochs)} for {ENOUGH_STEPS} steps"
             )
 
-    def _conclude(self, rows: Vectors, curve: Tensor, generator: torch.Generator) -> None:
-        self.loss_curve_ = self.frame_.bits(curve).numpy()
-        sample = torch.randperm(len(rows), generator=generator)[:EVALUATION_ROWS]
+    def _conclude(self, sample: Tensor, steps: int) -> None:
         try:
-            log_prob = mapped(self._log_prob_into, taken(rows, sample).cpu().numpy(), 1)
+            log_prob = mapped(self._log_prob_into, sample.cpu().numpy(), 1)
         except InputError:  # The rows are finite, so their log_prob is not.
             raise TrainingError(
-                f"step {len(curve)} of {len(curve)} left a loss that is not finite; "
+                f"step {steps} of {steps} left a loss that is not finite; "
                 f"lower learning_rate (now {self.learning_rate})"
             ) from None
         self.loss_ = float(
@@ -349,6 +399,17 @@ class Flow(Calibrator, Design, Schedule, Framing):
             if isinstance(module, Permutation):
                 Permutation(module.order)  # Refuses an order that is none.
         self.flow_.eval().requires_grad_(False)
+
+
+def _taken_of(rows: Vectors, earlier: Array, index: Tensor) -> Tensor:
+    """The rows of an index into the new rows and then the earlier ones."""
+    new = index < len(rows)
+    if bool(new.all()):
+        return taken(rows, index)
+    found = torch.empty(len(index), rows.shape[1], dtype=torch.float64)
+    found[new] = taken(rows, index[new]).cpu().double()
+    found[~new] = taken(earlier, index[~new] - len(rows)).double()
+    return found
 
 
 @contextmanager

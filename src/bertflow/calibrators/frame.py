@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bertflow.arrays import Array, unit_length
 from bertflow.calibrators.base import empty, learned_tensor, like
-from bertflow.calibrators.moments import ROUNDING, moments_of, principal_axes
+from bertflow.calibrators.moments import ROUNDING, Moments, principal_axes
 from bertflow.errors import InputError, check_choice, check_number
 from bertflow.flows import Glow, ResidualForm, bounded_deviation
 
@@ -94,10 +94,9 @@ class Frame:
     offset: Array | None = None
 
     @classmethod
-    def of(cls, rows: Array | Tensor, framing: Framing) -> Self:
+    def of(cls, moments: Moments, framing: Framing) -> Self:
         """Learn centre, axes and deviations; gain and offset need the Glow, see `tempered`."""
         principal = framing.axes == "principal"
-        moments = moments_of(rows, covariance=principal, normalize=framing.normalize)
         if principal:
             deviation, directions, rounding = principal_axes(moments.covariance())
             floor = torch.full_like(deviation, rounding)
@@ -119,6 +118,18 @@ class Frame:
             live=live.numpy(),
             components=components,
         )
+
+    def moved(self, moments: Moments) -> Self:
+        """The same axes with the centre and deviations of more rows, as a trained Glow needs them.
+
+        Axes that did not vary keep their divisor.
+        """
+        variance = moments.variance()
+        if self.components is not None:
+            axes = learned_tensor(self.components)
+            variance = ((axes @ moments.covariance()) * axes).sum(dim=1)
+        scale = np.where(self.live, variance.sqrt().numpy(), self.scale)
+        return replace(self, mean=moments.mean.numpy(), scale=scale)
 
     def learned(self) -> dict[str, Tensor]:
         """The arrays, by the names they have in a file."""

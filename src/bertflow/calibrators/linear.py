@@ -13,13 +13,7 @@ from torch import Tensor
 
 from bertflow.arrays import Array, matrix
 from bertflow.calibrators.base import Calibrator, Shown, Vectors, empty, learned_tensor, like
-from bertflow.calibrators.moments import (
-    Moments,
-    QueryMap,
-    check_moments,
-    moments_of,
-    principal_axes,
-)
+from bertflow.calibrators.moments import Moments, QueryMap, check_moments, principal_axes
 from bertflow.errors import InputError, check_choice, check_number, warn
 from bertflow.flows import bounded_deviation
 
@@ -41,20 +35,26 @@ class LinearCalibrator(Calibrator):
 
     # What is learned, by the name in files: a letter for each side, D dimensions by K axes.
     learned: ClassVar[Mapping[str, str]] = {}
-    # Whether the fit needs rows scaled to unit length, the full covariance and not the variances
-    # alone, and some of the rows themselves.
-    from_unit_rows, needs_covariance, needs_sample = False, True, False
+    # Whether the fit needs rows at unit length, and the covariance and not the variances alone.
+    from_unit_rows, needs_covariance = False, True
 
     def fit_moments(
-        self, moments: Moments, sample: Any = None, *, query_map: QueryMap | None = None
+        self,
+        moments: Moments,
+        sample: Any = None,
+        *,
+        query_map: QueryMap | None = None,
+        more: bool = False,
     ) -> Self:
         """Learn the map that `fit` learns, from moments of rows: those of many files, merged.
 
         Args:
             moments: Of at least 2 rows; with the full covariance where `needs_covariance` says so,
                 of rows at unit length where `from_unit_rows` does.
-            sample: Some 2,000 of the rows, shape (n, D), where `needs_sample` says so.
+            sample: Some 2,000 of the rows, shape (n, D): what `AdaptiveWhitening` looks for near
+                duplicates in, and new rows are later compared with.
             query_map: What brings queries to the rows, which are then documents.
+            more: The rows come beside those of earlier fits, as for `partial_fit`.
 
         Raises:
             InputError: As `fit`; or the moments are of another kind.
@@ -66,9 +66,18 @@ class LinearCalibrator(Calibrator):
             >>> Standardization().fit_moments(moments).mean_
             array([ 2., 20.])
         """
-        self._begin()
-        self.__dict__.pop("feature_names_in_", None)
-        self.n_features_in_ = width = len(moments.mean)
+        if more and self.reference_ is not None:
+            width = self.n_features_in_
+            if len(moments.mean) != width:
+                raise InputError(
+                    f"the moments are of {len(moments.mean)} dimensions, but the calibrator was "
+                    f"fitted on {width}"
+                )
+            moments = self.reference_.moments + moments
+        else:
+            self._begin()
+            self.__dict__.pop("feature_names_in_", None)
+            self.n_features_in_ = width = len(moments.mean)
         if min(moments.count, width) < 2:
             raise InputError(
                 f"{type(self).__name__} needs moments of at least 2 rows of 2 dimensions, got "
@@ -76,13 +85,23 @@ class LinearCalibrator(Calibrator):
             )
         self._check_arguments()
         check_moments(moments)
-        self._fit_moments(moments, None if sample is None else matrix(sample, width))
-        self.query_map_ = query_map
-        self._fitted = True
+        rows = None if sample is None else matrix(sample, width)
+        self._fit_moments(moments, rows)
+        self.query_map_ = query_map or self.query_map_
+        self._remember(moments, rows)
         return self
 
-    def _fit(self, rows: Vectors, progress: Shown, checkpoint: str | Path | None) -> None:
-        moments = moments_of(rows, covariance=self.needs_covariance, normalize=self.from_unit_rows)
+    @property
+    def _needs_covariance(self) -> bool:
+        return self.needs_covariance
+
+    @property
+    def _unit_rows(self) -> bool:
+        return self.from_unit_rows
+
+    def _fit(
+        self, moments: Moments, rows: Vectors, progress: Shown, checkpoint: str | Path | None
+    ) -> None:
         self._fit_moments(moments, rows)
 
     def _count(self) -> int:

@@ -89,6 +89,12 @@ class Moments:
         self.mean = self.mean + delta * (other.count / total)
         self.count = total
 
+    def __add__(self, other: Moments) -> Moments:
+        """The moments of the rows of both."""
+        both = Moments.restored(self.count, self.mean, self.second.clone())
+        both.merge(other)
+        return both
+
     @classmethod
     def restored(cls, count: int, mean: Tensor, second: Tensor) -> Moments:
         """Moments from their attributes."""
@@ -125,22 +131,33 @@ def moments_of(
     rows: Array | Tensor, *, covariance: bool = True, normalize: bool = False
 ) -> Moments:
     """Moments of rows, or of the rows at unit length, as `check_moments` allows them."""
-    moments = Moments(rows.shape[1], covariance=covariance)
-    for chunk in chunks(rows):
-        wide = _wide(chunk)
-        moments.update(unit_length(wide) if normalize else wide)
+    moments = gathered(rows, covariance=covariance, normalize=normalize)
     check_moments(moments, " at unit length" if normalize else "")
     return moments
 
 
-def check_moments(moments: Moments, alike: str = "") -> None:
-    """Refuse moments of rows that are all equal, or not finite or too large to square."""
+def gathered(rows: Array | Tensor, *, covariance: bool, normalize: bool) -> Moments:
+    """The same of any rows, also of one or of equal ones."""
+    moments = Moments(rows.shape[1], covariance=covariance)
+    for chunk in chunks(rows):
+        wide = _wide(chunk)
+        moments.update(unit_length(wide) if normalize else wide)
+    return moments
+
+
+def varies(moments: Moments) -> bool:
+    """Whether rows differ by more than rounding; an InputError if they are too large to square."""
     mean, deviation = moments.mean.abs(), moments.deviation()
     if not bool(deviation.isfinite().all()):
         raise InputError(
             "X holds values that are not finite or too large to square in float64; scale it down"
         )
-    if not bool((deviation > (ROUNDING * mean).clamp(min=LEAST_DEVIATION)).any()):
+    return bool((deviation > (ROUNDING * mean).clamp(min=LEAST_DEVIATION)).any())
+
+
+def check_moments(moments: Moments, alike: str = "") -> None:
+    """Refuse moments of rows that are all equal, or not finite or too large to square."""
+    if not varies(moments):
         raise InputError(
             f"all {moments.count} rows are equal{alike} up to rounding, or differ by less than "
             f"{LEAST_DEVIATION:g}: there is nothing to learn from them"

@@ -1,6 +1,7 @@
 """Calibrators by name, written to a folder, and read back.
 
-A folder holds config.json and model.safetensors, no pickle, and a README.md, never read back.
+A folder holds config.json and model.safetensors, no pickle; reference.safetensors, what is kept of
+the fitted rows, which earlier versions lack and ignore; and a README.md, never read back.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -33,6 +34,7 @@ from bertflow.calibrators.linear import (
 )
 from bertflow.calibrators.moments import QueryMap
 from bertflow.calibrators.readme import calibrator_name, preset_name, write_card
+from bertflow.calibrators.reference import Reference
 from bertflow.errors import InputError, ModelError, check_number, did_you_mean, shown, unknown
 from bertflow.io.files import reason_of, replaced_folder
 from bertflow.io.reading import LARGEST, path_of, read_json
@@ -44,6 +46,7 @@ FORMAT = 1
 # The rest of config.json is far shorter than a tenth of the largest file that is read.
 LONGEST_PROVENANCE = 9 * LARGEST // 10
 CONFIG, WEIGHTS, SUBFOLDER = "config.json", "model.safetensors", "bertflow"
+REFERENCE = "reference.safetensors"
 # What reading a damaged file may raise.
 DAMAGE = (
     *(OSError, SafetensorError, LookupError, AttributeError),
@@ -180,8 +183,8 @@ def save_calibrator(
 
 
 @pinned()
-def write_calibrator(calibrator: Calibrator, folder: Path) -> None:
-    """Write the two files of a calibrator into a folder that is there."""
+def write_calibrator(calibrator: Calibrator, folder: Path, *, reference: bool = True) -> None:
+    """Write a calibrator into a folder that is there; what is kept of its rows only if asked."""
     check_is_fitted(calibrator)
     names, queries = getattr(calibrator, "feature_names_in_", None), calibrator.query_map_
     config = {
@@ -197,6 +200,8 @@ def write_calibrator(calibrator: Calibrator, folder: Path) -> None:
     tensors = {name: tensor.contiguous() for name, tensor in calibrator._tensors().items()}
     (folder / CONFIG).write_bytes((json.dumps(config, indent=2) + "\n").encode())
     save_file(tensors, folder / WEIGHTS)
+    if reference and calibrator.reference_ is not None:
+        save_file(calibrator.reference_.tensors(), folder / REFERENCE)
 
 
 def _arguments(calibrator: Calibrator) -> dict[str, Any]:
@@ -242,6 +247,11 @@ def load_calibrator(folder: str | Path) -> Calibrator:
         if count := config.get("n_queries"):
             calibrator.query_map_ = QueryMap.restored(count, learned)
         calibrator._restore(learned)
+    if (kept := folder / REFERENCE).exists():
+        with _blamed(f"{kept} cannot be read"):
+            calibrator.reference_ = Reference.restored(
+                load_file(kept), calibrator.n_features_in_, covariance=calibrator._needs_covariance
+            )
     calibrator._fitted = True
     log.info("%s: %r of %d dimensions", folder, calibrator, calibrator.n_features_in_)
     return calibrator

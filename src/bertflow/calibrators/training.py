@@ -86,9 +86,11 @@ def train(
     generator: torch.Generator,
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
+    new: bool = True,
 ) -> Tensor:
     """Initialise a Glow on a shuffled sample, train it in place, and leave it on the CPU, frozen.
 
+    One that is not `new` is trained already, and keeps its weights.
     `fetch` gives the rows of an index as float32, (n,) to (n, D), on the device or the CPU; `rows`
     is how many there are, and the generator the source of their order. Returns the loss of each
     step in bits per dimension, shape (steps,), float64.
@@ -97,7 +99,10 @@ def train(
     order = torch.randperm(rows, generator=generator)
     first_rows = fetch(order[:WINDOW_ROWS])
     # In float64, which not every device has.
-    glow.to(first_rows.device).initialize(first_rows)
+    if new:
+        glow.to(first_rows.device).initialize(first_rows)
+    else:
+        glow.train().requires_grad_(True)
     glow.to(device)
     suits = LikelihoodGradient.suits(glow)
     objective = LikelihoodGradient(glow) if suits else _Autograd(glow)

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from bertflow.cli import console, options
 from bertflow.cli.options import CALIBRATOR, INPUT, REQUIRED, SPEED, Shared, flag, option
 from bertflow.display import Bars, Grid
@@ -33,10 +35,11 @@ def fit(
     corpus: list[str] | None = Shared.corpus,
     queries: list[str] | None = option(None, "FILE"),
     text: options.Text,
-    output: Path = Shared.output,
+    output: Path | None = Shared.output_or,
     chosen: options.Chosen,
     vectors: str | None = option(None, "FILE"),
     query_vectors: str | None = option(None, "FILE"),
+    update: Path | None = option(None, "DIR"),
     limit: int | None = option(None, "N", group=INPUT, min=1),
     sample: int = option(SAMPLE, "N", group=INPUT, min=0),
     how: options.Encoder,
@@ -49,12 +52,36 @@ def fit(
     Args:
         queries: What people ask of the corpus, without labels; some 30 help, a thousand more. They
             get a map of their own. May be repeated.
+        output: Folder to save to. Default: that of --update.
         vectors: Vectors, .npy or a folder of .parquet, instead of encoder and corpus.
-        query_vectors: Vectors of queries, .npy, where --vectors are those of documents.
+        query_vectors: Vectors of queries, .npy; those of --vectors are then of documents.
+        update: A saved model or calibrator that learns from this, beside what it was fitted on,
+            which need not be there.
         limit: Take only the first N sentences.
         sample: Of a larger corpus, fit on N distinct sentences drawn at random; 0 takes all.
         no_portable: Save with bertflow's own module, which plain sentence-transformers lacks.
     """
+    if update is not None:
+        given = options.changed(chosen) | {"--encoder": encoder, "--no-portable": no_portable}
+        given |= {"--queries": queries, "--query-vectors": query_vectors}
+        options.refuse(given, "does not go with --update: the map stays of its kind")
+        if (vectors is None) == (not corpus):
+            raise InputError("give --update with --corpus of a model, or --vectors of a calibrator")
+        from bertflow.cli.updating import update_model, update_vectors
+        from bertflow.data import checked_corpus
+
+        place = output or update
+        if vectors is not None:
+            given = options.changed(text) | options.changed(how, "no_cache")
+            given |= {"--devices": devices, "--sample": sample != SAMPLE}
+            options.refuse(given, "does not go with --vectors")
+            update_vectors(update, vectors, place, cluster, limit)
+        else:
+            read = partial(checked_corpus, corpus or [], limit=limit, **asdict(text))
+            update_model(update, corpus or [], read, place, how, sample or None, devices)
+        return
+    if output is None:
+        raise typer.BadParameter("give --output DIR, the folder to save to")
     built = chosen.build(how.device)
     if vectors is not None:
         given = options.changed(text) | options.changed(how, "no_cache", "device")

@@ -1,15 +1,18 @@
-"""The commands that say what vectors are worth: evaluate, compare, diagnose."""
+"""The commands that say what vectors are worth: evaluate, compare, diagnose, drift."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from bertflow.cli import console, options
 from bertflow.cli.options import Shared, argument, flag, one_of, option, refuse
+from bertflow.cli.updating import no_encoder
 from bertflow.data import STS_TASKS, TASKS
 from bertflow.display import Bars
 from bertflow.errors import InputError, MissingDataError
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from bertflow.analysis import Diagnosis
     from bertflow.data import Pairs
 
+# The exit code of `drift` where it says refit.
+REFIT = 3
 # Pairs alike are those with at least this share of the highest score.
 ALIKE = 0.8
 # The material that each job is posed by.
@@ -227,6 +232,57 @@ def diagnose(
 
     page = diagnosis_page(source, found, ALIKE)
     results.give([page], {"source": source, **found.to_dict()})
+
+
+def drift(
+    folder: Path = argument("DIR"),
+    *,
+    corpus: list[str] | None = Shared.corpus,
+    text: options.Text,
+    vectors: str | None = option(None, "FILE.npy"),
+    results: options.Results,
+    how: options.Encoder,
+) -> None:
+    """Say whether new text still looks like what a model was fitted on.
+
+    The fitted text need not be there. Where it says refit, the exit code is 3.
+
+    Args:
+        folder: A saved calibrated model or calibrator.
+        corpus: New sentences, of which 10,000 are drawn. May be repeated.
+        vectors: New vectors instead, one a row, as the encoder gives them.
+    """
+    results.check({"DIR": folder, "--corpus": corpus, "--vectors": vectors})
+    if (vectors is None) == (not corpus):
+        raise InputError("give --corpus, or --vectors")
+    if vectors is not None:
+        given = options.changed(text) | options.changed(how, "no_cache")
+        refuse(given, "does not go with --vectors")
+        from bertflow.calibrators import load_calibrator
+        from bertflow.io.vectors import read_vectors
+
+        calibrator, rows = load_calibrator(folder), read_vectors(vectors)
+        from bertflow import analysis
+
+        with console.vectors_named(vectors):
+            found = analysis.drift(calibrator, rows)
+    else:
+        from bertflow.data import checked_corpus
+        from bertflow.models import is_calibrated
+
+        if not is_calibrated(folder):
+            raise no_encoder(folder)
+        sentences = checked_corpus(corpus or [], **asdict(text))
+        model: Any = how.open_any(str(folder))
+        from bertflow import analysis
+
+        with console.progress_bar("encode") as bar:
+            found = analysis.drift(model, sentences, **how.encoding(), progress=bar)
+    from bertflow.cli.score_pages import drift_page
+
+    results.give([drift_page(folder, found)], {"model": str(folder), **found.to_dict()})
+    if found.refit:
+        raise typer.Exit(REFIT)
 
 
 def _diagnose_encoder(

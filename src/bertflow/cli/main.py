@@ -18,14 +18,15 @@ import typer
 import bertflow
 from bertflow.cli.applying import cache, encode, export, push, report, transform
 from bertflow.cli.fitting import demo, finetune, fit
-from bertflow.cli.judging import compare, diagnose, evaluate
+from bertflow.cli.judging import compare, diagnose, drift, evaluate
 from bertflow.cli.options import Command, flattened, summary
 from bertflow.cli.reproducing import isotropy, lexical, reproduce, words
 from bertflow.errors import BertflowError, one_line
 
 EXIT_CODES = (
     "0 done; 1 an input, model, file or step of the fit is at fault, and the message says what to "
-    "do; 2 the command line is wrong; 130 interrupted (Ctrl-C); 143 terminated (SIGTERM)"
+    "do; 2 the command line is wrong; 3 drift says refit; 130 interrupted (Ctrl-C); 143 terminated "
+    "(SIGTERM)"
 )
 FULL = (errno.ENOSPC, errno.EIO)
 # Other libraries print nothing while they load, unless the user wants it.
@@ -78,7 +79,7 @@ analyze = typer.Typer(
     no_args_is_help=True,
     help="Look at an encoder as the paper does: its words, edit distance, isotropy.",
 )
-EVERYDAY = (fit, transform, encode, evaluate, compare, diagnose, finetune, reproduce, report)
+EVERYDAY = (fit, transform, encode, evaluate, compare, diagnose, drift, finetune, reproduce, report)
 for group, commands in (
     (app, (*EVERYDAY, export, demo, push, cache)),
     (analyze, (words, lexical, isotropy)),
@@ -119,13 +120,17 @@ def run(arguments: list[str]) -> int:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
-        with warnings.catch_warnings(), suppress(typer.Exit):  # Help or the version was shown.
+        code = 0
+        with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             whole = typer.main.get_command(app)
-            with whole.make_context("bertflow", list(arguments)) as context:
-                whole.invoke(context)
+            try:
+                with whole.make_context("bertflow", list(arguments)) as context:
+                    whole.invoke(context)
+            except typer.Exit as ended:  # Help was shown, or drift was found.
+                code = ended.exit_code
         sys.stdout.flush()
-        return 0
+        return code
     except KeyboardInterrupt as error:
         word, code = ("terminated", 143) if _terminated.is_set() else ("interrupted", 130)
         return _fail(f"{word}; {error}" if str(error) else word, code)

@@ -199,6 +199,7 @@ class Shared:
     data = option(None, "DIR", group=INPUT)
     against = option(None, "[MODEL]")
     output = option(REQUIRED, "DIR")
+    output_or = option(None, "DIR", "--output")
     calibrator = option(None, "NAME")
     role = option("document", "NAME", callback=one_of("role", ROLES))
     pooling = option(None, "NAME", group=ENCODER, callback=known_pooling)

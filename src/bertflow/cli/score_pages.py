@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from bertflow.analysis.diagnosis import VERDICTS, Diagnosis
+from bertflow.analysis.drifting import Drift
 from bertflow.calibrators.storage import recorded_name
 from bertflow.cli.console import Page, counts
 from bertflow.data import CATALOG
@@ -266,3 +267,22 @@ def diagnosis_page(source: str, found: Diagnosis, alike: float) -> Page:
     if found.cut is not None:
         facts["cut"] = f"{found.cut:,} sentences are longer than the encoder takes"
     return Page(facts, [found.evidence()], notes)
+
+
+def drift_page(model: object, found: Drift) -> Page:
+    """The verdict first, then the figures, and what they mean."""
+    facts = {
+        "verdict": found.verdict,
+        "model": f"{model}, fitted on {found.fitted_rows:,} rows",
+        "new": f"{found.rows:,} rows",
+    }
+    notes = [
+        "50 % is no difference; an interval above 90 % says refit",
+        "farther out: along the way from the centre of the fitted rows to that of the new ones",
+        "typical: by the log-density of a Gaussian with the moments of the fitted rows",
+    ]
+    if found.refit:
+        notes.append(
+            "bertflow fit --update learns from new text beside the old; bertflow fit from it alone"
+        )
+    return Page(facts, found.grids(), notes)

@@ -49,8 +49,8 @@ class CalibratorModule(Module):
         return self.calibrator._n_features_out
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
-        """Write the calibrator's two files."""
-        write_calibrator(self.calibrator, Path(output_path))
+        """Write the calibrator, without what is kept of its rows, which the model has beside it."""
+        write_calibrator(self.calibrator, Path(output_path), reference=False)
 
     @classmethod
     def load(  # type: ignore[override]

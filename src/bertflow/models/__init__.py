@@ -12,6 +12,7 @@ from bertflow.models.calibrated import (
 from bertflow.models.calibrating import attach, calibrate
 from bertflow.models.export import Exported, export_onnx
 from bertflow.models.portable import to_modules
+from bertflow.models.updating import update
 
 __all__ = [
     "CalibratedSentenceTransformer",
@@ -26,4 +27,5 @@ __all__ = [
     "save_card",
     "save_model",
     "to_modules",
+    "update",
 ]

@@ -170,7 +170,7 @@ def calibrate(
         calibrator.fit(rows, queries=both, progress=fitting, checkpoint=checkpoint)
         log.info("%r fitted in %.1f s", calibrator, time.perf_counter() - began)
         first_rows = np.array(rows[:CHECKED_ROWS])
-    return _appended(encoder, calibrator, portable, first_rows)
+    return appended(encoder, calibrator, portable, first_rows)
 
 
 def _prompts(encoder: SentenceTransformer) -> dict[str, str]:
@@ -252,12 +252,13 @@ def attach(
             "the calibrator was fitted on another encoder than this one, which differs in "
             f"{'; '.join(differing)}"
         )
-    return _appended(encoder, calibrator, portable, None)
+    return appended(encoder, calibrator, portable, None)
 
 
-def _appended(
+def appended(
     encoder: SentenceTransformer, calibrator: Calibrator, portable: bool, sample: Array | None
 ) -> CalibratedSentenceTransformer:
+    """An encoder with a calibrator of its vectors behind it, tried out on a sample of them."""
     width = int(part_of(encoder, [*encoder]).get_embedding_dimension() or 0)
     expected = calibrator.n_features_in_
     if (given := encoder.get_embedding_dimension()) != expected:

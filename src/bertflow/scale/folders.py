@@ -24,8 +24,8 @@ from pyarrow.parquet import read_metadata, read_table
 
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator, LinearCalibrator, Moments, QueryMap
-from bertflow.calibrators.adaptive import SAMPLED_ROWS
 from bertflow.calibrators.moments import moments_of_queries
+from bertflow.calibrators.reference import SAMPLED_ROWS
 from bertflow.errors import InputError, ModelError, shown
 from bertflow.io.files import check_apart, sole_writer, write_text, writing
 from bertflow.io.reading import read_json
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 MANIFEST, LOCK, UNFINISHED = "_manifest.json", ".lock", ".unfinished"
 LARGEST_MANIFEST = 2**30
-# In a large folder near duplicates are looked for at the start of this many shards.
+# In a large folder rows are drawn from the start of this many shards.
 SHARDS_SAMPLED = 20
 
 
@@ -303,9 +303,12 @@ def fit_folder(
     *,
     queries: Any = None,
     vector: str = VECTOR,
+    more: bool = False,
     **options: Any,
 ) -> Outcome:
     """Fit a calibrator that learns from moments on all vectors of a folder.
+
+    With `more` they come beside those it was fitted on, as for `Calibrator.partial_fit`.
 
     `queries` are vectors of queries, shape (n, D), of which the source has the documents; with
     them some calibrators use one more folder, FOLDER-as-given. Other arguments and errors are those
@@ -329,15 +332,13 @@ def fit_folder(
                 source, f"{Path(folder)}-as-given", vector=vector, **options
             )
         query_map = QueryMap.of(documents, asked)
-    sample = None
-    if calibrator.needs_sample:
-        sample = _sampled_rows(source, vector)
-    calibrator.fit_moments(moments, sample, query_map=query_map)
+    sample = sampled_rows(source, vector)
+    calibrator.fit_moments(moments, sample, query_map=query_map, more=more)
     calibrator.provenance_ = {"vectors": str(source), "rows": moments.count, "limit": None}
     return outcome
 
 
-def _sampled_rows(source: str | Path, vector: str) -> Array | None:
+def sampled_rows(source: str | Path, vector: str) -> Array | None:
     """Rows from the start of shards all over a folder, as many as a sample takes."""
     place, worker = Place(source), BlockMoments(vector=vector)
     planned = plan(place, worker.columns, skip_unreadable=True)
