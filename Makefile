@@ -72,6 +72,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.streaming
 	$(BIN)/python -m benchmarks.stsb_vectors
 	$(BIN)/python -m benchmarks.portable_cost
+	$(BIN)/python -W ignore -m benchmarks.export
 	$(BIN)/python -m benchmarks.lexical_vectors
 	$(BIN)/python -m benchmarks.word_neighbours
 

@@ -14,6 +14,8 @@ NOT_RUN = re.compile(r"<!--\s*not run:\s*(.*?)\s*-->", re.DOTALL)
 # What a line of a block starts with where the block is commands; only bertflow's own are run.
 COMMANDS = ("bertflow", "make", "pip", "python -m")
 OUTPUT = "output"
+# Languages whose blocks tests of their own run.
+ELSEWHERE = ("javascript",)
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Block:
 
     @property
     def kind(self) -> str:
-        """What it is: python, doctest, commands, directive or output.
+        """What it is: python, doctest, commands, directive, output or elsewhere.
 
         Raises:
             AssertionError: It has no language and is Python all the same.
@@ -45,6 +47,8 @@ class Block:
             return "directive"
         if self.language == "python":
             return "doctest" if ">>>" in self.text else "python"
+        if self.language in ELSEWHERE:
+            return "elsewhere"
         assert self.language in ("", "text"), f"{self.where}: {self.language} is not run"
         if any(line.startswith(COMMANDS) for line in self.text.splitlines()):
             return "commands"

@@ -48,7 +48,7 @@ def found(page: Path) -> list[Block]:
     """The blocks that are run or looked at."""
     kept = []
     for block in blocks(page):
-        if block.kind not in ("directive", OUTPUT):
+        if block.kind not in ("directive", "elsewhere", OUTPUT):
             kept.append(block)
     return kept
 

@@ -24,7 +24,7 @@ ALLOWED = {
     "data": set(),
     "calibrators": {"flows", "display"},
     "encoders": {"flows", "calibrators", "display"},
-    "models": {"flows", "calibrators", "encoders", "display"},
+    "models": {"flows", "calibrators", "encoders", "data", "display"},
     "evaluation": {"flows", "calibrators", "encoders", "models", "data", "display"},
     "analysis": {"flows", "calibrators", "encoders", "models", "data", "evaluation", "display"},
     "scale": {"flows", "calibrators", "encoders", "models", "data"},

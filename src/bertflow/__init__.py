@@ -38,7 +38,14 @@ if TYPE_CHECKING:
         TrainingError,
     )
     from bertflow.evaluation import compare, evaluate, evaluate_all
-    from bertflow.models import CalibratedSentenceTransformer, attach, calibrate, load, update
+    from bertflow.models import (
+        CalibratedSentenceTransformer,
+        attach,
+        calibrate,
+        export_onnx,
+        load,
+        update,
+    )
 
 __version__ = "0.1.0"
 
@@ -72,6 +79,7 @@ __all__ = [
     "drift",
     "evaluate",
     "evaluate_all",
+    "export_onnx",
     "load",
     "load_calibrator",
     "load_encoder",

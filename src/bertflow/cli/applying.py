@@ -1,11 +1,11 @@
-"""The commands that use models and what was saved: transform, encode, report, push, cache."""
+"""The commands that use models and what was saved, such as transform, encode and export."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bertflow.cli import console, options
 from bertflow.cli.options import REQUIRED, Shared, argument, flag, option
@@ -185,6 +185,52 @@ def report(
     for names, reason in found.left_out():
         console.show(one_line(f"- without {', '.join(names)}: {reason}"))
     console.show(f"wrote {one_line(output)}, {size / 1e6:.1f} MB: open it in a browser")
+
+
+def export(
+    model: str = Shared.model,
+    *,
+    output: Path = Shared.output,
+    quantize: str | None = option(None, "KIND", callback=options.one_of("quantization", ("int8",))),
+    opset: int | None = option(None, "N"),
+    role: str = Shared.role,
+    pooling: str | None = Shared.pooling,
+    max_length: int | None = option(None, "N", group=options.ENCODER),
+    trust_remote_code: bool = Shared.trust_remote_code,
+) -> None:
+    """Write a model as one ONNX graph, which runs without torch.
+
+    Of a calibrator alone, a graph from vectors to calibrated ones, and one back. What was written
+    is compared with the model on real sentences of all lengths.
+
+    Args:
+        model: A saved model or calibrator, an encoder's folder, a hub name or a .gguf file.
+        output: Folder to write.
+        quantize: int8: a quarter to a third of the size, and vectors that are somewhat off.
+        opset: ONNX's operator set, 18 to 23. Default: torch's.
+        role: query or document: the side of a search whose prompt and map are taken.
+        pooling: Of an encoder, as for fit: cls, mean, last2avg, first-last-avg, embed-last-avg or
+            layers:1,12.
+        max_length: Of an encoder, the tokens that a sentence is cut to.
+    """
+    console.check_folder(output, {"MODEL": model})
+    from bertflow.calibrators import load_calibrator
+    from bertflow.models.export import check_export, export_onnx, is_calibrator
+
+    check_export(quantize, opset)
+    loaded: Any
+    given: dict[str, Any]
+    if alone := is_calibrator(model):
+        given = {"--pooling": pooling, "--max-length": max_length, "--quantize": quantize}
+        options.refuse(given, f"does not go with a calibrator alone, which {model} is")
+        loaded = load_calibrator(model)
+    else:
+        how: dict[str, Any] = {"pooling": pooling, "max_length": max_length, "device": "cpu"}
+        loaded = options.Loading(trust_remote_code=trust_remote_code, **how).open_any(model)
+    with console.busy("exporting"):
+        given = {"quantize": quantize, "opset": opset, "role": role}
+        found = export_onnx(loaded, output, **given)
+    console.show_form("exported.txt", output=output, found=found, sentences=not alone)
 
 
 def push(

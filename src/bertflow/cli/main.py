@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 import bertflow
-from bertflow.cli.applying import cache, encode, push, report, transform
+from bertflow.cli.applying import cache, encode, export, push, report, transform
 from bertflow.cli.fitting import demo, finetune, fit
 from bertflow.cli.judging import compare, diagnose, drift, evaluate
 from bertflow.cli.options import Command, flattened, summary
@@ -81,7 +81,7 @@ analyze = typer.Typer(
 )
 EVERYDAY = (fit, transform, encode, evaluate, compare, diagnose, drift, finetune, reproduce, report)
 for group, commands in (
-    (app, (*EVERYDAY, demo, push, cache)),
+    (app, (*EVERYDAY, export, demo, push, cache)),
     (analyze, (words, lexical, isotropy)),
 ):
     for command in commands:

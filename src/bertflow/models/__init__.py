@@ -10,14 +10,17 @@ from bertflow.models.calibrated import (
     save_model,
 )
 from bertflow.models.calibrating import attach, calibrate
+from bertflow.models.export import Exported, export_onnx
 from bertflow.models.portable import to_modules
 from bertflow.models.updating import update
 
 __all__ = [
     "CalibratedSentenceTransformer",
     "CalibratorModule",
+    "Exported",
     "attach",
     "calibrate",
+    "export_onnx",
     "is_calibrated",
     "load",
     "open_model",
