@@ -93,7 +93,7 @@ def place(encoders, tiny_sentences, tmp_path, monkeypatch) -> Path:
     for name in ("sentences.txt", "documents.txt"):
         (tmp_path / name).write_text("\n".join(tiny_sentences), encoding="utf-8")
     (tmp_path / "questions.txt").write_text("\n".join(tiny_sentences[:40]), encoding="utf-8")
-    (tmp_path / "new.txt").write_text("\n".join(tiny_sentences[:20]), encoding="utf-8")
+    (tmp_path / "new.txt").write_text("\n".join(tiny_sentences[:40]), encoding="utf-8")
     rows = ["sentence1,sentence2,score"] + [
         ",".join(f'"{cell}"' for cell in row) for row in graded_rows(60, 7)
     ]
