@@ -27,7 +27,7 @@ from bertflow import (
     save_calibrator,
     update,
 )
-from bertflow.calibrators.updating import cosine_change
+from bertflow.calibrators.updates import cosine_change
 from bertflow.cli.main import run
 from bertflow.errors import FewRowsWarning, InputError
 from bertflow.models import save_model
@@ -286,7 +286,11 @@ def test_update_of_a_calibrator_takes_a_folder_of_shards(work):
     ("arguments", "said"),
     [
         (["m"], "give --update with --corpus"),
-        (["m", "--corpus", "new.txt", "--vectors", "new.npy"], "give --update with --corpus"),
+        (
+            ["m", "--corpus", "new.txt", "--vectors", "new.npy"],
+            "--corpus does not go with --vectors",
+        ),
+        (["m", "--corpus", "new.txt", "--engine", "local"], "--engine goes with --vectors"),
         (["m", "--vectors", "new.npy"], "whole model"),
         (["c", "--corpus", "new.txt"], "calibrator without an encoder; give --vectors"),
         (["nowhere", "--corpus", "new.txt"], "nowhere does not exist"),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bertflow.arrays import Array, taken, unit_length
 from bertflow.calibrators.moments import Moments, varies
+from bertflow.errors import InputError
 
 # A sample has so many rows, drawn at random.
 SAMPLED_ROWS = 2000
@@ -49,7 +50,9 @@ class Density:
         self.kept = 1 / (1 + level)
         self.second = moments.second / torch.outer(self.scale, self.scale)
         ridge = torch.full_like(self.mean, level * self.count)
-        self.root = torch.linalg.cholesky(self.second + torch.diag(ridge))
+        self.root, failed = torch.linalg.cholesky_ex(self.second + torch.diag(ridge))
+        if failed:
+            raise InputError("the moments are those of no rows: a variance is negative")
         volume = float(2 * (self.root.diagonal().log() + self.scale.log()).sum())
         self.constant = self.width * math.log(2 * math.pi) + volume
 
@@ -180,7 +183,7 @@ class Reference:
         moments = _restored(tensors, "", (width,) * (2 if covariance else 1))
         cloud = moments if covariance else _restored(tensors, "cloud_", (width, width))
         found = tensors["log_density"].double().numpy()
-        if found.ndim != 1 or not np.isfinite(found).all():
+        if found.ndim != 1 or not np.isfinite(found).all() or (len(found) and cloud.count < 2):
             raise ValueError("log_density holds what no fit gives")
         return cls(moments, cloud, found, float(tensors["mean_cosine"]))
 
@@ -188,7 +191,8 @@ class Reference:
 def _restored(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Moments:
     count, mean, second = (tensors[f"{name}{part}"] for part in ("count", "mean", "second"))
     moments = Moments.restored(int(count), mean, second)
-    good = mean.shape == shape[:1] and second.shape == shape and int(count) >= 0
+    good = mean.shape == shape[:1] and second.shape == shape
+    good &= int(count) >= (0 if name else 2)
     if not good or not bool(mean.isfinite().all() & second.isfinite().all()):
         raise ValueError(f"{name}mean and {name}second hold what no fit gives")
     if bool((moments.variance() < 0).any()):

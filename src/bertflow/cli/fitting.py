@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from bertflow.cli import console, options
+from bertflow.cli.fitting_more import MoreText, fit_more
 from bertflow.cli.options import CALIBRATOR, INPUT, REQUIRED, SPEED, Shared, flag, option
 from bertflow.display import Bars, Grid
 from bertflow.display.grid import ascii_minus, fixed, hundredfold, hundredfold_span
@@ -61,38 +62,27 @@ def fit(
         sample: Of a larger corpus, fit on N distinct sentences drawn at random; 0 takes all.
         no_portable: Save with bertflow's own module, which plain sentence-transformers lacks.
     """
-    if update is not None:
-        given = options.changed(chosen) | {"--encoder": encoder, "--no-portable": no_portable}
-        given |= {"--queries": queries, "--query-vectors": query_vectors}
-        options.refuse(given, "does not go with --update: the map stays of its kind")
-        if (vectors is None) == (not corpus):
-            raise InputError("give --update with --corpus of a model, or --vectors of a calibrator")
-        from bertflow.cli.updating import update_model, update_vectors
-        from bertflow.data import checked_corpus
-
-        place = output or update
-        if vectors is not None:
-            given = options.changed(text) | options.changed(how, "no_cache")
-            given |= {"--devices": devices, "--sample": sample != SAMPLE}
-            options.refuse(given, "does not go with --vectors")
-            update_vectors(update, vectors, place, cluster, limit)
-        else:
-            read = partial(checked_corpus, corpus or [], limit=limit, **asdict(text))
-            update_model(update, corpus or [], read, place, how, sample or None, devices)
-        return
-    if output is None:
-        raise typer.BadParameter("give --output DIR, the folder to save to")
-    built = chosen.build(how.device)
     if vectors is not None:
         given = options.changed(text) | options.changed(how, "no_cache", "device")
         given |= {"--encoder": encoder, "--corpus": corpus, "--devices": devices}
         given |= {"--no-portable": no_portable, "--sample": sample != SAMPLE, "--queries": queries}
         options.refuse(given, "does not go with --vectors")
+    elif cluster.take(None):
+        raise InputError("--engine goes with --vectors; encode the corpus to a folder first")
+    if update is not None:
+        given = options.changed(chosen) | {"--encoder": encoder, "--no-portable": no_portable}
+        given |= {"--queries": queries, "--query-vectors": query_vectors}
+        options.refuse(given, "does not go with --update: the map stays of its kind")
+        more = MoreText(corpus or [], text, limit, sample or None, devices)
+        fit_more(update, more, vectors, output or update, how, cluster)
+        return
+    if output is None:
+        raise typer.BadParameter("give --output DIR, the folder to save to")
+    built = chosen.build(how.device)
+    if vectors is not None:
         _fit_vectors(vectors, query_vectors, built, chosen, output, cluster, limit)
         return
     options.refuse({"--query-vectors": query_vectors}, "goes with --vectors")
-    if cluster.take(None):
-        raise InputError("--engine goes with --vectors; encode the corpus to a folder first")
     if encoder is None or not corpus:
         raise InputError("give --encoder with at least one --corpus, or --vectors")
     from bertflow.data import checked_corpus

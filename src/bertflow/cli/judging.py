@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from bertflow.cli import console, options
+from bertflow.cli.fitting_more import no_encoder
 from bertflow.cli.options import Shared, argument, flag, one_of, option, refuse
-from bertflow.cli.updating import no_encoder
 from bertflow.data import STS_TASKS, TASKS
 from bertflow.display import Bars
 from bertflow.errors import InputError, MissingDataError

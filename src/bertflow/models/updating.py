@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from bertflow.calibrators.updating import note_update
+from bertflow.calibrators.updates import note_update
 from bertflow.display import of_stage, watched
 from bertflow.encoders.embedding import Computing, check_options
 from bertflow.encoders.encoder import calibrating, side_of

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,41 +19,67 @@ if TYPE_CHECKING:
     from bertflow.calibrators import Calibrator
 
 
-def update_model(
+@dataclass(frozen=True)
+class MoreText:
+    """The new sentences: their files, how they are read, and how many of them are enough."""
+
+    corpus: list[str]
+    text: options.Text
+    limit: int | None
+    sample: int | None
+    devices: str | None
+
+
+def fit_more(
     folder: Path,
-    corpus: list[str],
-    read: Callable[[], Iterable[str]],
+    more: MoreText,
+    vectors: str | None,
     output: Path,
     how: options.Encoder,
-    sample: int | None,
-    devices: str | None,
+    cluster: options.Cluster,
 ) -> None:
-    """Let a saved model learn from more sentences."""
+    """Let what was saved in a folder learn from more sentences, or from more vectors."""
+    if vectors is not None:
+        _learn_vectors(folder, vectors, output, how.device, cluster, more.limit)
+    elif more.corpus:
+        _learn_text(folder, more, output, how)
+    else:
+        raise InputError("give --update with --corpus of a model, or --vectors of a calibrator")
+
+
+def _learn_text(folder: Path, more: MoreText, output: Path, how: options.Encoder) -> None:
     from bertflow.models import is_calibrated
 
     if not is_calibrated(folder):
         raise no_encoder(folder)
-    _check_output(folder, output, {"--corpus": corpus})
-    sentences = read()
+    _check_output(folder, output, {"--corpus": more.corpus})
+    from bertflow.data import checked_corpus
+
+    sentences = checked_corpus(more.corpus, limit=more.limit, **asdict(more.text))
     from bertflow.calibrators import save_calibrator
     from bertflow.encoders import parse_devices
     from bertflow.models import save_model, update
 
-    places, began = parse_devices(devices) if devices else None, time.perf_counter()
+    began = time.perf_counter()
+    places = parse_devices(more.devices) if more.devices else None
     model: Any = how.open_any(str(folder))
+    _train_on(how.device, model.calibrator)
+    given: dict[str, Any] = {"sample": more.sample, "files": more.corpus, "devices": places}
     with console.resumable(None, how.cache):
-        new = update(
-            model, sentences, sample=sample, files=corpus, devices=places, **how.encoding()
-        )
+        new = update(model, sentences, **given, **how.encoding())
     fitted = new.calibrator
     save_or_keep(output, partial(save_model, new), partial(save_calibrator, fitted))
     _show(fitted, "sentences", output, began, folder)
 
 
-def update_vectors(
-    folder: Path, source: str, output: Path, cluster: options.Cluster, limit: int | None
+def _learn_vectors(
+    folder: Path,
+    source: str,
+    output: Path,
+    device: str,
+    cluster: options.Cluster,
+    limit: int | None,
 ) -> None:
-    """Let a saved calibrator learn from more vectors: a file, or a folder's shards."""
     from bertflow.models import is_calibrated
 
     if is_calibrated(folder):
@@ -62,11 +89,12 @@ def update_vectors(
         raise InputError("--limit does not go with shards: moments are of all vectors")
     _check_output(folder, output, {"--vectors": source})
     from bertflow.calibrators import load_calibrator, save_calibrator
-    from bertflow.calibrators.updating import note_update
+    from bertflow.calibrators.updates import note_update
     from bertflow.io.vectors import read_vectors
 
     before = load_calibrator(folder)
     calibrator = copy.deepcopy(before)
+    _train_on(device, calibrator)
     if sharded:
         import numpy as np
 
@@ -86,6 +114,12 @@ def update_vectors(
     note_update(calibrator, before, rows, added)
     save_or_keep(output, partial(save_calibrator, calibrator))
     _show(calibrator, "rows", output, began, folder)
+
+
+def _train_on(device: str, calibrator: Calibrator) -> None:
+    """Train on this device; that of the first fit may not be there."""
+    if "device" in calibrator.get_params(deep=False):
+        calibrator.set_params(device=device)
 
 
 def no_encoder(folder: Path) -> InputError:
