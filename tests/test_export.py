@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,8 @@ import onnx
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 import bertflow.models.export
 from bertflow import calibrate, load, load_encoder, save_calibrator
@@ -143,7 +146,7 @@ class Cases(dict[str, Case]):
         batches = [["dog"], [long], texts[:7], [*texts[7:12], long, "Ein Wort é ,"]]
         expected = np.concatenate([ask(batch, show_progress_bar=False) for batch in batches])
         folder = self.home / name
-        export_onnx(model, folder, role=role)
+        export_onnx(model, folder, role=None if role == "document" else role)
         prompt = json.loads((folder / "config.json").read_text())["bertflow"]["prompt"]
         self[name] = Case(folder, prompt, batches, expected)
         return self[name]
@@ -328,7 +331,7 @@ def test_a_prompt_that_its_pooling_leaves_out_is_refused(tiny_bert, tmp_path):
     encoder.prompts = {"document": "today "}
     encoder[-1].include_prompt = False
     with pytest.raises(ModelError, match="pools without the tokens of its prompt 'today '"):
-        export_onnx(encoder, tmp_path / "m")
+        export_onnx(encoder, tmp_path / "m", role="document")
 
 
 def test_a_tokenizer_that_is_not_what_its_file_says_is_refused(tiny_bert, tmp_path, monkeypatch):
@@ -427,6 +430,21 @@ def test_bad_input_is_one_line_and_leaves_nothing(place, refused):
     assert "unknown pooling" in refused("export", "tiny", "--output", "o", "--pooling", "meen")
 
 
+def test_an_export_is_no_model_to_export(cases):
+    with pytest.raises(ModelError, match="is an export to ONNX; give the model"):
+        load_encoder(cases["adaptive"].folder)
+
+
+def test_the_prompt_is_the_one_that_encode_puts(tiny_bert, tiny_sentences, tmp_path):
+    modules = [*load_encoder(tiny_bert)]
+    encoder = SentenceTransformer(
+        modules=modules, prompts={"sts": "today "}, default_prompt_name="sts", device="cpu"
+    )
+    export_onnx(calibrate(encoder, tiny_sentences), tmp_path / "m")
+    about = json.loads((tmp_path / "m/config.json").read_text())["bertflow"]
+    assert (about["prompt"], about["role"]) == ("today ", None)
+
+
 # The guide.
 
 
@@ -449,6 +467,29 @@ def test_the_guides_javascript_runs(as_the_guide_has_it):
     Path("run.mjs").write_text(code("javascript", "AutoModel"))
     Path("node_modules").symlink_to(RUNTIMES / "node" / "node_modules")
     assert ran("run.mjs", None, "node").strip() == "[ 2, 16 ]"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (RUNTIMES / "node").is_dir(), reason="no node packages: .ci/run has them")
+def test_a_text_that_node_cuts_keeps_its_closing_token(tiny_bert, tiny_sentences, tmp_path):
+    shutil.copytree(tiny_bert, tmp_path / "encoder")
+    file = tmp_path / "encoder/tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    ends = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    tokenizer.save(str(file))
+    model = calibrate(tmp_path / "encoder", tiny_sentences, AdaptiveWhitening())
+    export_onnx(model, tmp_path / "my-onnx")
+    texts = [" ".join(tiny_sentences[:20]), "the dog", " ".join(tiny_sentences[20:40])]
+    program = code("javascript", "AutoModel")
+    program = re.sub(r"const texts = .*", f"const texts = {json.dumps(texts)};", program)
+    program = program.replace(
+        "sentence_embedding.dims", "JSON.stringify(sentence_embedding.tolist())"
+    )
+    (tmp_path / "run.mjs").write_text(program.replace('"./my-onnx"', f'"{tmp_path}/my-onnx"'))
+    (tmp_path / "node_modules").symlink_to(RUNTIMES / "node" / "node_modules")
+    found = np.array(json.loads(ran(str(tmp_path / "run.mjs"), None, "node")))
+    assert relative(found, model.encode(texts)) < TOLERANCE
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -22,14 +23,16 @@ from bertflow import (
     Standardization,
     Whitening,
     calibrate,
+    drift,
     load,
     load_calibrator,
     save_calibrator,
     update,
 )
+from bertflow.calibrators.moments import moments_of
 from bertflow.calibrators.updates import cosine_change
 from bertflow.cli.main import run
-from bertflow.errors import FewRowsWarning, InputError
+from bertflow.errors import FewRowsWarning, InputError, ModelError
 from bertflow.models import save_model
 from bertflow.scale import fit_folder
 
@@ -124,6 +127,41 @@ def test_a_saved_calibrator_goes_on_as_if_it_had_not_been_saved(build, x, tmp_pa
     save_calibrator(calibrator, tmp_path / "c")
     loaded = load_calibrator(tmp_path / "c").partial_fit(x[600:])
     np.testing.assert_array_equal(loaded.transform(x), calibrator.partial_fit(x[600:]).transform(x))
+
+
+@pytest.mark.parametrize("build", [Standardization, SoftStandardization, Flow, Whitening])
+def test_a_few_far_rows_leave_a_calibrator_that_can_be_saved_and_compared(build, rng, tmp_path):
+    calibrator = build().fit(rng.normal(size=(2000, 40)))
+    calibrator.partial_fit(rng.normal(size=(30, 40)) * 30)
+    save_calibrator(calibrator, tmp_path / "c")
+    loaded = load_calibrator(tmp_path / "c")
+    assert not drift(loaded, rng.normal(size=(300, 40))).refit
+
+
+def test_an_update_shares_nothing_with_what_the_caller_holds(x):
+    moments = moments_of(x[:400])
+    calibrator = Whitening().fit_moments(moments, x[:400])
+    calibrator.mean_[:] = 7
+    moments.update(torch.from_numpy(x[400:]))
+    kept = calibrator.reference_.moments
+    assert kept.count == calibrator.n_samples_ == 400
+    np.testing.assert_allclose(kept.mean, x[:400].mean(axis=0))
+
+
+def test_more_moments_for_one_that_keeps_nothing_are_refused(x):
+    calibrator = Whitening().fit(x)
+    calibrator.reference_ = None
+    with pytest.raises(InputError, match="keeps nothing of the rows"):
+        calibrator.fit_moments(moments_of(x), x, more=True)
+    assert calibrator.n_samples_ == 900
+
+
+def test_statistics_of_another_fit_are_refused(x, tmp_path):
+    for name, rows in (("a", x), ("b", x[:500])):
+        save_calibrator(Whitening().fit(rows), tmp_path / name)
+    shutil.copy(tmp_path / "b/reference.safetensors", tmp_path / "a")
+    with pytest.raises(ModelError, match="reference.safetensors cannot be read: it is of 500 rows"):
+        load_calibrator(tmp_path / "a")
 
 
 def test_one_of_an_earlier_version_says_that_it_cannot(tmp_path, x):

@@ -10,10 +10,11 @@ from typing import Any, Unpack
 
 import numpy as np
 import torch
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from bertflow.analysis.neighbours import sampled
-from bertflow.arrays import Array, as_tensor, matrix
+from bertflow.arrays import Array, as_tensor
 from bertflow.calibrators import Calibrator, Density, Flow, Reference, load_calibrator
 from bertflow.calibrators.reference import mean_cosine_of
 from bertflow.display import Grid, notebook
@@ -35,7 +36,7 @@ NORMAL_95 = 1.959964
 
 @dataclass(frozen=True)
 class Share:
-    """A share, 0 to 1, of which a half is no difference, and its 95 % interval."""
+    """A share from 0 to 1, and its 95 % interval. One half means no difference."""
 
     value: float
     low: float
@@ -63,9 +64,9 @@ class Drift:
         rows: New rows that were looked at.
         fitted_rows: Rows that the calibrator was fitted on.
         mean_cosine: Of two new rows after calibration.
-        fitted_mean_cosine: Of two fitted rows.
+        fitted_mean_cosine: Of two fitted rows; after updates the mean over their parts.
         log_density: Mean `Calibrator.log_density` of the new rows, in nats per dimension.
-        fitted_log_density: Of fitted rows, each judged by the others.
+        fitted_log_density: Of fitted rows, each by moments that it is not part of.
         beyond: Share of new rows that are less typical than 99 % of the fitted ones.
         less_typical: How often a new row is less typical than a fitted one.
         elsewhere: How often a new row lies farther than a fitted one along the way from the fitted
@@ -187,7 +188,8 @@ def drift(
         texts = sample_corpus(given, SAMPLE, seed=random_state).sentences
         rows = embed(fitted_side(fitted), texts, **options).rows()
         return _compared(fitted.calibrator, rows, texts, random_state)
-    rows = matrix(given)
+    check_is_fitted(fitted)
+    rows = fitted._checked(given)
     numbers = sampled(np.arange(len(rows)), SAMPLE, random_state)
     return _compared(fitted, rows[numbers], numbers.tolist(), random_state)
 
@@ -195,26 +197,26 @@ def drift(
 def _compared(
     calibrator: Calibrator, rows: Any, names: Sequence[str] | Sequence[int], seed: int
 ) -> Drift:
-    wide = as_tensor(rows).cpu().double()
+    given = wide = as_tensor(rows).cpu().double()
     typical = calibrator.log_density(wide).numpy()
     kept = calibrator.reference_
     assert kept is not None  # log_density has refused that.
-    _, which = np.unique(np.asarray(wide), axis=0, return_inverse=True)
+    images, wide = calibrator._transform(wide), calibrator._compared(wide)
+    _, which = np.unique(wide.numpy(), axis=0, return_inverse=True)
     which = which.reshape(-1)
     if which.max(initial=-1) + 1 < LEAST_ROWS:
         raise InputError(
             f"got {which.max(initial=-1) + 1} rows that differ; at least {LEAST_ROWS} tell whether "
             "anything has changed"
         )
-    if not len(kept.log_density):
+    if (fitted := len(np.unique(kept.log_density))) < LEAST_ROWS:
         raise InputError(
-            "the calibrator was fitted on moments alone, without a sample of rows to compare with; "
-            "fit it once more"
+            f"the calibrator keeps how typical {fitted} different rows are, and at least "
+            f"{LEAST_ROWS} are needed; fit it on more rows, not on moments alone"
         )
-    images, wide = calibrator._transform(wide), calibrator._compared(wide)
     least = np.argsort(typical, kind="stable")[: min(SHOWN, len(typical))]
     flow = calibrator if isinstance(calibrator, Flow) else None
-    bits = None if flow is None else -flow.score(rows) / (len(wide.T) * math.log(2))
+    bits = None if flow is None else -flow.score(given) / (len(wide.T) * math.log(2))
     return Drift(
         rows=len(rows),
         fitted_rows=kept.moments.count,
@@ -223,7 +225,7 @@ def _compared(
         log_density=float(typical.mean()),
         fitted_log_density=float(kept.log_density.mean()),
         beyond=float((typical < np.quantile(kept.log_density, QUANTILE)).mean()),
-        less_typical=_less_typical(kept.log_density, typical),
+        less_typical=_less_typical(kept.log_density, typical, which),
         elsewhere=_elsewhere(kept, wide, which, seed),
         bits=bits,
         fitted_bits=None if flow is None else flow.loss_,
@@ -231,12 +233,13 @@ def _compared(
     )
 
 
-def _less_typical(fitted: Array, new: Array) -> Share:
+def _less_typical(fitted: Array, new: Array, which: Array) -> Share:
     """How often a new log-density is below a fitted one; equal ones count half."""
     above = _below(-fitted, -new)
     below = _below(new, fitted)
     value = float(above.mean())
-    spread = _variance_of_mean(above, _same(new)) + _variance_of_mean(below, _same(fitted))
+    _, same = np.unique(fitted, return_inverse=True)
+    spread = _variance_of_mean(above, which) + _variance_of_mean(below, same)
     return _share(value, spread)
 
 
@@ -269,12 +272,6 @@ def _variance_of_mean(values: Array, which: Array) -> float:
     """Of values that are drawn in groups: equal rows say no more than one of them."""
     sums = np.bincount(which, weights=values - values.mean())
     return float(np.square(sums).sum()) / len(values) ** 2
-
-
-def _same(values: Array) -> Array:
-    _, which = np.unique(values, return_inverse=True)
-    groups: Array = which
-    return groups
 
 
 def _name(one: Unlike) -> str:

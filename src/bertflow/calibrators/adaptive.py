@@ -102,9 +102,9 @@ class AdaptiveWhitening(LinearCalibrator):
         cubed = self.effective_axes_**3
         unit = total / width * (1 + (COMMON / max(self.mean_cosine_, LEAST_COSINE)) ** 2)
         level, of_rows = NOISE * cubed / (cubed + FEW_AXES**3), OF_ROWS * width / rows
-        before = self.reference_
+        before = self.reference_ if self.__sklearn_is_fitted__() else None
         known = 0.0 if before is None else before.moments.count / rows
-        alike = 0.0 if not known else known * getattr(self, "near_duplicates_", 0.0)
+        alike = 0.0 if before is None else known * self.near_duplicates_
         if sample is not None:
             gain = 1 / (1 + deviation.square() / (unit * (level + of_rows)))
             found = unit_length(sample_of(sample)) @ axes.T * gain

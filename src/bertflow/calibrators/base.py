@@ -150,8 +150,8 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         there. A map of queries stays. Vectors that were mapped before do not go with those mapped
         after: bring them back by `inverse_transform` first, then map all of them.
 
-        A calibrator that is not fitted, and has seen no two rows that differ, stays not fitted. One
-        that is, and refuses the rows, stays as it was.
+        Until two rows differ, the calibrator stays not fitted. One that is fitted, and refuses
+        rows, stays as it was.
 
         Args:
             X: Vectors, as for `fit`, at least one.
@@ -170,10 +170,9 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             >>> bool(np.allclose(parts.transform(x), Whitening().fit_transform(x)))
             True
         """
+        self._check_updatable()
         before = self.reference_
         if before is None:
-            if self.__sklearn_is_fitted__():
-                raise InputError(f"{NOTHING_KEPT}; fit it on all rows once more")
             self._begin()
         rows = self._checked(X, first=before is None, least=1)
         self._check_arguments()
@@ -184,20 +183,26 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
                 if before is not None:  # More rows may come.
                     warnings.simplefilter("ignore", FewRowsWarning)
                 self._fit(moments, rows, progress, None)
-            self._fitted_with = self.get_params(deep=False)
             self._remember(moments, rows)
         else:
             sample = self._compared(sample_of(rows))
             self.reference_ = Reference.of(moments, sample, sample[:0], before)
         return self
 
+    def _check_updatable(self) -> None:
+        if self.__sklearn_is_fitted__() and self.reference_ is None:
+            raise InputError(f"{NOTHING_KEPT}; fit it on all rows once more")
+
     def _remember(self, moments: Moments, rows: Vectors | None) -> None:
         """Conclude a fit on rows with these moments, all before included."""
         self._kept = {}
+        self._fitted_with = self.get_params(deep=False)
         self.n_samples_ = moments.count
         sample = moments.mean.new_empty(0, len(moments.mean)) if rows is None else sample_of(rows)
         with torch.no_grad():
             images = self._transform(sample)
+        # The caller's own, or those that attributes share, may change.
+        moments = Moments.restored(moments.count, moments.mean.clone(), moments.second.clone())
         self.reference_ = Reference.of(moments, self._compared(sample), images, self.reference_)
         self._fitted = True
 

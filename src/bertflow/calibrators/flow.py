@@ -238,7 +238,7 @@ class Flow(Calibrator, Design, Schedule, Framing):
         self, moments: Moments, rows: Vectors, progress: Shown, checkpoint: str | Path | None
     ) -> None:
         device = self._training_device(rows)
-        before = self.reference_ if hasattr(self, "flow_") else None
+        before = self.reference_ if self.__sklearn_is_fitted__() else None
         seed = int(check_random_state(self.random_state).randint(2**31))
         earlier = np.empty((0, rows.shape[1]), dtype=np.float32)
         if before is None:

@@ -66,6 +66,8 @@ class LinearCalibrator(Calibrator):
             >>> Standardization().fit_moments(moments).mean_
             array([ 2., 20.])
         """
+        if more:
+            self._check_updatable()
         if more and self.reference_ is not None:
             width = self.n_features_in_
             if len(moments.mean) != width:

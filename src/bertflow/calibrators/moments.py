@@ -95,6 +95,17 @@ class Moments:
         both.merge(other)
         return both
 
+    def __sub__(self, part: Moments) -> Moments:
+        """The moments of the rows that are left without some of them."""
+        count = self.count - part.count
+        if count <= 0:
+            return Moments(len(self.mean), covariance=self.second.ndim == 2)
+        delta = part.mean - self.mean
+        # The mean of the rest lies on the other side.
+        mean = self.mean - delta * (part.count / count)
+        gone = part.second + self.count * part.count / count * self._product(delta[None, :])
+        return Moments.restored(count, mean, self.second - gone)
+
     @classmethod
     def restored(cls, count: int, mean: Tensor, second: Tensor) -> Moments:
         """Moments from their attributes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -17,6 +17,10 @@ from bertflow.errors import InputError
 
 # A sample has so many rows, drawn at random.
 SAMPLED_ROWS = 2000
+# Of a fifth of these the others tell how typical they are.
+FOLDS = 5
+# Wider vectors are compared only by calibrators that learn from covariances anyway.
+WIDEST = 8192
 
 
 class Density:
@@ -56,21 +60,12 @@ class Density:
         volume = float(2 * (self.root.diagonal().log() + self.scale.log()).sum())
         self.constant = self.width * math.log(2 * math.pi) + volume
 
-    def of(self, rows: Tensor, *, among: bool = False) -> Tensor:
-        """The log-density of rows (n, D), float64, in nats per dimension, shape (n,).
-
-        Rows `among` those of the moments are each judged by the moments of the others. A row that
-        has shaped its own density would seem more typical than a new one.
-        """
+    def of(self, rows: Tensor) -> Tensor:
+        """The log-density of rows (n, D), float64, in nats per dimension, shape (n,)."""
         centred = (rows - self.mean) / self.scale
         solved = torch.linalg.solve_triangular(self.root, centred.T, upper=False)
-        squares = solved.square().sum(dim=0)
-        # Without its own part, by the formula of Sherman and Morrison.
-        others = self.count - among
-        farther = self.count / others
-        left = 1 - among * farther * squares
-        distance = farther**2 * others / self.kept * squares / left
-        spread = self.width * math.log(self.kept / others) + left.log()
+        distance = solved.square().sum(dim=0) * self.count / self.kept
+        spread = self.width * math.log(self.kept / self.count)
         found: Tensor = (distance + spread + self.constant) / (-2 * self.width)
         return found
 
@@ -113,10 +108,12 @@ class Reference:
     Attributes:
         moments: Of all rows; at unit length where the calibrator learns from such rows.
         cloud: Moments with the covariance, which rows are compared by: the same or, where those
-            have none, of a sample of at most 2,000 rows a fit.
-        log_density: Of at most 2,000 of the rows, each judged by the others, see `Density.of`;
-            shape (n,), none after a fit on moments alone.
-        mean_cosine: Of two of these rows after calibration; NaN without rows.
+            have none, of a sample of at most 2,000 rows a fit. Of more than 8,192 dimensions that
+            sample is not kept, and there is no covariance.
+        log_density: Of at most 2,000 of the rows, see `Density.of`, each by the moments of rows
+            that it is none of; shape (n,), none after a fit on moments alone.
+        mean_cosine: Of two of these rows after calibration, NaN without rows; after `partial_fit`
+            the mean over the parts, weighted by their rows.
     """
 
     moments: Moments
@@ -137,31 +134,36 @@ class Reference:
             before: What was kept of the earlier rows.
         """
         share = 0.0 if before is None else before.moments.count / moments.count
-        cloud, cosine = moments, mean_cosine_of(images)
-        if moments.second.ndim == 1:
-            cloud = Moments(len(moments.mean))
-            cloud.update(rows)
-            cloud = cloud if before is None else _blended(before.cloud, cloud, share)
-        if cloud.count < 2 or not varies(cloud):
+        cosine = mean_cosine_of(images)
+        if before is not None and not math.isnan(before.mean_cosine):
+            own = before.mean_cosine if math.isnan(cosine) else cosine
+            cosine = share * before.mean_cosine + (1 - share) * own
+        sampled = moments.second.ndim == 1 and len(moments.mean) <= WIDEST
+
+        def without(those: Tensor) -> Moments:
+            if not sampled:
+                return _without(moments, rows, those)
+            others = _moments_of(rows[~those])
+            return others if before is None else _blended(before.cloud, others, share)
+
+        cloud = without(torch.zeros(len(rows), dtype=torch.bool)) if sampled else moments
+        if cloud.second.ndim == 1 or cloud.count < 2 or not varies(cloud):
             return cls(moments, cloud, np.empty(0), cosine)
-        density = Density(cloud)
-        found = density.of(rows, among=True).numpy()
+        found = _judged(rows, without)
         if before is not None and len(before.log_density):
             earlier = before.log_density - before.log_density.mean()
-            found = _joined(earlier + _earlier_mean(before, density), found, share, moments.count)
-            known = before.mean_cosine
-            cosine = known if math.isnan(cosine) else share * known + (1 - share) * cosine
+            earlier += _earlier_mean(before, Density(cloud))
+            found = _joined(earlier, found, share, moments.count)
         return cls(moments, cloud, found, cosine)
 
     def centre_error(self, density: Density) -> float:
         """The squared distance to be expected of the rows' mean from that of their source.
 
-        It is the mean distance of a row, judged by the others, by their number. Rows that are equal
-        count as one.
+        It is the mean distance of a row by the number of rows. Equal rows count as one, and as
+        often as in the sample there are some among all rows.
         """
-        _, counts = np.unique(self.log_density, return_counts=True)
-        alone = len(self.log_density) / np.square(counts).sum()
-        return density.distance(float(self.log_density.mean())) / (density.count * float(alone))
+        copies = _copies(self.log_density, density.count)
+        return density.distance(float(self.log_density.mean())) * copies / density.count
 
     def tensors(self) -> dict[str, Tensor]:
         """Its parts, by their names in a file."""
@@ -169,7 +171,7 @@ class Reference:
         if self.cloud is not self.moments:
             own["cloud_"] = self.cloud
         tensors = {
-            "log_density": torch.from_numpy(self.log_density),
+            "log_density": torch.from_numpy(self.log_density.copy()),
             "mean_cosine": torch.tensor(self.mean_cosine, dtype=torch.float64),
         }
         for name, one in own.items():
@@ -181,9 +183,12 @@ class Reference:
     def restored(cls, tensors: Mapping[str, Tensor], width: int, *, covariance: bool) -> Self:
         """Take them back; a ValueError says what no fit gives."""
         moments = _restored(tensors, "", (width,) * (2 if covariance else 1))
-        cloud = moments if covariance else _restored(tensors, "cloud_", (width, width))
+        cloud = moments
+        if not covariance and "cloud_count" in tensors:
+            cloud = _restored(tensors, "cloud_", (width, width))
         found = tensors["log_density"].double().numpy()
-        if found.ndim != 1 or not np.isfinite(found).all() or (len(found) and cloud.count < 2):
+        judged = cloud.second.ndim == 2 and cloud.count >= 2
+        if found.ndim != 1 or not np.isfinite(found).all() or (len(found) and not judged):
             raise ValueError("log_density holds what no fit gives")
         return cls(moments, cloud, found, float(tensors["mean_cosine"]))
 
@@ -191,7 +196,7 @@ class Reference:
 def _restored(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Moments:
     count, mean, second = (tensors[f"{name}{part}"] for part in ("count", "mean", "second"))
     moments = Moments.restored(int(count), mean, second)
-    good = mean.shape == shape[:1] and second.shape == shape
+    good = not count.is_floating_point() and mean.shape == shape[:1] and second.shape == shape
     good &= int(count) >= (0 if name else 2)
     if not good or not bool(mean.isfinite().all() & second.isfinite().all()):
         raise ValueError(f"{name}mean and {name}second hold what no fit gives")
@@ -212,6 +217,54 @@ def _blended(earlier: Moments, found: Moments, share: float) -> Moments:
     covariance += share * (1 - share) * torch.outer(delta, delta)
     count = round(1 / (share**2 / earlier.count + (1 - share) ** 2 / found.count))
     return Moments.restored(count, earlier.mean + (1 - share) * delta, count * covariance)
+
+
+def _moments_of(rows: Tensor) -> Moments:
+    moments = Moments(rows.shape[1])
+    moments.update(rows)
+    return moments
+
+
+def _without(moments: Moments, rows: Tensor, those: Tensor) -> Moments:
+    """Moments of all rows but for those of a sample, with as many copies as each may have."""
+    part = _moments_of(rows[those])
+    if len(rows) < moments.count:  # Other copies are not in the sample.
+        distinct = len(np.unique(rows[those].numpy(), axis=0))
+        copies = _copies(np.unique(rows.numpy(), axis=0, return_inverse=True)[1], moments.count)
+        count = max(part.count, round(copies * distinct))
+        part = Moments.restored(count, part.mean, count / part.count * part.second)
+    return moments - part
+
+
+def _copies(values: Array, count: int) -> float:
+    """How many rows of so many are equal to a row, itself included, by a sample's values."""
+    _, counts = np.unique(values.reshape(-1), return_counts=True)
+    equal = (counts * (counts - 1)).sum() / max(1, len(values) * (len(values) - 1))
+    return float(1 + (count - 1) * equal)
+
+
+def _judged(rows: Tensor, without: Callable[[Tensor], Moments]) -> Array:
+    """The log-density of each row by moments that a fifth of the rows, itself included, is not in.
+
+    A row that has shaped its own density would seem more typical than a new one. Equal rows are
+    left out together. None are given where that cannot be: of two rows, or of rows that were not
+    among those of the moments.
+    """
+    distinct, which = np.unique(rows.numpy(), axis=0, return_inverse=True)
+    which = which.reshape(-1)
+    fold = np.random.default_rng(0).permutation(len(distinct)) % FOLDS
+    found = np.empty(len(distinct))
+    for number in np.unique(fold):
+        own = fold == number
+        others = without(torch.from_numpy(own[which]))
+        if others.count < 2 or not varies(others):
+            return np.empty(0)
+        try:
+            found[own] = Density(others).of(torch.from_numpy(distinct[own])).numpy()
+        except InputError:
+            return np.empty(0)
+    judged: Array = found[which]
+    return judged if np.isfinite(judged).all() else np.empty(0)
 
 
 def _earlier_mean(before: Reference, density: Density) -> float:

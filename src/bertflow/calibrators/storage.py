@@ -249,9 +249,12 @@ def load_calibrator(folder: str | Path) -> Calibrator:
         calibrator._restore(learned)
     if (kept := folder / REFERENCE).exists():
         with _blamed(f"{kept} cannot be read"):
-            calibrator.reference_ = Reference.restored(
+            found = Reference.restored(
                 load_file(kept), calibrator.n_features_in_, covariance=calibrator._needs_covariance
             )
+            if found.moments.count != config.get("n_samples"):
+                raise ValueError(f"it is of {found.moments.count} rows, {CONFIG} of others")
+            calibrator.reference_ = found
     calibrator._fitted = True
     log.info("%s: %r of %d dimensions", folder, calibrator, calibrator.n_features_in_)
     return calibrator

@@ -35,17 +35,18 @@ def note_update(
     calibrator.provenance_ = told
 
 
-def cosine_change(before: Calibrator, after: Calibrator, rows: Vectors) -> float:
+def cosine_change(before: Calibrator, after: Calibrator, rows: Vectors) -> float | None:
     """By how much the cosine of two rows differs between two calibrators, the median of a sample.
 
-    Neither the order of axes nor their signs matter. Of a single row it is 0.
+    Neither the order of axes nor their signs matter. Of fewer than two rows it is None.
     """
+    if len(rows) < 2:
+        return None
     sample = sample_of(rows)
     old, new = (unit_length(one._transform(sample)) for one in (before, after))
     change = (old @ old.T - new @ new.T).abs()
     pairs = torch.triu_indices(len(sample), len(sample), offset=1)
-    found = change[pairs[0], pairs[1]]
-    return float(found.median()) if len(found) else 0.0
+    return float(change[pairs[0], pairs[1]].median())
 
 
 def _listed(names: Any) -> list[Any]:

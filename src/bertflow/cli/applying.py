@@ -193,7 +193,7 @@ def export(
     output: Path = Shared.output,
     quantize: str | None = option(None, "KIND", callback=options.one_of("quantization", ("int8",))),
     opset: int | None = option(None, "N"),
-    role: str = Shared.role,
+    role: str | None = option(None, "NAME", callback=options.one_of("role", options.ROLES)),
     pooling: str | None = Shared.pooling,
     max_length: int | None = option(None, "N", group=options.ENCODER),
     trust_remote_code: bool = Shared.trust_remote_code,
@@ -208,7 +208,8 @@ def export(
         output: Folder to write.
         quantize: int8: a quarter to a third of the size, and vectors that are somewhat off.
         opset: ONNX's operator set, 18 to 23. Default: torch's.
-        role: query or document: the side of a search whose prompt and map are taken.
+        role: query or document: the side of a search whose prompt and map are taken. Default: as
+            the model's encode does.
         pooling: Of an encoder, as for fit: cls, mean, last2avg, first-last-avg, embed-last-avg or
             layers:1,12.
         max_length: Of an encoder, the tokens that a sentence is cut to.

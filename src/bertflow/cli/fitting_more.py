@@ -123,13 +123,16 @@ def _train_on(device: str, calibrator: Calibrator) -> None:
 
 
 def no_encoder(folder: Path) -> InputError:
-    """The error for sentences beside a calibrator alone; a ModelError if there is none either."""
-    from bertflow.calibrators.storage import calibrator_folder
+    """The error for sentences beside what is no whole model."""
+    from bertflow.models.export import is_calibrator
 
-    calibrator_folder(folder)
-    return InputError(
-        f"{folder} is a calibrator without an encoder; give --vectors, as its encoder gives them"
-    )
+    if not folder.exists():
+        return InputError(f"{folder} does not exist; give a folder that bertflow has saved")
+    if is_calibrator(folder):
+        return InputError(
+            f"{folder} is a calibrator without an encoder; give --vectors that its encoder gave"
+        )
+    return InputError(f"{folder} is no calibrated model; bertflow fit --encoder makes one")
 
 
 def _check_output(folder: Path, output: Path, reads: dict[str, console.Given]) -> None:

@@ -249,7 +249,7 @@ def drift(
 
     Args:
         folder: A saved calibrated model or calibrator.
-        corpus: New sentences, of which 10,000 are drawn. May be repeated.
+        corpus: New sentences, of which at most 10,000 are drawn. May be repeated.
         vectors: New vectors instead, one a row, as the encoder gives them.
     """
     results.check({"DIR": folder, "--corpus": corpus, "--vectors": vectors})
@@ -280,7 +280,10 @@ def drift(
             found = analysis.drift(model, sentences, **how.encoding(), progress=bar)
     from bertflow.cli.score_pages import drift_page
 
-    results.give([drift_page(folder, found)], {"model": str(folder), **found.to_dict()})
+    results.give(
+        [drift_page(folder, found)],
+        {"model": str(folder), "new": vectors or corpus, **found.to_dict()},
+    )
     if found.refit:
         raise typer.Exit(REFIT)
 

@@ -274,7 +274,10 @@ def _in_folder(path: Path) -> _Source:
     names = ("modules.json", "config.json", "adapter_config.json")
     if there := [name for name in names if (path / name).is_file()]:
         check_files(path)
-        if there[0] == "config.json" and b'"calibrator"' in (path / there[0]).read_bytes()[:4096]:
+        head = (path / there[0]).read_bytes()[:4096]
+        if there[0] == "config.json" and b'"bertflow": {' in head:
+            raise ModelError(f"{path} is an export to ONNX; give the model that it was made of")
+        if there[0] == "config.json" and b'"calibrator"' in head:
             raise ModelError(
                 f"{path} is a calibrator alone, without an encoder; use it with "
                 "`bertflow transform`, or attach it to its encoder"

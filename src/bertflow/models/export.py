@@ -90,7 +90,7 @@ def export_onnx(
     *,
     quantize: str | None = None,
     opset: int | None = None,
-    role: Role = "document",
+    role: Role | None = None,
 ) -> Exported:
     """Write a model, or a calibrator alone, as an ONNX graph with all that a runtime needs.
 
@@ -104,7 +104,8 @@ def export_onnx(
         quantize: "int8" stores the encoder's weights in 8 bits and multiplies in them. What
             calibrates stays in float32.
         opset: ONNX's operator set, 18 to 23; None leaves it to torch.
-        role: The side of a search, whose prompt and map are taken: "query" or "document".
+        role: The side of a search, whose prompt and map are taken: "query" or "document". None
+            takes what the model's `encode` does.
 
     Returns:
         Sizes, and how near the graph is to torch.
@@ -120,7 +121,7 @@ def export_onnx(
         ``export_onnx(load("my-model"), "my-onnx")``
     """
     check_export(quantize, opset)
-    if role not in PROMPTS:
+    if role is not None and role not in PROMPTS:
         raise unknown("role", role, PROMPTS)
     if isinstance(model, Calibrator):
         check_is_fitted(model)
@@ -132,7 +133,7 @@ def export_onnx(
         model = _prepared(model, role)
     with files.replaced_folder(folder) as staging, _silently():
         if isinstance(model, Calibrator):
-            found = _export_calibrator(model, staging, opset, role)
+            found = _export_calibrator(model, staging, opset, role or "document")
         else:
             found = _export_model(model, staging, quantize, opset, role)
     log.info("wrote %s: off by %.1e", folder, found.difference)
@@ -196,9 +197,11 @@ def _recordable(module: Any) -> nn.Module:
     return found
 
 
-def _prepared(model: SentenceTransformer, role: str) -> SentenceTransformer:
+def _prepared(model: SentenceTransformer, role: str | None) -> SentenceTransformer:
     """A copy of one side of a model, on the processor in float32; a ModelError if it has none."""
-    side, name = side_of(model, role), name_of(model)
+    side, name = side_of(model, role or "document"), name_of(model)
+    if role is None:
+        side.default_prompt_name = model.default_prompt_name
     if not isinstance(side[0], Transformer):
         raise ModelError(
             f"{name} begins with {type(side[0]).__name__}, but a graph takes the tokens of a "
@@ -216,23 +219,27 @@ def _prepared(model: SentenceTransformer, role: str) -> SentenceTransformer:
 
 
 def _export_model(
-    model: SentenceTransformer, folder: Path, quantize: str | None, opset: int | None, role: str
+    model: SentenceTransformer,
+    folder: Path,
+    quantize: str | None,
+    opset: int | None,
+    role: str | None,
 ) -> Exported:
     name = name_of(model)
     tokenizer, limit = _write_tokenizer(model, folder)
     prompt = prompt_of(model) or ""
     texts = [text for text in _texts(limit) if tokenizer.encode(text).ids]
     mixed = [texts[n::TOGETHER] for n in range(TOGETHER)]
-    batches = [*([text] for text in texts), *mixed]
+    batches = [*([text] for text in texts), *mixed]  # The mixed ones are the last.
     with readable(lambda said: f"{name} cannot encode a sentence: {said}"):
         _check_tokens(model, tokenizer, [prompt + text for text in texts])
         # Before the recording: that leaves transformers' hooks in the model twice.
         exact = [_encoded(model, batch) for batch in batches]
     (folder / "onnx").mkdir()
     graph, path = _Graph(model), folder / GRAPH
-    ids = torch.ones((3, 14), dtype=torch.long)
+    example = torch.ones((3, 14), dtype=torch.long)
     with readable(lambda said: f"{name} cannot be written as a graph: {said}"):
-        _record(graph, (ids, torch.ones_like(ids)), INPUTS, OUTPUT, path, opset)
+        _record(graph, (example, torch.ones_like(example)), INPUTS, OUTPUT, path, opset)
     run, cosine = _runner(path), None
 
     def vectors(batch: Sequence[str], of: Callable[..., Array] = run) -> Array:
@@ -310,7 +317,12 @@ def _write_tokenizer(model: SentenceTransformer, folder: Path) -> tuple[Any, int
 
 
 def _write_config(
-    folder: Path, model: SentenceTransformer, tokenizer: Any, limit: int, role: str, found: Exported
+    folder: Path,
+    model: SentenceTransformer,
+    tokenizer: Any,
+    limit: int,
+    role: str | None,
+    found: Exported,
 ) -> None:
     calibrator = getattr(model, "calibrator", None)
     _write_json(
@@ -484,14 +496,13 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 
 def _facts(found: Exported) -> dict[str, Any]:
-    precision = "float32" if found.cosine is None else "int8"
-    measured = {"difference": found.difference}
-    if found.cosine is not None:
-        measured["cosine_to_float32"] = found.cosine
+    quantized = found.cosine is not None
     return {
         "width": found.width,
-        "precision": precision,
-        **measured,
+        "precision": "int8" if quantized else "float32",
+        # Of int8 the graph that was compared is not there any more.
+        "float32_difference" if quantized else "difference": found.difference,
+        **({"cosine_to_float32": found.cosine} if quantized else {}),
         "checked": found.checked,
         "version": bertflow.__version__,
     }
