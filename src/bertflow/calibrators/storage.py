@@ -252,7 +252,7 @@ def load_calibrator(folder: str | Path) -> Calibrator:
             found = Reference.restored(
                 load_file(kept), calibrator.n_features_in_, covariance=calibrator._needs_covariance
             )
-            if found.moments.count != config.get("n_samples"):
+            if found.moments.count != config.get("n_samples", found.moments.count):
                 raise ValueError(f"it is of {found.moments.count} rows, {CONFIG} of others")
             calibrator.reference_ = found
     calibrator._fitted = True
