@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
@@ -139,17 +140,23 @@ class Reference:
             own = before.mean_cosine if math.isnan(cosine) else cosine
             cosine = share * before.mean_cosine + (1 - share) * own
         sampled = moments.second.ndim == 1 and len(moments.mean) <= WIDEST
+        distinct, which = np.unique(rows.numpy(), axis=0, return_inverse=True)
+        # Of a part of the rows, other copies are not in the sample.
+        copies = _copies(which, moments.count) * len(distinct) / max(1, len(rows))
+
+        sample = _moments_of(rows) if sampled else moments
 
         def without(those: Tensor) -> Moments:
+            part = _moments_of(rows[those])
             if not sampled:
-                return _without(moments, rows, those)
-            others = _moments_of(rows[~those])
+                return _without(moments, part, copies)
+            others = sample - part
             return others if before is None else _blended(before.cloud, others, share)
 
         cloud = without(torch.zeros(len(rows), dtype=torch.bool)) if sampled else moments
         if cloud.second.ndim == 1 or cloud.count < 2 or not varies(cloud):
             return cls(moments, cloud, np.empty(0), cosine)
-        found = _judged(rows, without)
+        found = _judged(distinct, which.reshape(-1), without)
         if before is not None and len(before.log_density):
             earlier = before.log_density - before.log_density.mean()
             earlier += _earlier_mean(before, Density(cloud))
@@ -225,14 +232,18 @@ def _moments_of(rows: Tensor) -> Moments:
     return moments
 
 
-def _without(moments: Moments, rows: Tensor, those: Tensor) -> Moments:
-    """Moments of all rows but for those of a sample, with as many copies as each may have."""
-    part = _moments_of(rows[those])
-    if len(rows) < moments.count:  # Other copies are not in the sample.
-        distinct = len(np.unique(rows[those].numpy(), axis=0))
-        copies = _copies(np.unique(rows.numpy(), axis=0, return_inverse=True)[1], moments.count)
-        count = max(part.count, round(copies * distinct))
-        part = Moments.restored(count, part.mean, count / part.count * part.second)
+def _without(moments: Moments, part: Moments, copies: float) -> Moments:
+    """Moments of all rows but for some, each with as many copies as it may have."""
+    count = round(copies * part.count)
+    if count <= part.count:
+        return moments - part
+    more = Moments.restored(count, part.mean, count / part.count * part.second)
+    others = moments - more
+    # Where some rows have far more copies than others, that may be too many.
+    with suppress(InputError):
+        if others.count > 1:
+            Density(others)
+            return others
     return moments - part
 
 
@@ -243,15 +254,13 @@ def _copies(values: Array, count: int) -> float:
     return float(1 + (count - 1) * equal)
 
 
-def _judged(rows: Tensor, without: Callable[[Tensor], Moments]) -> Array:
+def _judged(distinct: Array, which: Array, without: Callable[[Tensor], Moments]) -> Array:
     """The log-density of each row by moments that a fifth of the rows, itself included, is not in.
 
     A row that has shaped its own density would seem more typical than a new one. Equal rows are
     left out together. None are given where that cannot be: of two rows, or of rows that were not
     among those of the moments.
     """
-    distinct, which = np.unique(rows.numpy(), axis=0, return_inverse=True)
-    which = which.reshape(-1)
     fold = np.random.default_rng(0).permutation(len(distinct)) % FOLDS
     found = np.empty(len(distinct))
     for number in np.unique(fold):
