@@ -265,12 +265,12 @@ def _judged(distinct: Array, which: Array, without: Callable[[Tensor], Moments])
     found = np.empty(len(distinct))
     for number in np.unique(fold):
         own = fold == number
-        others = without(torch.from_numpy(own[which]))
-        if others.count < 2 or not varies(others):
-            return np.empty(0)
         try:
+            others = without(torch.from_numpy(own[which]))
+            if others.count < 2 or not varies(others):
+                return np.empty(0)
             found[own] = Density(others).of(torch.from_numpy(distinct[own])).numpy()
-        except InputError:
+        except InputError:  # Beside a huge row nothing of the others is left.
             return np.empty(0)
     judged: Array = found[which]
     return judged if np.isfinite(judged).all() else np.empty(0)
