@@ -201,6 +201,21 @@ def test_one_of_an_earlier_version_and_one_of_moments_alone_say_so(rng, tmp_path
         drift(Whitening().fit_moments(moments_of(cloud(rng, 500))), cloud(rng, 50))
 
 
+def test_of_very_wide_rows_a_calibrator_of_variances_keeps_no_covariance(
+    rng, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("bertflow.calibrators.reference.WIDEST", 8)
+    x = cloud(rng, 500)
+    save_calibrator(Standardization().fit(x[:300]).partial_fit(x[300:]), tmp_path / "c")
+    assert (tmp_path / "c/reference.safetensors").stat().st_size < 2000
+    np.testing.assert_allclose(
+        load_calibrator(tmp_path / "c").transform(x), Standardization().fit_transform(x)
+    )
+    with pytest.raises(InputError, match="variances of very wide rows"):
+        drift(tmp_path / "c", x)
+    assert not drift(Whitening().fit(x), cloud(rng, 100)).refit
+
+
 @pytest.mark.parametrize(
     ("rows", "said"),
     [

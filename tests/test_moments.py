@@ -191,3 +191,17 @@ def test_moments_that_were_kept_are_those_that_were_taken(rng):
         again.merge(other)
         taken.merge(other)
         assert_same(again, taken, full=covariance)
+
+
+@pytest.mark.parametrize("covariance", [True, False])
+def test_moments_of_a_part_are_taken_away_again(rng, covariance):
+    x = torch.from_numpy(rng.normal(7, 2, size=(60, 5)))
+    whole, part, rest = (moments_of(rows, covariance=covariance) for rows in (x, x[:25], x[25:]))
+    left = whole - part
+    assert left.count == 35
+    torch.testing.assert_close(left.mean, rest.mean)
+    torch.testing.assert_close(left.second, rest.second)
+    both = part + rest
+    torch.testing.assert_close(both.second, whole.second)
+    assert part.count == 25
+    assert (part - whole).count == 0

@@ -20,7 +20,7 @@ from bertflow.calibrators.reference import mean_cosine_of
 from bertflow.display import Grid, notebook
 from bertflow.display.grid import fixed, hundredfold, span
 from bertflow.encoders import EncodeOptions, embed, sample_corpus
-from bertflow.errors import InputError, one_line
+from bertflow.errors import InputError, one_line, shown
 from bertflow.models import CalibratedSentenceTransformer, is_calibrated, load
 from bertflow.models.updating import fitted_side
 
@@ -188,6 +188,8 @@ def drift(
         texts = sample_corpus(given, SAMPLE, seed=random_state).sentences
         rows = embed(fitted_side(fitted), texts, **options).rows()
         return _compared(fitted.calibrator, rows, texts, random_state)
+    if not isinstance(fitted, Calibrator):
+        raise InputError(f"expected a calibrator or a calibrated model, got {shown(fitted)}")
     check_is_fitted(fitted)
     rows = fitted._checked(given)
     numbers = sampled(np.arange(len(rows)), SAMPLE, random_state)

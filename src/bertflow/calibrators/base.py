@@ -43,7 +43,7 @@ OTHERS_CALL = ("_rows", "_transform", "_learned", "_tensors")
 
 NOTHING_KEPT = (
     "the calibrator keeps nothing of the rows it was fitted on, as one that an earlier version "
-    "fitted, or one fitted on moments alone"
+    "fitted, or on moments alone, or on variances of very wide rows"
 )
 
 
@@ -219,7 +219,7 @@ class Calibrator(_Pinned, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         kept of the rows, see `partial_fit`.
         """
         check_is_fitted(self)
-        if self.reference_ is None or self.reference_.cloud.count < 2:
+        if self.reference_ is None or not self.reference_.comparable:
             raise InputError(f"{NOTHING_KEPT}; fit it once more")
         density = Density(self.reference_.cloud)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -154,14 +154,20 @@ class Reference:
             return others if before is None else _blended(before.cloud, others, share)
 
         cloud = without(torch.zeros(len(rows), dtype=torch.bool)) if sampled else moments
-        if cloud.second.ndim == 1 or cloud.count < 2 or not varies(cloud):
-            return cls(moments, cloud, np.empty(0), cosine)
+        kept = cls(moments, cloud, np.empty(0), cosine)
+        if not kept.comparable or not varies(cloud):
+            return kept
         found = _judged(distinct, which.reshape(-1), without)
         if before is not None and len(before.log_density):
             earlier = before.log_density - before.log_density.mean()
             earlier += _earlier_mean(before, Density(cloud))
             found = _joined(earlier, found, share, moments.count)
-        return cls(moments, cloud, found, cosine)
+        return replace(kept, log_density=found)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether rows can be compared with those of the cloud."""
+        return self.cloud.second.ndim == 2 and self.cloud.count >= 2
 
     def centre_error(self, density: Density) -> float:
         """The squared distance to be expected of the rows' mean from that of their source.
@@ -194,10 +200,10 @@ class Reference:
         if not covariance and "cloud_count" in tensors:
             cloud = _restored(tensors, "cloud_", (width, width))
         found = tensors["log_density"].double().numpy()
-        judged = cloud.second.ndim == 2 and cloud.count >= 2
-        if found.ndim != 1 or not np.isfinite(found).all() or (len(found) and not judged):
+        kept = cls(moments, cloud, found, float(tensors["mean_cosine"]))
+        if found.ndim != 1 or not np.isfinite(found).all() or (len(found) and not kept.comparable):
             raise ValueError("log_density holds what no fit gives")
-        return cls(moments, cloud, found, float(tensors["mean_cosine"]))
+        return kept
 
 
 def _restored(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Moments:
