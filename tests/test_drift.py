@@ -195,7 +195,7 @@ def test_one_of_an_earlier_version_and_one_of_moments_alone_say_so(rng, tmp_path
         archive.extractall(tmp_path, filter="data")
     folder = next(path.parent for path in tmp_path.rglob("config.json") if "whitening" in str(path))
     old = load_calibrator(folder)
-    with pytest.raises(InputError, match="keeps nothing of the rows it was fitted on"):
+    with pytest.raises(InputError, match="keeps no statistics of its rows"):
         drift(old, rng.normal(size=(50, old.n_features_in_)))
     with pytest.raises(InputError, match="on more rows, not on moments alone"):
         drift(Whitening().fit_moments(moments_of(cloud(rng, 500))), cloud(rng, 50))

@@ -151,7 +151,7 @@ def test_an_update_shares_nothing_with_what_the_caller_holds(x):
 def test_more_moments_for_one_that_keeps_nothing_are_refused(x):
     calibrator = Whitening().fit(x)
     calibrator.reference_ = None
-    with pytest.raises(InputError, match="keeps nothing of the rows"):
+    with pytest.raises(InputError, match="keeps no statistics of its rows"):
         calibrator.fit_moments(moments_of(x), x, more=True)
     assert calibrator.n_samples_ == 900
 
@@ -169,7 +169,7 @@ def test_one_of_an_earlier_version_says_that_it_cannot(tmp_path, x):
         archive.extractall(tmp_path, filter="data")
     folder = next(path.parent for path in tmp_path.rglob("config.json") if "whitening" in str(path))
     calibrator = load_calibrator(folder)
-    with pytest.raises(InputError, match="keeps nothing of the rows .* fit it on all rows once"):
+    with pytest.raises(InputError, match="keeps no statistics .* fit it on all rows once"):
         calibrator.partial_fit(np.ones((3, calibrator.n_features_in_)))
 
 

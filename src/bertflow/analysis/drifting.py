@@ -72,7 +72,7 @@ class Drift:
         elsewhere: How often a new row lies farther than a fitted one along the way from the fitted
             rows' centre to the new rows', see `bertflow.calibrators.Density.passed`.
         bits: Of a `Flow`, bits per dimension of the new rows; None of others.
-        fitted_bits: Of the rows it was trained on, which are somewhat fewer than of others.
+        fitted_bits: Of the rows it was trained on. They are a little fewer than of other rows.
         unlike: The ten least typical rows, the least first.
     """
 
@@ -168,7 +168,7 @@ def drift(
 
     Raises:
         InputError: Too few rows, a NaN or infinite one (named), another width, or a calibrator that
-            keeps nothing of its rows, as those of earlier versions.
+            keeps no statistics of its rows, as those of earlier versions.
         ModelError: The folder holds neither.
 
     Source:
@@ -199,11 +199,11 @@ def drift(
 def _compared(
     calibrator: Calibrator, rows: Any, names: Sequence[str] | Sequence[int], seed: int
 ) -> Drift:
-    given = wide = as_tensor(rows).cpu().double()
-    typical = calibrator.log_density(wide).numpy()
+    raw = as_tensor(rows).cpu().double()
+    typical = calibrator.log_density(raw).numpy()
     kept = calibrator.reference_
     assert kept is not None  # log_density has refused that.
-    images, wide = calibrator._transform(wide), calibrator._compared(wide)
+    images, wide = calibrator._transform(raw), calibrator._compared(raw)
     _, which = np.unique(wide.numpy(), axis=0, return_inverse=True)
     which = which.reshape(-1)
     if which.max(initial=-1) + 1 < LEAST_ROWS:
@@ -218,7 +218,7 @@ def _compared(
         )
     least = np.argsort(typical, kind="stable")[: min(SHOWN, len(typical))]
     flow = calibrator if isinstance(calibrator, Flow) else None
-    bits = None if flow is None else -flow.score(given) / (len(wide.T) * math.log(2))
+    bits = None if flow is None else -flow.score(raw) / (raw.shape[1] * math.log(2))
     return Drift(
         rows=len(rows),
         fitted_rows=kept.moments.count,

@@ -42,8 +42,8 @@ Shown: TypeAlias = Progress | bool | None
 OTHERS_CALL = ("_rows", "_transform", "_learned", "_tensors")
 
 NOTHING_KEPT = (
-    "the calibrator keeps nothing of the rows it was fitted on, as one that an earlier version "
-    "fitted, or on moments alone, or on variances of very wide rows"
+    "the calibrator keeps no statistics of its rows: an earlier version fitted it, or it learned "
+    "from moments alone, or from variances of very wide rows"
 )
 
 

@@ -148,7 +148,7 @@ def moments_of(
 
 
 def gathered(rows: Array | Tensor, *, covariance: bool, normalize: bool) -> Moments:
-    """The same of any rows, also of one or of equal ones."""
+    """Moments of any rows, also of one alone or of equal ones."""
     moments = Moments(rows.shape[1], covariance=covariance)
     for chunk in chunks(rows):
         wide = _wide(chunk)

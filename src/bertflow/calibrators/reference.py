@@ -18,7 +18,7 @@ from bertflow.errors import InputError
 
 # A sample has so many rows, drawn at random.
 SAMPLED_ROWS = 2000
-# Of a fifth of these the others tell how typical they are.
+# Each fifth of the sample is judged by moments of the rest.
 FOLDS = 5
 # Wider vectors are compared only by calibrators that learn from covariances anyway.
 WIDEST = 8192
@@ -58,22 +58,21 @@ class Density:
         self.root, failed = torch.linalg.cholesky_ex(self.second + torch.diag(ridge))
         if failed:
             raise InputError("the moments are those of no rows: a variance is negative")
+        # What does not depend on the row: the log-determinant, and that of 2 pi.
         volume = float(2 * (self.root.diagonal().log() + self.scale.log()).sum())
-        self.constant = self.width * math.log(2 * math.pi) + volume
+        self.constant = self.width * math.log(2 * math.pi * self.kept / self.count) + volume
 
     def of(self, rows: Tensor) -> Tensor:
         """The log-density of rows (n, D), float64, in nats per dimension, shape (n,)."""
         centred = (rows - self.mean) / self.scale
         solved = torch.linalg.solve_triangular(self.root, centred.T, upper=False)
         distance = solved.square().sum(dim=0) * self.count / self.kept
-        spread = self.width * math.log(self.kept / self.count)
-        found: Tensor = (distance + spread + self.constant) / (-2 * self.width)
+        found: Tensor = (distance + self.constant) / (-2 * self.width)
         return found
 
     def distance(self, log_density: float) -> float:
         """The squared Mahalanobis distance from the mean that a log-density says."""
-        spread = self.width * math.log(self.kept / self.count)
-        return -2 * self.width * log_density - spread - self.constant
+        return -2 * self.width * log_density - self.constant
 
     def passed(self, rows: Tensor, centre: Tensor, error: float) -> Tensor:
         r"""The share of fitted rows that lie behind each row on the way to a centre, shape (n,).
@@ -97,9 +96,7 @@ class Density:
         delta = (moments.mean - self.mean) / self.scale
         second = moments.covariance() / torch.outer(self.scale, self.scale)
         squares = torch.cholesky_solve(second + torch.outer(delta, delta), self.root).trace()
-        distance = float(squares) * self.count / self.kept
-        spread = self.width * math.log(self.kept / self.count)
-        return (distance + spread + self.constant) / (-2 * self.width)
+        return (float(squares) * self.count / self.kept + self.constant) / (-2 * self.width)
 
 
 @dataclass(frozen=True, eq=False)

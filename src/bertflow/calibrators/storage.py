@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -268,6 +268,17 @@ def _blamed(what: str) -> Iterator[None]:
         raise
     except DAMAGE as error:
         raise ModelError(f"{what}: {reason_of(error)}") from None
+
+
+def is_calibrator(name: str | Path) -> bool:
+    """Whether a name is the folder of a calibrator alone, without an encoder."""
+    config = Path(name) / CONFIG
+    if not config.is_file() or (config.parent / "modules.json").exists():
+        return False
+    with suppress(ModelError):  # Whoever opens it says what is wrong.
+        found = read_json(config)
+        return isinstance(found, dict) and "calibrator" in found
+    return False
 
 
 def calibrator_folder(folder: str | Path) -> Path:

@@ -216,7 +216,8 @@ def export(
     """
     console.check_folder(output, {"MODEL": model})
     from bertflow.calibrators import load_calibrator
-    from bertflow.models.export import check_export, export_onnx, is_calibrator
+    from bertflow.calibrators.storage import is_calibrator
+    from bertflow.models.export import check_export, export_onnx
 
     check_export(quantize, opset)
     loaded: Any

@@ -124,7 +124,7 @@ def _train_on(device: str, calibrator: Calibrator) -> None:
 
 def no_encoder(folder: Path) -> InputError:
     """The error for sentences beside what is no whole model."""
-    from bertflow.models.export import is_calibrator
+    from bertflow.calibrators.storage import is_calibrator
 
     if not folder.exists():
         return InputError(f"{folder} does not exist; give a folder that bertflow has saved")

@@ -12,7 +12,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ import bertflow
 from bertflow.arrays import Array
 from bertflow.calibrators import Calibrator, readme
 from bertflow.calibrators.graph import CalibratorGraph
-from bertflow.calibrators.storage import CONFIG
 from bertflow.data import sample_sentences
 from bertflow.encoders.checks import quietly, readable
 from bertflow.encoders.encoder import PROMPTS, Role, calibrating, prompt_of, side_of
@@ -36,7 +35,6 @@ from bertflow.encoders.module import CalibratorModule
 from bertflow.encoders.probe import check_encoder, difference, name_of, positions
 from bertflow.errors import InputError, ModelError, check_number, need, shown, unknown
 from bertflow.io import files
-from bertflow.io.reading import read_json
 from bertflow.process_state import pinned
 
 log = logging.getLogger(__name__)
@@ -147,17 +145,6 @@ def check_export(quantize: str | None, opset: int | None) -> None:
     if opset is not None:
         check_number("opset", opset, *OPSETS, integer=True)
     need("export to ONNX", "onnx", "onnx", "onnxscript", "onnxruntime")
-
-
-def is_calibrator(name: str | Path) -> bool:
-    """Whether a name is the folder of a calibrator alone, without an encoder."""
-    config = Path(name) / CONFIG
-    if not config.is_file() or (config.parent / "modules.json").exists():
-        return False
-    with suppress(ModelError):  # Whoever opens it says what is wrong.
-        found = read_json(config)
-        return isinstance(found, dict) and "calibrator" in found
-    return False
 
 
 # Models

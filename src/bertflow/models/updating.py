@@ -61,8 +61,8 @@ def update(
         changed, the median. Vectors of the old model do not go with those of the new one.
 
     Raises:
-        InputError: No sentences, a vector that is not finite, or a calibrator that keeps nothing of
-            the rows it was fitted on.
+        InputError: No sentences, a vector that is not finite, or a calibrator that keeps no
+            statistics of its rows.
         ModelError: The calibrator cannot be portable any more.
         TrainingError: A step of the fit is not finite.
 
