@@ -40,7 +40,7 @@ SOURCES = {
 NAMES = ["adaptive-whitening", "whitening"]
 # Fitted rows and new ones of the false alarms.
 SIZES = [(200, 100), (500, 100), (500, 300), (800, 700)]
-SHARES = [0.1, 0.25, 0.5]
+SHARES = [0.1, 0.25, 1 / 3, 0.5]
 
 
 def texts() -> dict[str, list[str]]:
